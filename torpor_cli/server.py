@@ -15,34 +15,38 @@ from torpor.control.own_server import own_server
 from torpor.shared.errors import InvalidInput, TorporError
 
 _ANSWERS_S: Final = 5.0
+_UNKNOWN: Final = (
+    "no Prefect server is known here: run `torpor up`, or set PREFECT_API_URL to the address of "
+    "yours"
+)
 
 
 @contextmanager
 def connected() -> Iterator[str]:
     """Use the server of this installation, or the one that the environment or Prefect's profile
     names; yields the address of its UI. TorporError where none is known or none answers."""
-    _keep_to_the_state_folder()
+    _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     from blocks.connection import prefect_settings  # Prefect takes a second to import
 
     api = prefect_settings().api
     if api.url is None:
-        raise InvalidInput(
-            "no Prefect server is known here: run `torpor up`, or set PREFECT_API_URL to the "
-            "address of yours"
-        )
+        raise InvalidInput(_UNKNOWN)
     login = api.auth_string.get_secret_value() if api.auth_string else ""
     key = api.key.get_secret_value() if api.key else ""
     _check(api.url, login, key)
     yield api.url.removesuffix("/").removesuffix("/api")
 
 
-def _keep_to_the_state_folder() -> None:
-    """Where this user has no Prefect of their own, its files and the agent's wheels lie with the
-    installation's."""
-    installation = Installation.here()
-    if own_server() is None or Path("~/.prefect").expanduser().exists():
+def _choose_folders() -> None:
+    """Before Prefect is imported, which makes a folder in the home: keep its files and the agent's
+    wheels with those of the installation. A user's own settings of Prefect stay in use."""
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    if "PREFECT_API_URL" in os.environ or (home / "profiles.toml").exists():
         return
+    if own_server() is None:
+        raise InvalidInput(_UNKNOWN)
+    installation = Installation.here()
     os.environ.setdefault("PREFECT_HOME", str(installation.prefect_home))
     os.environ.setdefault("XDG_CACHE_HOME", str(cache_folder(installation.folder / "cache")))
 
