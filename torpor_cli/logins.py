@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
 from torpor.shared.values import Endpoint
 
 _COMMENT: Final = "# torpor: the names of workspaces. `torpor ssh --setup` has added this line."
+_PLAIN: Final = re.compile(r"[\w.:@+/=-][\w.:@+/= -]*", re.ASCII)
+"""What a market or a machine may say of itself in OpenSSH's files: one line of plain words."""
 
 
 def set_up() -> None:
@@ -71,12 +74,16 @@ def write_config() -> Path:
 
 def refresh_quietly(workspace: str) -> None:
     """Write where the machine is now. Where it cannot be said, `ssh` says why and ends."""
+    file = _hosts() / workspace
+    if file.parent != _hosts():
+        raise InvalidInput(f"{workspace!r} is not the name of a workspace")
     try:
         refresh(workspace)
     except TorporError as error:
-        said = shlex.quote(f"torpor: {error}")
+        # In one line: a second one would be an option of OpenSSH, in words of a market.
+        said = shlex.quote(f"torpor: {' '.join(str(error).split())}")
         ends = f"sh -c {shlex.quote(f'echo {said} >&2; exit 1')}".replace("%", "%%")
-        _write(_hosts() / workspace, f"Host {workspace}\n    ProxyCommand {ends}\n")
+        _write(file, f"Host {workspace}\n    ProxyCommand {ends}\n")
 
 
 def refresh(workspace: str, machine: str = "") -> Path:
@@ -129,6 +136,11 @@ def _endpoint(workspace: str, wanted: str) -> Endpoint:
             f"the host key of machine {found[0].id} is not known before torpor has logged in to "
             f"it once: `torpor backup {workspace}` does"
         )
+    for text in (endpoint.host, endpoint.user, endpoint.host_key):
+        if not _PLAIN.fullmatch(text):
+            raise MachineUnreachable(
+                f"machine {found[0].id} has an address that OpenSSH would misread: {text!r}"
+            )
     return endpoint
 
 

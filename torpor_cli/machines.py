@@ -64,6 +64,10 @@ def wake(
         accept_path: A directory of the snapshot that the block does not name, to restore all the
             same. May be repeated.
     """
+    if count < 1 or (machine and count > 1):
+        raise InvalidInput(
+            "--count is the number of machines to rent, 1 or more, without --machine"
+        )
     if not machine and not yes:
         with connected(), quiet(as_json=True):
             _ask(workspace, snapshot, count)

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from deployments.installation import secret_file
 from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import workspace_name
 from torpor_cli.server import connected
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
@@ -69,7 +70,7 @@ def init(
     with connected():
         from blocks import Workspace
 
-        name = workspace or _ask("Name of the workspace", "mywork")
+        name = workspace_name(workspace or _ask("Name of the workspace", "mywork"))
         _check_free(Workspace, name)
         chosen_store = store or _store(name, flavour or "", bucket, endpoint, region, access_key)
         if chosen_store != name:
