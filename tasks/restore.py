@@ -229,7 +229,7 @@ def woken(
         bytes=finished.bytes,
         stored_bytes=plan.stored_bytes,
         checked=checked,
-        warnings=[*warnings, *finished.warnings, *opened.left, *moved(opened, plan)],
+        warnings=[*warnings, *finished.warnings, *opened.left, *moved(opened, machine, plan)],
         seconds=seconds_by_phase(),
         price_usd_h=machine.price_usd_h,
         decoding=finished.decoding,
@@ -238,9 +238,11 @@ def woken(
     )
 
 
-def moved(opened: OpenWorkspace, plan: RestorePlan) -> list[str]:
+def moved(opened: OpenWorkspace, machine: Machine, plan: RestorePlan) -> list[str]:
     """A warning, in the log too, where directories have another path than on the machine of the
-    snapshot."""
+    snapshot. None of machines that are folders of this host: there they always have."""
+    if machine.label is not None and opened.markets.of(machine.provider).abilities.kind == "folder":
+        return []
     pairs = zip(opened.places, map(tidy_path, plan.roots), strict=False)
     others = [f"{clean(was)} is {now} here" for was, now in pairs if was != now]
     if not others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.fixtures.lab import Lab
@@ -14,8 +15,11 @@ ADVICE = "name an absolute path in the block's `paths`"
 
 
 def test_a_wake_and_a_replicate_to_another_home_say_so(
-    lab: Lab, caplog: pytest.LogCaptureFixture
+    lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (market,) = lab.opened.providers
+    elsewhere = msgspec.structs.replace(market.abilities, kind="container")
+    monkeypatch.setattr(market, "abilities", elsewhere)
     machine = lab.rent()
     before = lab.home(machine.id)
     lab.workspace(machine.id).mkdir()

@@ -332,7 +332,10 @@ class Deployment:
                 restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
                 finish_restore(restore)
                 check_restore(restore, self._chosen.full_check)
-        self._warnings += [*moved(self._opened, restore.plan), *restore.finished.warnings]
+        self._warnings += [
+            *moved(self._opened, tenancy.machine, restore.plan),
+            *restore.finished.warnings,
+        ]
 
     @contextmanager
     def _measured(self, what: str) -> Iterator[None]:
