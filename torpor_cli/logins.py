@@ -91,7 +91,7 @@ def refresh(workspace: str, machine: str = "") -> Path:
     from tasks.opening import open_workspace
 
     opened = open_workspace(workspace)
-    endpoint = _endpoint(workspace, machine)
+    endpoint = endpoint_of(workspace, machine)
     key = _keys() / workspace
     _write(key, opened.identity.private_key)
     known = _hosts() / f"{workspace}.known"
@@ -114,7 +114,9 @@ def refresh(workspace: str, machine: str = "") -> Path:
     return file
 
 
-def _endpoint(workspace: str, wanted: str) -> Endpoint:
+def endpoint_of(workspace: str, wanted: str = "") -> Endpoint:
+    """Where the workspace's machine answers, or its machine ``wanted``, in words that OpenSSH reads
+    as they are."""
     from flows.procedures.listing import list_logins
 
     found = list_logins(workspace)

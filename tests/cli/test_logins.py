@@ -34,7 +34,7 @@ def test_an_address_that_openssh_would_misread_is_refused(
     machine = Machine(MachineId("m-1"), "vast://mine", None, "running", endpoint)
     monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: [machine])
     with pytest.raises(MachineUnreachable, match="OpenSSH would misread"):
-        logins._endpoint("mywork", "")
+        logins.endpoint_of("mywork")
 
 
 def test_ssh_says_why_there_is_no_machine_and_takes_no_option_from_the_words(

@@ -27,6 +27,7 @@ def test_a_deployment_that_fails_is_named(
         "deployments: [{name: lost, entrypoint: 'flows/lost.py:lost', work_pool: {name: torpor}}]"
     )
     monkeypatch.setattr(register, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(register, "prefect_file", lambda: tmp_path / "prefect.yaml")
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     here = Path.cwd()
     with pytest.raises(TorporError, match=rf"ended with 1 in {tmp_path}:[\s\S]*lost"):
@@ -84,6 +85,7 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
     }
     (tmp_path / "prefect.yaml").write_text(json.dumps({"deployments": [new]}))
     monkeypatch.setattr(register, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(register, "prefect_file", lambda: tmp_path / "prefect.yaml")
     register.deploy(Installation(tmp_path))
     after = ask("GET", url)
     by_workers = {"last_polled", "status"}  # other tests have workers at the same queue

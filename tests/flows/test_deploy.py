@@ -466,7 +466,7 @@ def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     def late(base: Any, verified: Any, reason: str) -> bool:
         monkeypatch.setattr(deployment, "keep_base", real)
         other = deployment.take_snapshot
-        _, theirs = other(base, session[0], MACHINE, run="other")
+        _, theirs = other(base, session[0], MACHINE)
         others.append(theirs.snapshot)
         assert real(base, theirs, "the other one")
         return real(base, verified, reason)

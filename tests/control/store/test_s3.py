@@ -18,7 +18,7 @@ from botocore import auth, compat
 from tests.contracts.store_contract import KEY
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from tests.fixtures.stores import Server
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.store.s3 import S3Settings, S3Store, client_config
 from torpor.shared.errors import (
     InvalidInput,
@@ -231,11 +231,13 @@ def test_a_replacement_that_arrives_late_is_refused(
 ) -> None:
     store.put(KEY, b"first")
     _, version = store.read(KEY, max_bytes=9)
-    fault_proxy.add(Fault("delay", delay_s=1.0))
+    theirs_is_there = threading.Event()
+    fault_proxy.add(Fault("delay", delay_s=PATIENCE_S, ends=theirs_is_there))
     with ThreadPoolExecutor(1) as thread:
         late = thread.submit(faulty.put, KEY, b"mine", if_version=version)
         until(lambda: bool(fault_proxy.requests), "it is on its way")
         store.put(KEY, b"theirs", if_version=version)
+        theirs_is_there.set()
         with pytest.raises(ObjectChanged, match="read it again"):
             late.result()
     assert store.get(KEY, max_bytes=9) == b"theirs"

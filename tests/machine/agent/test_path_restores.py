@@ -32,10 +32,12 @@ class Recovery:
     def run(self, path: bytes, **options: Any) -> RemotePath:
         return self.engine.path_restore(self.snapshot, path, self.into, **options)
 
-    def restore(self, path: bytes, *, aside: bool = False) -> RestorePlan:
-        run = self.run(path, aside=aside)
+    def restore(self, path: bytes, *, aside: str = "") -> RestorePlan:
+        """``aside``: the new name of what is there."""
+        run = self.run(path, aside=bool(aside))
         plan = _fetched(run)
-        assert run.check(full=True) == run.check(full=True) == Checked([], 0)  # the first was lost
+        checked = Checked([], 0, moved_aside=aside and str(self.into / aside))
+        assert run.check(full=True) == run.check(full=True) == checked  # the first was lost
         run.end()
         return plan
 
@@ -102,9 +104,10 @@ def test_what_is_there_is_refused_or_moved_aside_and_never_lost(recovery: Recove
         with pytest.raises(InvalidInput, match="already exists on the machine: torpor never over"):
             recovery.run(path).begin()
     recovery.holds("d", "small")
-    for path in (b"d", b"small", b"small"):
-        recovery.restore(path, aside=True)
     before = f".before-{recovery.snapshot}"
+    for path, aside in ((b"d", f"d{before}"), (b"small", f"small{before}")):
+        recovery.restore(path, aside=aside)
+    recovery.restore(b"small", aside=f"small{before}-2")
     recovery.holds("d", "small", f"d{before}", f"small{before}", f"small{before}-2")
     assert (into / f"d{before}" / "new work").read_text() == "precious"
     assert (into / f"small{before}").read_text() == "precious too"
@@ -142,9 +145,10 @@ def test_what_was_moved_aside_comes_back_where_the_new_file_cannot_take_its_name
             run.check(full=True)
     recovery.holds("small", *(name for name in os.listdir(into) if name[:8] == ".torpor-"))
     assert (into / "small").read_text() == "precious"
-    assert run.check(full=True) == Checked([], 0)  # asked again
+    aside = into / f"small.before-{recovery.snapshot}"
+    assert run.check(full=True) == Checked([], 0, moved_aside=str(aside))  # asked again
     run.end()
-    assert (into / f"small.before-{recovery.snapshot}").read_text() == "precious"
+    assert aside.read_text() == "precious"
     assert (into / "small").read_bytes() == content(2, 3000)
 
 
