@@ -32,6 +32,10 @@ has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
 has hledger || tests="$tests hledger"
 has promtool || tests="$tests prometheus"
+# What a workspace of the tests has.
+has git || tests="$tests git"
+has setfacl || tests="$tests acl"
+has setcap || tests="$tests libcap2-bin"
 # What the programs of a Kubernetes cluster are started with.
 oracles="$machines"
 has openssl || oracles="$oracles openssl"

@@ -17,7 +17,7 @@ from tests.fixtures.waiting import PATIENCE_S
 SCRIPT = CHECKOUT / "deployments" / "system_packages.sh"
 COMMAND = "    apt-get update && apt-get install --no-install-recommends "
 LACKED_BY_ALL = {"python3.11", "python3.11-venv", "gcc", "libc6-dev"}
-LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++", "hledger", "prometheus"}
+LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++", "hledger", "prometheus", "git", "acl"}
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def test_one_message_names_all_that_root_must_install(target: str, programs: Pat
     code, printed = _run(target, programs, "id")
     (command,) = [line for line in printed.splitlines() if line.startswith(COMMAND)]
     named = set(command.removeprefix(COMMAND).split())
-    # The script also looks for sshd in /usr/sbin, which a test cannot take away.
-    assert named - {"openssh-server"} == LACKED_BY_ALL | LACKED_BY_TESTS
+    # The script also looks for sshd and setcap in /usr/sbin, which a test cannot take away.
+    assert named - {"openssh-server", "libcap2-bin"} == LACKED_BY_ALL | LACKED_BY_TESTS
     assert code == 1
 
 
@@ -55,7 +55,7 @@ def test_a_campaign_needs_no_more_than_an_ssh_server(programs: Path) -> None:
 
 def test_nothing_is_said_where_nothing_is_missing(programs: Path) -> None:
     every = ("id", "python3.11", "gcc", "g++", "restic", "lz4", "chromium", "sshd", "hledger")
-    every += ("promtool",)
+    every += ("promtool", "git", "setfacl", "setcap")
     assert _run("test", programs, *every) == (0, "")
 
 
