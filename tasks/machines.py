@@ -232,7 +232,8 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
             if machine.state == "stopping":
                 raise InvalidInput(
                     f"machine {machine.id} at {machine.provider}, on which workspace "
-                    f"{opened.spec.name} is, is being ended: {machine.note or 'so its provider'}. "
+                    f"{opened.spec.name} is, is being ended: "
+                    f"{machine.note or 'its provider says so'}. "
                     "Do not work there. Store what it holds with hibernate while it answers, or "
                     "wait until reconcile has recorded its end; then wake the workspace"
                 )
@@ -366,7 +367,7 @@ def _usable(opened: OpenWorkspace, machine: Machine, rental: Rental | None) -> M
     if rental.state != "handed over":
         raise InvalidInput(
             f"machine {machine.id} at {machine.provider} was never handed over: the wake or "
-            f"replicate of workspace {opened.spec.name} on it did not finish. Run that again to "
-            "continue it; hibernating now would store half a workspace"
+            f"replicate of workspace {opened.spec.name} on it still runs, or did not finish. Wait, "
+            "or run it again to continue; hibernating now would store half a workspace"
         )
     return machine

@@ -13,7 +13,7 @@ from tasks.machines import destroy_machine, find_machine, left_unfinished, renti
 from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import plain
-from tests.fixtures.rentals import handed_over
+from tests.fixtures.rentals import handed_over, standing
 from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import InvalidInput, NotOurs, ProviderUnavailable, WorkspaceAwake
@@ -69,6 +69,13 @@ def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
         destroy_machine(lab.opened, machine, never_handed_over(machine, rental.label))
     assert lab.market.alive == {}
     assert lab.states() == ["ended"]
+
+
+def test_a_machine_of_a_wake_that_still_runs_is_not_said_to_be_left(lab: Lab) -> None:
+    with plain(lab.opened):
+        standing(lab.opened)
+        with pytest.raises(InvalidInput, match="still runs, or did not finish. Wait, or run it"):
+            find_machine(lab.opened, "")
 
 
 def test_a_machine_that_is_being_ended_is_no_place_to_work(lab: Lab) -> None:
