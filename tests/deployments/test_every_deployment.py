@@ -109,7 +109,8 @@ STAGES: list[dict[str, Parameters]] = [
         "reconcile": _nothing_more,
         "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
-        "watch": lambda: {"dry_run": True},
+        "watch": lambda: {"dry_run": False},
+        "watch-dry-run": _nothing_more,  # beside the one that acts, which may run once at a time
     },
     {
         "job/critical": _over,
@@ -150,7 +151,7 @@ def test_every_deployment_is_run_by_a_worker(
     for number, stage in enumerate(STAGES):
         runs = {}
         for name, parameters in stage.items():
-            of_some = name in ("watch", "list-jobs")  # other tests' workspaces are not looked at
+            of_some = name in ("watch", "watch-dry-run", "list-jobs")  # other tests' workspaces are not looked at
             given = {"workspaces": [NAME]} if of_some else {"workspace": NAME}
             given |= parameters()
             if name in ("benchmark", "benchmark-deploy"):
