@@ -69,15 +69,15 @@ class Stack(Block):
     image: str = Field(
         default="",
         title="Official image",
-        description="The official image that holds the software, for strategies A and B.",
+        description="The image that holds the software, for the strategies official and setup.",
     )
     own_image: str = Field(
         default="",
-        description="An image of your own that holds the software, for strategies C and F.",
+        description="An image of your own that holds the software, for the strategy own.",
     )
     minimal_image: str = Field(
         default="",
-        description="A small image for strategy D. Empty: the provider's usual one.",
+        description="A small image for the strategy stored. Empty: the provider's usual one.",
     )
     setup: list[str] = Field(
         default_factory=list,

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
-from flows.deploy import StrategyChoice, deploy_stack
+from flows.deploy import deploy_stack
 from flows.procedures.deploy.deployment import Trial
 from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploying import forget_base, open_stack
@@ -50,7 +50,7 @@ _MOST_FAILED: Final = 2
 def benchmark_deploy(
     workspace: Workspace | str,
     stacks: list[str],
-    strategies: list[StrategyChoice] = ["D"],  # noqa: B006 - a form shows it; it is never changed
+    strategies: list[StrategyName] = ["stored"],  # noqa: B006 - a form shows it; it is never changed
     providers: list[str] = [],  # noqa: B006
     rounds: Annotated[int, Field(ge=1, le=50)] = 5,
     minutes: Annotated[float, Field(ge=0.1, le=1440)] = 60.0,
@@ -65,7 +65,7 @@ def benchmark_deploy(
     Args:
         workspace: The Workspace block whose newest snapshot is deployed, or its name.
         stacks: Names of the Stack blocks to measure.
-        strategies: The strategies to compare. D is measured cold and warm.
+        strategies: The strategies to compare. `stored` is measured cold and warm.
         providers: Names of provider blocks to compare. Empty: those of the workspace.
         rounds: The highest number of starts of each stack, strategy and provider.
         minutes: After this time no new round begins. The first round always runs.
@@ -155,7 +155,7 @@ class Starts:
             raise InvalidInput("; ".join(faults) or "name at least one stack and one strategy")
 
     def measure(self, way: Way) -> None:
-        """Start it once; by D twice, the second time with what the first has stored."""
+        """Start it once; by `stored` twice, the second time with what the first has stored."""
         if self._failed.get(way.names, 0) >= _MOST_FAILED:
             return
         self._count += 1

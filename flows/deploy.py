@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from blocks import Stack, Workspace
 from flows.procedures.deploy.deployment import Chosen, Trial, deployment_on_a_machine
@@ -21,21 +21,11 @@ from torpor.control.deploy.stack import StrategyName, strategy_named
 from torpor.shared.errors import RestoreUnfinished
 
 
-def _check_strategy(value: object) -> object:
-    """The form does not offer E; a call from Python is told the reason."""
-    if value == "E":
-        strategy_named("E")
-    return value
-
-
-StrategyChoice = Annotated[StrategyName, BeforeValidator(_check_strategy)]
-
-
 @flow("deploy")
 def deploy(
     workspace: Workspace | str,
     stack: Stack | str,
-    strategy: StrategyChoice = "D",
+    strategy: StrategyName = "stored",
     snapshot: str = NEWEST,
     full_check: bool = True,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
@@ -49,9 +39,9 @@ def deploy(
     Args:
         workspace: The Workspace block to deploy on, or its name.
         stack: The Stack block to deploy, or its name.
-        strategy: How the software gets onto the machine. A: official image. B: official image and
-            the setup command. C: your own image. D: the environment from the store; the first
-            deploy makes and stores it. F: your own image, data and models from the store.
+        strategy: How the software gets onto the machine. official: the official image has it.
+            setup: that image, and the setup command at each start. own: an image of your own has
+            it. stored: the environment comes from the store; the first deploy makes and stores it.
         snapshot: The workspace's snapshot for a new machine: its id, or newest.
         full_check: Read and hash every restored byte before the server starts.
         environment_days: Delete stored environments that no deploy has used for so many days.

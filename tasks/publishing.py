@@ -25,6 +25,11 @@ def shown_as(flow: str) -> Iterator[None]:
         _flow.reset(token)
 
 
+def current_flow() -> str:
+    """The flow that runs."""
+    return _flow.get()
+
+
 def show(report: Report) -> None:
     """Show a report as a table in the UI."""
     flow = _flow.get()

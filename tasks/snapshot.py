@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.progress import Progress
+from tasks.publishing import current_flow
 from tasks.retrying import ONCE, WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
@@ -67,7 +68,13 @@ def verify(
     the snapshot counts as one of ``machine``."""
     try:
         verified = verify_snapshot(
-            opened.store, stored, opened.seal, snapshot.reread, machine, opened.spec.paths
+            opened.store,
+            stored,
+            opened.seal,
+            snapshot.reread,
+            machine,
+            opened.spec.paths,
+            current_flow(),
         )
     except SnapshotDamaged as error:
         emit(

@@ -163,7 +163,7 @@ def deploy(
     workspace: str,
     stack: str,
     *,
-    strategy: Literal["A", "B", "C", "D", "F"] = "D",
+    strategy: Literal["official", "setup", "own", "stored"] = "stored",
     snapshot: str = "newest",
     options: Options | None = None,
 ) -> None:
@@ -172,7 +172,8 @@ def deploy(
     Args:
         workspace: The workspace.
         stack: The stack, such as vllm or ollama.
-        strategy: How the software gets onto the machine; the guide explains the letters.
+        strategy: How the software gets onto the machine: with the official image, by the setup
+            command at each start, with an image of your own, or from the store.
         snapshot: The snapshot for a new machine.
     """
     run(

@@ -54,7 +54,8 @@ PREVIOUS: Final = "previous"
 
 class KeptSnapshot(msgspec.Struct, frozen=True):
     """A snapshot as a listing of its workspace shows it; ``pinned`` is the reason, or empty.
-    ``verified``: it counts, and is of ``machine``, as far as that is known. ``parent``: the
+    ``verified``: it counts, and is of ``machine`` and ``made_by`` a flow, as far as that is known.
+    ``files``, ``bytes``: what it holds; ``new_bytes``: what the store took for it. ``parent``: the
     snapshot that its machine went on from. ``work_in``: the newest other one that has its work."""
 
     snapshot: SnapshotId
@@ -62,8 +63,12 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
     pinned: str
     verified: bool
     machine: str
-    parent: SnapshotId | None = None
-    work_in: SnapshotId | None = None
+    made_by: str
+    files: int | None
+    bytes: int | None
+    new_bytes: int | None
+    parent: SnapshotId | None
+    work_in: SnapshotId | None
 
     def row(self) -> Row:
         return {
@@ -71,10 +76,18 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
             "made": exact_moment(self.made_unix),
             "verified": "yes" if self.verified else "no",
             "machine": self.machine,
+            "made by": self.made_by,
+            "files": _count(self.files),
+            "bytes": _count(self.bytes),
+            "new bytes": _count(self.new_bytes),
             "goes on from": self.parent or "",
             "work also in": self.work_in or ("no other" if self.verified else ""),
             "pinned": self.pinned,
         }
+
+
+def _count(known: int | None) -> str:
+    return "" if known is None else f"{known:,}"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -138,6 +151,10 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
                 why.get(snapshot, ""),
                 receipt is not None,
                 receipt.machine if receipt else "",
+                receipt.made_by if receipt else "",
+                receipt.files if receipt else None,
+                receipt.bytes if receipt else None,
+                receipt.new_bytes if receipt else None,
                 receipt.lineage.parent if receipt and receipt.lineage else None,
                 work_in.get(snapshot),
             )

@@ -43,23 +43,23 @@ def test_starts_are_measured_and_their_machines_and_environments_go(
     pages: list[str] = []
     monkeypatch.setattr(PlainRunner, "page", lambda _, **page: pages.append(page["markdown"]))
     report: BenchmarkReport = run_plainly(
-        world.opened, benchmark_deploy, ["good", "bad"], strategies=["D", "A"],
+        world.opened, benchmark_deploy, ["good", "bad"], strategies=["stored", "official"],
         rounds=1, folder=str(tmp_path),
     )  # fmt: skip
     (about,) = report.advice
     assert about.startswith("good at local:")
-    assert report.advice[about].startswith("D, warm: the first completion comes ")
+    assert report.advice[about].startswith("stored, warm: the first completion comes ")
     kept = json.loads((Path(report.folder) / "benchmark.json").read_text())
     found = {(one["data"], one["phase"]): one for one in kept["figures"] if one["unit"] == "s"}
-    for kind in ("D, cold", "D, warm"):
+    for kind in ("stored, cold", "stored, warm"):
         whole = found[kind, "from rental"]
         assert whole["n"] == 1 and whole["p95"] == whole["median"]
         assert found[kind, "from SSH"]["median"] < whole["median"]
-    assert "environment: setup" in {phase for kind, phase in found if kind == "D, cold"}
-    assert "environment: restore" in {phase for kind, phase in found if kind == "D, warm"}
+    assert "environment: setup" in {phase for kind, phase in found if kind == "stored, cold"}
+    assert "environment: restore" in {phase for kind, phase in found if kind == "stored, warm"}
     notes = "\n".join(report.notes)
-    assert "stack good has no image" in notes and "a start of bad by D" in notes
-    assert "| good | D, warm | local:" in pages[-1]
+    assert "stack good has no image" in notes and "a start of bad by stored" in notes
+    assert "| good | stored, warm | local:" in pages[-1]
     assert list(Path(report.folder).glob("*.svg"))
 
     assert world.machines() == [mine] and world.snapshots() == snapshots
@@ -104,21 +104,16 @@ def test_a_benchmark_without_a_way_is_refused(
 ) -> None:
     monkeypatch.setattr("blocks.Stack.of", lambda name: small_stack())
     with pytest.raises(InvalidInput, match="has no own image"):
-        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["C"])
-    with pytest.raises(InvalidInput, match=r"strategy E .* not offered"):
-        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["E"])
+        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["own"])
+    with pytest.raises(InvalidInput, match="'D' is not a strategy"):
+        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["D"])
     with pytest.raises(InvalidInput, match="name at least one stack"):
         run_plainly(world.opened, benchmark_deploy, [])
 
 
-@pytest.mark.parametrize(("flow", "parameters", "field", "value"), [
-    (deploy, {"workspace": "mywork", "stack": "good"}, "strategy", "E"),
-    (benchmark_deploy, {"workspace": "mywork", "stacks": ["good"]}, "strategies", ["E"]),
-])  # fmt: skip
-def test_the_form_does_not_offer_strategy_e_and_a_call_is_told_the_reason(
-    flow: Flow[..., Any], parameters: dict[str, Any], field: str, value: object
-) -> None:
+@pytest.mark.parametrize(
+    ("flow", "field"), [(deploy, "strategy"), (benchmark_deploy, "strategies")]
+)
+def test_the_form_offers_the_four_strategies(flow: Flow[..., Any], field: str) -> None:
     form = json.dumps(parameter_schema(flow).model_dump()["properties"][field])
-    assert '["A", "B", "C", "D", "F"]' in form
-    with pytest.raises(InvalidInput, match=r"strategy E .* not offered: .*Use D"):
-        flow.validate_parameters(parameters | {field: value})
+    assert '["official", "setup", "own", "stored"]' in form

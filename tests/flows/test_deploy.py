@@ -424,18 +424,18 @@ def test_each_strategy_takes_its_steps(asleep: World, monkeypatch: pytest.Monkey
         server=["python3", str(Path(__file__).parents[1] / "fixtures" / "fake_server.py"),
                 "{port}", "{model_path}"],
     )  # fmt: skip
-    for name in ("A", "C", "F"):
+    for name in ("official", "own"):
         report = _deploy(asleep, image, strategy=name)
         assert report.environment == "of the image" and report.strategy.startswith(name)
         hibernate_plainly(asleep.opened)
     assert _bases(asleep) == []
     stack = small_stack(image="official")
     for _ in range(2):
-        assert _deploy(asleep, stack, strategy="B").environment == "made by the setup command"
+        assert _deploy(asleep, stack, strategy="setup").environment == "made by the setup command"
         hibernate_plainly(asleep.opened)
     assert _bases(asleep) == []
-    assert images == ["official", "mine", "mine", "official", "official"]
-    for name, words in (("E", "phase prepare: strategy E"), ("C", "has no own image")):
+    assert images == ["official", "mine", "official", "official"]
+    for name, words in (("D", "phase prepare: 'D' is not a"), ("own", "has no own image")):
         with pytest.raises(InvalidInput, match=words):
             _deploy(asleep, stack, strategy=name)
     assert asleep.machines() == []
@@ -446,13 +446,15 @@ def test_a_stack_without_software_serves_on_a_machine_that_runs(asleep: World) -
     bare = small_stack(
         setup=[], environment=[], server=["python3", str(server), "{port}", "{model_path}"]
     )
-    with pytest.raises(InvalidInput, match=r"the machine, its image or the workspace has .* use A"):
+    with pytest.raises(
+        InvalidInput, match=r"the machine, its image or the workspace has .* use `official`"
+    ):
         _deploy(asleep, bare)
     with pytest.raises(InvalidInput, match="`wake` the workspace, then deploy it again"):
-        _deploy(asleep, bare, strategy="A")
+        _deploy(asleep, bare, strategy="official")
     assert asleep.machines() == []
     wake_plainly(asleep.opened)
-    assert _deploy(asleep, bare, strategy="A").environment == "of the image"
+    assert _deploy(asleep, bare, strategy="official").environment == "of the image"
 
 
 def test_two_deploys_that_make_one_environment_do_not_both_keep_it(

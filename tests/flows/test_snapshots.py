@@ -59,6 +59,11 @@ def test_snapshots_are_listed_with_their_pins(standing: Lab, history: list[Snaps
     assert {(row["verified"], row["machine"]) for row in table.rows()} == {
         ("yes", standing.machines()[0].id)
     }
+    held = [(row["made by"], row["files"], row["bytes"]) for row in table.rows()]
+    sizes = [("3", "100,024"), ("3", "100,012"), ("2", "100,006")]
+    assert held == [("hibernate", *size) for size in sizes]
+    new = [int(row["new bytes"].replace(",", "")) for row in table.rows()]
+    assert new[0] < 100_000 <= new[2]
     assert [row["goes on from"] for row in table.rows()] == [history[1], history[0], ""]
     newest = history[2]
     assert [row["work also in"] for row in table.rows()] == ["no other", newest, newest]
@@ -68,7 +73,8 @@ def test_snapshots_are_listed_with_their_pins(standing: Lab, history: list[Snaps
     with plain(standing.opened):
         kept = frame(list_kept("demo"))
     assert list(kept.columns) == [
-        "snapshot", "pinned", "verified", "machine", "parent", "work_in", "made"
+        "snapshot", "pinned", "verified", "machine", "made_by", "files", "bytes", "new_bytes",
+        "parent", "work_in", "made",
     ]  # fmt: skip
     assert kept["made"].is_monotonic_decreasing
 

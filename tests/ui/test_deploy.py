@@ -63,7 +63,7 @@ def test_a_deploy_from_the_form_to_the_address(
     run = deployments.submitted("deploy")
     ended = deployed.end(run)
     assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
-    assert ended["parameters"]["strategy"] == "D"
+    assert ended["parameters"]["strategy"] == "stored"
 
     page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run}")
     expect(page.get_by_text("Completed").first).to_be_visible()

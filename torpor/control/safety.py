@@ -203,13 +203,15 @@ def verify_snapshot(
     reread: Callable[[Sequence[Grant]], Sequence[ObjectKey]] | None = None,
     machine: str = "",
     paths: Sequence[str] | None = None,
+    made_by: str = "",
 ) -> Verified:
     """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
     OtherPaths where it names other directories than ``paths``, if they are given.
 
     ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
     ETag is not an MD5. Without it, such packs cannot be verified. The snapshot then has a receipt,
-    so that it counts; ``machine``: what its provider or its user calls the machine that it is of.
+    so that it counts; ``machine``: what its provider or its user calls the machine that it is of;
+    ``made_by``: the flow that made it.
     """
     seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
     manifest = read_manifest(store, wanted, seal, paths)
@@ -230,7 +232,7 @@ def verify_snapshot(
         )
     _check_not_late(store, manifest)
     if seen is not None:
-        write_receipt(store, seen, manifest, wanted.root, machine)
+        write_receipt(store, seen, manifest, wanted.root, machine, made_by)
     return Verified(_MINT, manifest, wanted.root)
 
 

@@ -14,7 +14,7 @@ from torpor.control.variables import Secrets
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import BASE, WorkspaceName, overlap, tidy_path, workspace_name
 
-StrategyName = Literal["A", "B", "C", "D", "F"]
+StrategyName = Literal["official", "setup", "own", "stored"]
 
 
 class Strategy(msgspec.Struct, frozen=True):
@@ -29,27 +29,22 @@ class Strategy(msgspec.Struct, frozen=True):
 
 
 STRATEGIES: Final[Mapping[str, Strategy]] = {
-    "A": Strategy("the official image", "image"),
-    "B": Strategy("the official image, and the setup command at each start", "image", sets_up=True),
-    "C": Strategy("an image of your own", "own_image"),
-    "D": Strategy(
+    "official": Strategy("the official image", "image"),
+    "setup": Strategy(
+        "the official image, and the setup command at each start", "image", sets_up=True
+    ),
+    "own": Strategy("an image of your own", "own_image"),
+    "stored": Strategy(
         "a minimal image, and the environment from the store",
         "minimal_image",
         sets_up=True,
         keeps=True,
     ),
-    "F": Strategy("an image of your own, and data and models from the store", "own_image"),
 }
 
 
 def strategy_named(name: str) -> Strategy:
-    """InvalidInput for E, and for what is no strategy."""
-    if name == "E":
-        raise InvalidInput(
-            "strategy E (the provider's own snapshot) is not offered: Vast.ai makes one by pushing "
-            "an image, outside its API; no other provider can start it; and torpor could not "
-            "verify it. Use D, which keeps the environment in your own store"
-        )
+    """InvalidInput for what is no strategy."""
     if name not in STRATEGIES:
         raise InvalidInput(f"{name!r} is not a strategy: use one of {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
@@ -103,9 +98,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
         """InvalidInput where the stack lacks what the strategy needs."""
         if strategy.sets_up and not (self.setup and self.environment):
             raise InvalidInput(
-                f"stack {self.name} has no setup command or no environment path. Strategies B and "
-                "D need both: fill them in. Where the machine, its image or the workspace has the "
-                "software, use A, C or F"
+                f"stack {self.name} has no setup command or no environment path. The strategies "
+                "`setup` and `stored` need both: fill them in. Where the machine, its image or the "
+                "workspace has the software, use `official` or `own`"
             )
 
 

@@ -43,8 +43,10 @@ class Receipt(msgspec.Struct, frozen=True):
     """What was verified: the manifest of this root, size and MD5 (None where the store hides it).
 
     ``agent``: what its machine calls itself, as in the manifest. ``machine``: as its provider or
-    its user names it; empty if the run that verified it did not know. ``lineage``: as in the
-    manifest; None if that says none."""
+    its user names it, and ``made_by``: the flow that made it; empty if the run that verified it did
+    not know. ``lineage``: as in the manifest; None if that says none. ``files``, ``bytes``,
+    ``new_bytes``: how many there are, of what size, and what the store took for them: as in the
+    manifest, None in older receipts."""
 
     version: Literal[1]
     root: str
@@ -53,19 +55,41 @@ class Receipt(msgspec.Struct, frozen=True):
     agent: str
     machine: str
     lineage: Lineage | None = None
+    made_by: str = ""
+    files: int | None = None
+    bytes: int | None = None
+    new_bytes: int | None = None
 
 
 def write_receipt(
-    store: ObjectStore, seen: StoredObject, manifest: Manifest, root: str, machine: str
+    store: ObjectStore,
+    seen: StoredObject,
+    manifest: Manifest,
+    root: str,
+    machine: str,
+    made_by: str,
 ) -> None:
     """Write the receipt of the manifest, whose object was ``seen`` before it was read. A receipt
     that names the machine stays."""
     workspace, snapshot = manifest.workspace, manifest.snapshot
+    count = manifest.statistics.get
     receipt = Receipt(
-        1, root, seen.bytes, seen.md5, agent_of(manifest), machine, recorded(manifest)
+        1,
+        root,
+        seen.bytes,
+        seen.md5,
+        agent_of(manifest),
+        machine,
+        recorded(manifest),
+        made_by,
+        count("files"),
+        count("bytes"),
+        count("new_bytes"),
     )
     there = None if machine else _read(store, workspace, snapshot)
-    if there is not None and there == msgspec.structs.replace(receipt, machine=there.machine):
+    if there is not None and there.root == root:
+        receipt = msgspec.structs.replace(receipt, machine=there.machine, made_by=there.made_by)
+    if there == receipt:
         return
     first = there is None and not machine  # another run may know the machine, and write now
     with suppress(ObjectExists):
