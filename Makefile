@@ -17,7 +17,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended model corruption gpu bench clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended matrix model corruption gpu bench clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -111,6 +111,10 @@ rentals: packages-campaign setup
 
 jobs: packages-campaign setup
 	$(BIN)/python -m tests.jobs.campaign
+
+# Each flow, stopped in each of its steps and started again.
+matrix: packages-campaign setup
+	$(BIN)/python -m tests.matrix
 
 # An installation that nobody looks at, for an hour, with kills of all its processes.
 unattended: packages-test setup
