@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from typing import NamedTuple
 
 from tests.campaign.campaign import Run, open_campaign
@@ -38,8 +40,9 @@ def share_out(first: int, runs: int, jobs: int, flows: str) -> list[Share]:
 
 def _carry_out(seed: int, count: int, given: Given) -> Found:
     shares = share_out(given.first, count, given.jobs, given.flows)
-    with ThreadPoolExecutor(len(shares)) as pool:
-        done = list(pool.map(lambda share: _carry_out_share(share, seed, given), shares))
+    # Each share forks its runs: a fork among threads would inherit the locks that others hold.
+    with ProcessPoolExecutor(len(shares), get_context("fork")) as pool:
+        done = list(pool.map(partial(_carry_out_share, seed, given), shares))
     runs = sorted((run for share, _ in done for run in share), key=lambda run: run.number)
     late = [f"at the end: {violation}" for _, found in done for violation in found]
     for flow in ("hibernate", "wake"):
@@ -57,7 +60,7 @@ def _carry_out(seed: int, count: int, given: Given) -> Found:
     return Found(summary, violations, [asdict(run) for run in runs], repeat)
 
 
-def _carry_out_share(share: Share, seed: int, given: Given) -> tuple[list[Run], list[str]]:
+def _carry_out_share(seed: int, given: Given, share: Share) -> tuple[list[Run], list[str]]:
     runs: list[Run] = []
     with open_campaign(seed, sealed=given.sealed, by_prefect=share.by_prefect) as campaign:
         for number in share.numbers:
