@@ -151,7 +151,8 @@ def test_every_deployment_is_run_by_a_worker(
     for number, stage in enumerate(STAGES):
         runs = {}
         for name, parameters in stage.items():
-            of_some = name in ("watch", "watch-dry-run", "list-jobs")  # other tests' workspaces are not looked at
+            # Other tests' workspaces are not looked at.
+            of_some = name in ("watch", "watch-dry-run", "list-jobs")
             given = {"workspaces": [NAME]} if of_some else {"workspace": NAME}
             given |= parameters()
             if name in ("benchmark", "benchmark-deploy"):

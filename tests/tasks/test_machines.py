@@ -74,7 +74,7 @@ def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
 def test_a_machine_of_a_wake_that_still_runs_is_not_said_to_be_left(lab: Lab) -> None:
     with plain(lab.opened):
         standing(lab.opened)
-        with pytest.raises(InvalidInput, match="still runs, or did not finish. Wait, or run it"):
+        with pytest.raises(InvalidInput, match=r"still runs, or did not finish\. Wait, or run it"):
             find_machine(lab.opened, "")
 
 
