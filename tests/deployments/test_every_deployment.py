@@ -110,7 +110,7 @@ STAGES: list[dict[str, Parameters]] = [
         "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
         "watch": lambda: {"dry_run": False},
-        "watch-dry-run": _nothing_more,  # beside the one that acts, which may run once at a time
+        "watch/watch-dry-run": _nothing_more,  # beside the one that acts, which may run once at a time
     },
     {
         "job/critical": _over,
@@ -152,7 +152,7 @@ def test_every_deployment_is_run_by_a_worker(
         runs = {}
         for name, parameters in stage.items():
             # Other tests' workspaces are not looked at.
-            of_some = name in ("watch", "watch-dry-run", "list-jobs")
+            of_some = name in ("watch", "watch/watch-dry-run", "list-jobs")
             given = {"workspaces": [NAME]} if of_some else {"workspace": NAME}
             given |= parameters()
             if name in ("benchmark", "benchmark-deploy"):
