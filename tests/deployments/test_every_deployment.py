@@ -110,7 +110,7 @@ STAGES: list[dict[str, Parameters]] = [
         "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
         "watch": lambda: {"dry_run": False},
-        "watch/watch-dry-run": _nothing_more,  # beside the one that acts, which may run once at a time
+        "watch/watch-dry-run": _nothing_more,  # beside the one that acts
     },
     {
         "job/critical": _over,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 
 import msgspec
@@ -99,3 +101,33 @@ def test_a_grant_does_not_show_its_url() -> None:
 def test_a_label_is_written_as_it_always_was() -> None:
     label = Label("owner", WorkspaceName("demo"), "1")
     assert msgspec.to_builtins(label) == {"owner": "owner", "workspace": "demo", "lease": "1"}
+
+
+_USED_FIRST = """
+import sys, threading, msgspec
+from torpor.shared.wire.request import Count, Names, OfRun, parse_answer, parse_request
+sys.setswitchinterval(1e-6)
+for _ in range(50):
+    class Told(msgspec.Struct, frozen=True):
+        names: Names
+        count: Count
+        more: dict[str, list[int]] = {}
+    class Asked(OfRun[Told], frozen=True):
+        op = "ask"
+        parts: list[Told]
+    def parse():
+        together.wait()
+        told = {"names": ["a"], "count": 1}
+        parse_request(Asked, {"run": "r", "parts": [told]})
+        parse_answer(Asked, told)
+    together = threading.Barrier(8)
+    threads = [threading.Thread(target=parse) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_many_threads_may_use_a_type_first() -> None:
+    """msgspec alone ends the process by SIGSEGV here."""
+    done = subprocess.run([sys.executable, "-c", _USED_FIRST], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

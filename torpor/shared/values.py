@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
 from datetime import datetime, timezone
 from hashlib import blake2b
-from typing import Final, Literal, NewType
+from typing import Any, Final, Literal, NewType, TypeVar
 
 import msgspec
 
 from torpor.shared.errors import InvalidInput
+
+T = TypeVar("T")
 
 WorkspaceName = NewType("WorkspaceName", str)
 """Lower-case letters, digits and hyphens, 1 to 63 characters; part of object names and labels."""
@@ -278,3 +281,17 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
     root: str
     manifest_bytes: int
     modified_unix: float
+
+
+_learning: Final = threading.Lock()
+_learned: Final[set[Any]] = set()
+
+
+def learned(kind: type[T]) -> type[T]:
+    """The type itself, once msgspec knows it. msgspec learns a type where it is used first; where
+    two threads do so at the same time, the process dies of a segmentation fault (0.22.0)."""
+    if kind not in _learned:
+        with _learning:
+            msgspec.json.Decoder(kind)
+            _learned.add(kind)
+    return kind

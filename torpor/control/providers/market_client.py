@@ -18,6 +18,7 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     UnexpectedAnswer,
 )
+from torpor.shared.values import learned
 
 TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
 _TRIES: Final = 4  # of what is safe to repeat
@@ -233,7 +234,7 @@ class MarketClient:
                 raise self._lost(effect, str(refusal), doing)
             return refusal
         try:
-            return msgspec.convert(decoded, shape)
+            return msgspec.convert(decoded, learned(shape))
         except msgspec.ValidationError as cause:
             if effect == "once":
                 told = f"{cause} in {text[:_TOLD_CHARACTERS]}"

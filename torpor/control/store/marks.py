@@ -16,7 +16,7 @@ import msgspec
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import StoreError, StoreMissing
 from torpor.shared.format.names import marks_prefix
-from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, new_snapshot_id
+from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, learned, new_snapshot_id
 
 COMMIT_S: Final = 3600
 """A run writes its manifest within this time after it has read the marks; then the store refuses
@@ -97,7 +97,7 @@ def marked_packs(store: ObjectStore, workspace: WorkspaceName) -> set[bytes]:
 def _read(store: ObjectStore, key: ObjectKey, made_unix: float) -> Mark:
     blob = store.get(key, max_bytes=_MOST_BYTES)
     try:
-        body = msgspec.json.decode(blob, type=_Body)
+        body = msgspec.json.decode(blob, type=learned(_Body))
         return Mark(key, made_unix, _ids(body.unnamed), _ids(body.retired))
     except (msgspec.MsgspecError, ValueError) as error:
         raise StoreError(

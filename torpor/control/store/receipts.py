@@ -32,6 +32,7 @@ from torpor.shared.values import (
     StoredObject,
     StoredSnapshot,
     WorkspaceName,
+    learned,
 )
 
 _MOST_BYTES: Final = 16 * 1024
@@ -155,7 +156,7 @@ def _read(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
     """None also for one that this version cannot read: the snapshot is verified again."""
     try:
         blob = store.get(_key(workspace, snapshot), max_bytes=_MOST_BYTES)
-        return msgspec.json.decode(blob, type=Receipt)
+        return msgspec.json.decode(blob, type=learned(Receipt))
     except (StoreMissing, StoreCorrupt, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 

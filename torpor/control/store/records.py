@@ -13,7 +13,7 @@ import msgspec
 
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import StoreError, StoreMissing, StoreUnavailable
-from torpor.shared.values import ObjectKey
+from torpor.shared.values import ObjectKey, learned
 
 TRIES: Final = 10
 """How often a change is made again on top of another run's: each time, somebody has got on."""
@@ -36,7 +36,7 @@ class Records(Generic[Record]):
         """The record and its version; None if it is absent. StoreError if it is damaged."""
         try:
             body, version = self._store.read(key, max_bytes=self._most_bytes)
-            found = msgspec.json.decode(body, type=self._kind)
+            found = msgspec.json.decode(body, type=learned(self._kind))
         except StoreMissing:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

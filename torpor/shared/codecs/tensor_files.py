@@ -17,7 +17,7 @@ import msgspec
 
 from torpor.shared.codecs.layout import Element, Layout, Run
 from torpor.shared.codecs.pickles import storage_dtypes
-from torpor.shared.values import MIB
+from torpor.shared.values import MIB, learned
 
 ReadAt = Callable[[int, int], bytes]
 """``read(offset, length)``: at most ``length`` bytes of the file."""
@@ -125,7 +125,7 @@ def _safetensors(read: ReadAt, file_size: int) -> list[Span]:
     for name, entry in entries.items():
         if name == "__metadata__":
             continue
-        tensor = msgspec.json.decode(entry, type=_Tensor)
+        tensor = msgspec.json.decode(entry, type=learned(_Tensor))
         start, end = tensor.data_offsets
         if start < 0:
             raise _HeaderError

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import MIB
+from torpor.shared.values import MIB, learned
 from torpor.shared.wire.request import Event, Request
 
 PROTOCOL: Final = 1
@@ -88,7 +88,7 @@ def parse_line(line: bytes) -> Envelope | Cancel | Ping:
 def parse_said(line: bytes) -> Said | None:
     """Parse an agent's line; None for a line that is no message, such as a login shell's."""
     try:
-        return msgspec.convert(json.loads(line, parse_constant=_no_number), Said)
+        return msgspec.convert(json.loads(line, parse_constant=_no_number), learned(Said))
     except (ValueError, RecursionError):  # a ValidationError is a ValueError
         return None
 

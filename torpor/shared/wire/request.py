@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar, get_args
 import msgspec
 
 from torpor.shared.errors import InvalidInput, MachineError
-from torpor.shared.values import WorkspaceName
+from torpor.shared.values import WorkspaceName, learned
 
 MOST: Final = 1 << 53
 """No count, size or offset of a machine is larger: a float still holds it exactly."""
@@ -65,7 +65,7 @@ class Event(msgspec.Struct, frozen=True):
 def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:
     """Typed arguments; InvalidInput if they do not fit. Ignores unknown fields."""
     try:
-        request: Q = msgspec.convert(args, kind)
+        request: Q = msgspec.convert(args, learned(kind))
     except msgspec.ValidationError as error:
         raise InvalidInput(f"{kind.op} does not fit the agent's protocol: {error}") from None
     return request
@@ -74,7 +74,7 @@ def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:
 def parse_answer(kind: type[Request[A]], result: dict[str, Any]) -> A:
     """A typed answer; MachineError if it does not fit. Ignores unknown fields."""
     try:
-        return msgspec.convert(result, kind.answer_type())
+        return msgspec.convert(result, learned(kind.answer_type()))
     except msgspec.ValidationError as error:
         raise MachineError(
             f"the answer to {kind.op} does not fit the agent's protocol: {error}"

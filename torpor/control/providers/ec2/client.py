@@ -34,6 +34,7 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     UnexpectedAnswer,
 )
+from torpor.shared.values import learned
 
 TIMEOUT_S: Final = 30.0
 _CONNECT_S: Final = 10.0
@@ -228,7 +229,7 @@ class Ec2Client:
             told = f"{type(cause).__name__} {cause}"
             raise self._shapeless(once, told, operation) from cause
         try:
-            return msgspec.convert(answer, shape)
+            return msgspec.convert(answer, learned(shape))
         except msgspec.ValidationError as cause:
             raise self._shapeless(once, cause, operation) from cause
 

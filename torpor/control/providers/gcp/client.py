@@ -22,6 +22,7 @@ from torpor.shared.errors import (
     ProviderError,
     ProviderUnavailable,
 )
+from torpor.shared.values import learned
 
 URL: Final = "https://compute.googleapis.com"
 _API: Final = "/compute/v1/projects"
@@ -231,7 +232,7 @@ class GcpClient(MarketClient):
 
     def _shaped(self, shape: type[_Shape], told: Any, path: str) -> _Shape:
         try:
-            return msgspec.convert(told, shape)
+            return msgspec.convert(told, learned(shape))
         except msgspec.ValidationError as cause:
             raise self.unexpected(f"{cause} in {told}", path) from cause
 
