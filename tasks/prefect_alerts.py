@@ -38,6 +38,7 @@ from tasks.block_names import BlockNames
 from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
 from torpor.control.alerts.telling import Remembered, without_secrets
 from torpor.shared.errors import InvalidInput, NotDelivered
+from torpor.shared.values import learned
 
 NOTIFIERS: Final = "torpor_notify"
 """The variable with the names of the notification blocks; `make automations` writes it."""
@@ -87,7 +88,7 @@ class PrefectAlerts:
         with get_client(sync_client=True) as client:
             for one in _variables(client):
                 with contextlib.suppress(msgspec.MsgspecError):  # of another version: told again
-                    found.append(msgspec.convert(one["value"], Remembered))
+                    found.append(msgspec.convert(one["value"], learned(Remembered)))
         return found
 
     def remember(self, one: Remembered) -> None:

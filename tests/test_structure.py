@@ -349,6 +349,28 @@ def test_no_docstring_needs_its_neighbour_to_be_understood(top: str) -> None:
                 assert words[:1] != ["Of"] and words[:2] != ["The", "same"], f"{path}:{node.lineno}"
 
 
+def test_types_are_learned_before_threads_decode_into_them() -> None:
+    """In every function, which any thread may call; what runs at import runs once."""
+    found = 0
+    for path in _modules(*TOPS):
+        functions = [
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)
+        ]
+        for call in (n for function in functions for n in ast.walk(function)):
+            if not isinstance(call, ast.Call) or path.name == "values.py":
+                continue
+            called = ast.unparse(call.func)
+            if re.fullmatch(r"msgspec\.(convert|\w+\.(decode|Decoder))", called):
+                kinds = [word.value for word in call.keywords if word.arg == "type"]
+                kinds += call.args[0 if called.endswith("Decoder") else 1 :]
+                for kind in map(ast.unparse, kinds):
+                    assert kind.startswith(("learned(", "dict[str,")), (
+                        f"{path}:{call.lineno}: {kind}"
+                    )
+                    found += 1
+    assert found > 20
+
+
 def test_tests_keep_to_what_is_public() -> None:
     """A private name of ours in a test hinders whoever changes how something is done."""
     for path in _modules("tests"):

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.processes import ProcessRecord, boot_id, is_alive
+from torpor.shared.values import learned
 
 FOLDER_VARIABLE: Final = "TORPOR_STATE"
 """Names the folder of the installation to everything that it starts."""
@@ -63,7 +64,7 @@ def installation_folder() -> Path | None:
 def read_supervision(folder: Path) -> Supervision | None:
     """The record; None if there is none, or none that can be read."""
     try:
-        return msgspec.json.decode((folder / _NAME).read_bytes(), type=Supervision)
+        return msgspec.json.decode((folder / _NAME).read_bytes(), type=learned(Supervision))
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -35,7 +35,8 @@ def _put(store: MemoryStore, days_ago: float, machine: str = "a" * 32) -> Snapsh
         honest().packs[0], id=snapshot[-8:].encode() * 2, md5=md5_of(BODY)
     )
     store.put(_pack(snapshot), BODY)
-    _put_manifest(store, snapshot, packs=[pack], machine=machine)
+    held = {"files": 1, "bytes": 900, "new_bytes": 300}
+    _put_manifest(store, snapshot, packs=[pack], machine=machine, statistics=held)
     return snapshot
 
 
@@ -65,6 +66,22 @@ def test_a_snapshot_counts_once_it_was_verified(store: MemoryStore) -> None:
     assert _named(store) == {newer: ("a" * 32, ""), older: ("a" * 32, "m-1")}
     _verify(store, newer, "m-1")
     assert _named(store)[newer] == ("a" * 32, "m-1")
+
+
+def test_a_receipt_of_an_older_version_learns_what_the_snapshot_holds_and_keeps_the_rest(
+    store: MemoryStore,
+) -> None:
+    snapshot = _put(store, 1)
+    found = find_snapshot(store, DEMO, snapshot)
+    verify_snapshot(store, found, PLAIN, machine="m-1", made_by="backup")
+    (stored,) = store.list("workspaces/demo/verified/")
+    ((_, whole),) = verified_snapshots(store, DEMO)
+    older = {**msgspec.to_builtins(whole), "files": None, "bytes": None, "new_bytes": None}
+    store.put(stored.key, msgspec.json.encode(older))
+    _verify(store, snapshot)
+    assert [*verified_snapshots(store, DEMO)] == [(snapshot, whole)]
+    assert (whole.machine, whole.made_by, whole.files) == ("m-1", "backup", 1)
+    assert (whole.bytes, whole.new_bytes) == (900, 300)
 
 
 def test_a_snapshot_that_lost_a_pack_counts_no_more(store: MemoryStore) -> None:

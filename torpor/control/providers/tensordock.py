@@ -32,7 +32,7 @@ from torpor.shared.errors import (
     ProviderError,
     QuotaReached,
 )
-from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want, learned
 
 URL: Final = "https://dashboard.tensordock.com"
 IMAGE: Final = "ubuntu2404"
@@ -353,7 +353,7 @@ def _instance_in(body: object) -> _Instance | None:
     if isinstance(body, dict) and isinstance(body.get("attributes"), dict):
         body = {**body["attributes"], "id": body.get("id")}
     try:
-        return msgspec.convert(body, _Instance)
+        return msgspec.convert(body, learned(_Instance))
     except msgspec.ValidationError:
         return None
 

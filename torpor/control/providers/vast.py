@@ -31,7 +31,7 @@ from torpor.shared.errors import (
     ProviderError,
     QuotaReached,
 )
-from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want, learned
 
 URL: Final = "https://console.vast.ai"
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
@@ -353,7 +353,9 @@ class VastProvider:
 def _words(refusal: Refusal) -> _Created | None:
     """What Vast.ai says in an error; None where it is in no shape that we know."""
     try:
-        said = msgspec.convert({"success": False, **cast(dict[str, Any], refusal.body)}, _Created)
+        said = msgspec.convert(
+            {"success": False, **cast(dict[str, Any], refusal.body)}, learned(_Created)
+        )
     except (TypeError, msgspec.ValidationError):
         return None
     return said

@@ -16,7 +16,7 @@ import msgspec
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import InvalidInput, SnapshotMissing, StoreCorrupt, StoreMissing
 from torpor.shared.format.names import manifest_key, snapshot_of
-from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName, learned
 
 MOST_REASON: Final = 500
 """The most characters of a reason."""
@@ -83,7 +83,7 @@ def pin_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, 
 
 def _reason(store: ObjectStore, key: ObjectKey) -> str:
     try:
-        return msgspec.json.decode(store.get(key, max_bytes=_MOST_BYTES), type=Pin).reason
+        return msgspec.json.decode(store.get(key, max_bytes=_MOST_BYTES), type=learned(Pin)).reason
     except (StoreMissing, StoreCorrupt, msgspec.MsgspecError):
         return "the reason cannot be read"  # it is pinned nevertheless
 

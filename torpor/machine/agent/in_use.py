@@ -10,6 +10,7 @@ import msgspec
 from torpor.machine.sampler.ring import boot_id
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.walk import Signature
+from torpor.shared.values import learned
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +36,7 @@ class InUse:
         self.signatures: Mapping[int, Signature | None] = {}
         self.attributes = Attributes()
         try:
-            record = msgspec.msgpack.decode(path.read_bytes(), type=_Record)
+            record = msgspec.msgpack.decode(path.read_bytes(), type=learned(_Record))
         except (FileNotFoundError, msgspec.MsgspecError):
             return  # absent or damaged: everything is compared in the end
         if (record.identity, record.boot) == (identity, boot_id()):

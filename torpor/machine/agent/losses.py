@@ -23,6 +23,7 @@ from torpor.machine.tree.left_behind import SENT, Found, Where
 from torpor.machine.tree.links_out import LinksOut
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.format.manifest import Entry
+from torpor.shared.values import learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import Left, LinkOut, LookForLosses, Losses
 
@@ -160,7 +161,7 @@ def _heard(process: subprocess.Popen[bytes], wait_s: float, call: Call) -> Found
         process.terminate()
         stopped, ends_s = True, time.monotonic() + _STOP_S
     try:
-        return msgspec.json.decode(output, type=Found)
+        return msgspec.json.decode(output, type=learned(Found))
     except msgspec.DecodeError:
         return _unknown(f"its process ended with status {process.returncode}")
 

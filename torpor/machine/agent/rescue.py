@@ -41,7 +41,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import MIB, ObjectKey
+from torpor.shared.values import MIB, ObjectKey, learned
 from torpor.shared.wire.job import OwnSave
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
 from torpor.shared.wire.request import Event
@@ -68,7 +68,7 @@ def rescue_by_stdin(home: Path) -> int:
         signal.signal(number, signal.SIG_IGN)
     log = Log(home / LOG_FILE)
     try:
-        orders = msgspec.convert(json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), Orders)
+        orders = msgspec.convert(json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), learned(Orders))
     except ValueError:  # its words may hold what it read
         done = Rescued(None, "the orders for the machine's own save cannot be read")
     else:

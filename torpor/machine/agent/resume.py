@@ -27,6 +27,7 @@ from torpor.machine.agent.hook import RESUME, run_hook
 from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.sampler.ring import boot_id
 from torpor.shared.errors import HookFailed, InvalidInput, WorkspaceBusy
+from torpor.shared.values import learned
 
 GRACE_S: Final = 60.0
 """A control side that lives begins its run again within this time, at an agent that was started
@@ -137,7 +138,7 @@ class Resumption:
 
     def _recorded(self) -> Owed | None:
         try:
-            owed = msgspec.json.decode(self._record.read_bytes(), type=Owed)
+            owed = msgspec.json.decode(self._record.read_bytes(), type=learned(Owed))
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             return None
         return owed if owed.boot == boot_id() else None

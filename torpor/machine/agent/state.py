@@ -16,7 +16,7 @@ from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvali
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import Manifest, decode_manifest
-from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.values import SnapshotId, WorkspaceName, learned
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -136,7 +136,7 @@ class WorkspaceState:
         """What the workspace held here; empty where nothing is recorded, or another version of the
         agent recorded it."""
         try:
-            return msgspec.msgpack.decode(self._past.read_bytes(), type=Past)
+            return msgspec.msgpack.decode(self._past.read_bytes(), type=learned(Past))
         except (FileNotFoundError, msgspec.MsgspecError):
             return Past()
 
@@ -152,7 +152,7 @@ class WorkspaceState:
         if (record := self.sync_record()) is not None and record.mixed:
             return None
         try:
-            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
+            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=learned(_Seen))
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
         return seen.root if seen.roots == list(roots) else None
@@ -160,7 +160,7 @@ class WorkspaceState:
     def sync_record(self) -> SyncRecord | None:
         """The sync that has not ended."""
         try:
-            return msgspec.msgpack.decode(self._sync_record.read_bytes(), type=SyncRecord)
+            return msgspec.msgpack.decode(self._sync_record.read_bytes(), type=learned(SyncRecord))
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError:
@@ -193,7 +193,7 @@ class WorkspaceState:
     ) -> Index | None:
         """The index, when it mirrors one of the snapshots whose roots are ``among`` (None: any)."""
         try:
-            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
+            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=learned(_Seen))
             if (among is not None and seen.root not in among) or seen.roots != list(roots):
                 return None
             blob = (self.folder / "manifest").read_bytes()

@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from torpor.machine.pipeline.chunks import Located
 from torpor.shared.format.manifest import Pack
+from torpor.shared.values import learned
 
 MAX_AGE_S: Final = 24 * 3600
 """Older packs are not used: prune may delete packs that no manifest named for three days."""
@@ -58,7 +59,7 @@ class Journal:
             return []
         records = []
         at = 0
-        decoder = msgspec.msgpack.Decoder(Record)
+        decoder = msgspec.msgpack.Decoder(learned(Record))
         oldest = time.time() - MAX_AGE_S
         while at + 4 + _DIGEST <= len(data):
             length = int.from_bytes(data[at : at + 4], "little")

@@ -21,6 +21,7 @@ import msgspec
 
 from torpor.machine.supervisor.processes import ProcessId, of_job
 from torpor.shared.errors import InvalidInput, MachineError
+from torpor.shared.values import learned
 from torpor.shared.wire.job import JobState
 from torpor.shared.wire.protocol import encode_line
 
@@ -81,7 +82,7 @@ class JobFolder:
         except FileNotFoundError:
             return None
         try:
-            return msgspec.convert(json.loads(text), Kept)
+            return msgspec.convert(json.loads(text), learned(Kept))
         except ValueError as error:  # a ValidationError is one
             raise MachineError(
                 f"{self._state} is not what torpor wrote ({error}): end the job's processes on the "

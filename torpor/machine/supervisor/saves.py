@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.shared.values import learned
 from torpor.shared.wire.job import Notice, OwnSave, StandBy
 from torpor.shared.wire.protocol import encode_line
 
@@ -117,7 +118,7 @@ class RescueSaves:
                 None, f"the machine's own save took over {LONGEST_S:.0f} s and was ended"
             )
         try:
-            return msgspec.convert(json.loads(said), Rescued)
+            return msgspec.convert(json.loads(said), learned(Rescued))
         except ValueError:
             return Rescued(
                 None,

@@ -22,6 +22,7 @@ import msgspec
 from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.groups import Groups
 from torpor.machine.tree.owned import RECORDS, Owned
+from torpor.shared.values import learned
 from torpor.shared.wire.losses import Left
 
 MOST_S: Final = 60.0
@@ -381,7 +382,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     os.nice(max(0, _NICE - os.nice(0)))
-    where = msgspec.convert(json.load(sys.stdin), Where)  # names may be any bytes
+    where = msgspec.convert(json.load(sys.stdin), learned(Where))  # names may be any bytes
     look = Look(where, Mounts.of_this_machine(), lambda: stopped[0] or time.monotonic() > ends_s)
     sys.stdout.buffer.write(msgspec.json.encode(look.run()))
     return 0

@@ -13,7 +13,7 @@ import msgspec
 
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import SnapshotId, snapshot_id
+from torpor.shared.values import SnapshotId, learned, snapshot_id
 
 MOST_ANCESTORS: Final = 400
 """Over a year of daily backups; 12 KB of a manifest and of a receipt."""
@@ -63,7 +63,7 @@ def recorded(manifest: Manifest) -> Lineage | None:
     if not isinstance(said, dict):
         return None
     try:
-        lineage = msgspec.convert({**said, "snapshot": manifest.snapshot}, Lineage)
+        lineage = msgspec.convert({**said, "snapshot": manifest.snapshot}, learned(Lineage))
         for name in (lineage.content, *lineage.ancestors):
             snapshot_id(name)
     except (msgspec.ValidationError, InvalidInput):

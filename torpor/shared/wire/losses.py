@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from torpor.shared.values import learned
 from torpor.shared.wire.request import MOST, Count, Names, OfRun, Words
 
 Moment = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
@@ -95,6 +96,6 @@ def summarised(environment: Mapping[str, Any]) -> Losses | None:
     """The losses that ``summary`` put there. A machine writes the record: what does not fit is
     ignored."""
     try:
-        return msgspec.convert(environment.get(SUMMARY), Losses)
+        return msgspec.convert(environment.get(SUMMARY), learned(Losses))
     except msgspec.ValidationError:
         return None

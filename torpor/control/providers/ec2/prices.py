@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from torpor.control.providers.ec2.client import Ec2Client
+from torpor.shared.values import learned
 
 ADDRESS_USD_H: Final = 0.005
 """A public IPv4 address, the same in every region."""
@@ -146,7 +147,7 @@ class Ec2Prices:
 
     def _price(self, text: str) -> tuple[str, float]:
         try:
-            listed = msgspec.json.decode(text, type=_Listed)
+            listed = msgspec.json.decode(text, type=learned(_Listed))
             terms = listed.terms.on_demand.values()
             dimensions = [d for term in terms for d in term.price_dimensions.values()]
             prices = [float(d.price_per_unit.get("USD", 0)) for d in dimensions]

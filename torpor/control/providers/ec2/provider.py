@@ -29,7 +29,7 @@ from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, CreateUncertain, InvalidInput
-from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
 from torpor.shared.wire.job import NoticeSource
 
 METADATA_URL: Final = "http://169.254.169.254"
@@ -268,7 +268,7 @@ class Ec2Provider:
                 "price_usd_h": _number(tags.get(PRICE_TAG, "")),
                 "note": _why(row),
             },
-            Machine,
+            learned(Machine),
         )
 
     def _disks(self) -> list[_Volume]:

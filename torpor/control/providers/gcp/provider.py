@@ -44,7 +44,7 @@ from torpor.shared.errors import (
     ProviderDenied,
     TorporError,
 )
-from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
 from torpor.shared.wire.job import NoticeSource
 
 METADATA_URL: Final = "http://metadata.google.internal"
@@ -333,7 +333,7 @@ class GcpProvider:
                 "price_usd_h": price,
                 "note": note,
             },
-            Machine,
+            learned(Machine),
         )
 
     def _end_of(self, name: str, zone: str) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from torpor.control.processes import ProcessRecord
 from torpor.shared.errors import NotOurs
-from torpor.shared.values import Label, MachineId
+from torpor.shared.values import Label, MachineId, learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 
 FolderName = NewType("FolderName", str)
@@ -99,7 +99,7 @@ class MachineFolder:
                 raise
             raise NotOurs(_damaged(self.machine_json, str(cause))) from cause
         try:
-            record = msgspec.json.decode(raw, type=MachineRecord)
+            record = msgspec.json.decode(raw, type=learned(MachineRecord))
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise NotOurs(_damaged(self.machine_json, str(cause))) from cause
         if name_of_id(record.id) != self.root.name or name_of_label(record.label) != self.root.name:
@@ -110,7 +110,7 @@ class MachineFolder:
         """The server's record; None where none was started, or where it cannot be trusted;
         OSError where that cannot be said now."""
         try:
-            return msgspec.json.decode(_read(self.server_json), type=ServerRecord)
+            return msgspec.json.decode(_read(self.server_json), type=learned(ServerRecord))
         except OSError as cause:
             if cause.errno not in (errno.ENOENT, *_NO_RECORD):
                 raise
