@@ -69,7 +69,7 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         for line in _gone(installation, first):
             say(line)
     with _step("wake") as say:
-        woken = wake(NAME)
+        woken = cast("WakeReport", wake(NAME))  # it is no dry run
         second = list_machines(NAME)[0]
         say(f"{second.id}: {_server(second)}")
         say(f"{woken.bytes:,} bytes written, {woken.checked} checked by torpor")

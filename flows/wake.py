@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from blocks import Workspace
+from flows.procedures.offers import offers_for
 from flows.procedures.rented import own_or_rented_machine
 from flows.procedures.restore import arrival, restore_parts
 from flows.procedures.rounds import rounds
@@ -21,8 +22,9 @@ from tasks.restore import (
     woken,
 )
 from tasks.workspace import OpenWorkspace
+from torpor.control.compare.offered import OffersReport
 from torpor.control.reports import WakeReport
-from torpor.shared.errors import RestoreUnfinished
+from torpor.shared.errors import InvalidInput, RestoreUnfinished
 
 
 @flow("wake")
@@ -32,7 +34,8 @@ def wake(
     machine: str = "",
     full_check: bool = True,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
-) -> WakeReport:
+    dry_run: bool = False,
+) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
     A wake that fails destroys the machine that it created. The snapshot is only read.
@@ -44,10 +47,19 @@ def wake(
         full_check: Read and hash every restored byte at the end, not names and attributes only.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
+        dry_run: Show what would be rented and what it costs, and rent nothing.
     """
     opened = open_workspace(workspace).accepting(accept_paths)
     probe_store(opened)
+    if dry_run:
+        return _offers(opened, snapshot, machine)
     return wake_workspace(opened, snapshot, machine, full_check)
+
+
+def _offers(opened: OpenWorkspace, snapshot: str, own: str) -> OffersReport:
+    if own:
+        raise InvalidInput(f"a wake on {own} rents nothing: leave `machine` empty for a dry run")
+    return offers_for(opened, snapshot)
 
 
 def wake_workspace(

@@ -37,10 +37,9 @@ def offers(
     with connected(), quiet(chosen.json):
         found = _offers(workspace, snapshot)
         if chosen.json:
-            print_report(found.fitting, as_json=True)
-            return
-        print_rows([_offer_row(offer) for offer in found.fitting[:most]])
-        print(f"Offers that fit: {len(found.fitting)}; that do not: {len(found.refused)}.")
+            print_report(found, as_json=True)
+        else:
+            print_rows(found.rows()[:most], found.title())
 
 
 def wake(
@@ -242,25 +241,11 @@ def _offers(workspace: str, snapshot: str) -> Any:
 def _ask(workspace: str, snapshot: str, count: int) -> None:
     """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no."""
     found = _offers(workspace, snapshot)
-    print_rows([_offer_row(offer) for offer in found.fitting[:_SHOWN]])
-    price = found.fitting[0].bound_usd_h * count
+    print_rows(found.rows()[: min(_SHOWN, len(found.fitting))])
+    price = found.fitting[0].offer.bound_usd_h * count
     machines = "a machine" if count == 1 else f"{count} machines"
     asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day?"
     if not sys.stdin.isatty():
         raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
     if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
         raise RunCancelled("nothing was rented")
-
-
-def _offer_row(offer: Any) -> dict[str, str]:
-    reliability = "" if offer.reliability is None else f"{offer.reliability:.3f}"
-    return {
-        "market": offer.provider.partition("://")[0],
-        "GPU": f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else "none",
-        "$/h": f"{offer.price_usd_h:.3f}",
-        "$ a day": f"{offer.price_usd_h * 24:.2f}",
-        "region": offer.region,
-        "spot": "spot" if offer.spot else "",
-        "reliability": reliability,
-        "offer": offer.id,
-    }

@@ -11,11 +11,12 @@ from typing import Final
 import msgspec
 
 from blocks import Workspace
-from tasks.machines import look_for_offers, renting
+from flows.procedures.offers import offers_for
+from tasks.machines import renting
 from tasks.opening import open_workspace
-from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
-from torpor.control.rental.search import Offers
+from torpor.control.compare.offered import OffersReport
 from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
 from torpor.control.store.receipts import verified_snapshots
@@ -120,13 +121,10 @@ def list_logins(workspace: Workspace | str) -> list[Machine]:
     ]
 
 
-def list_offers(workspace: Workspace | str, snapshot: str = NEWEST) -> Offers:
+def list_offers(workspace: Workspace | str, snapshot: str = NEWEST) -> OffersReport:
     """What a wake of that snapshot would try to rent, the best first. Rents nothing. Where there is
     no snapshot, what `create` would try."""
-    opened = open_workspace(workspace)
-    if snapshot not in ("", NEWEST) or snapshots.newest_snapshot(opened.store, opened.spec.name):
-        _, opened = pick_snapshot_to_wake.function(opened, snapshot)
-    return look_for_offers.function(opened)
+    return offers_for(open_workspace(workspace), snapshot)
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:

@@ -38,7 +38,7 @@ from torpor.control.measure.results import INSTALL, default_folder, left_out, wr
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.measure.storage import MACHINE, above_line
-from torpor.control.reports import BenchmarkReport, HibernateReport
+from torpor.control.reports import BenchmarkReport, HibernateReport, WakeReport
 from torpor.shared.content import path_of
 from torpor.shared.errors import InvalidInput, MachineError, StoreError
 from torpor.shared.format.sizes import CHUNK_BYTES
@@ -236,7 +236,8 @@ class Measurement:
         kept, slept_s = _timed(lambda: hibernate(block, destroy=False, machine=scratch.address))
         slept = cast("HibernateReport", kept)  # a machine of one's own is never asleep
         self._empty(scratch)  # a wake needs the place empty
-        woken, woken_s = _timed(lambda: wake(block, machine=scratch.address))
+        restored, woken_s = _timed(lambda: wake(block, machine=scratch.address))
+        woken = cast("WakeReport", restored)  # it was no dry run
         self._empty(scratch)
         clear_scratch(self._opened, "snapshots/")
         clear_scratch(self._opened, "packs/")

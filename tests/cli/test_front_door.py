@@ -20,7 +20,7 @@ def test_a_newcomer_makes_a_workspace_and_finds_the_files_after_a_wake(newcomer:
     assert again.returncode == 2
     assert "workspace/first already" in again.stderr
 
-    assert "Offers that fit: 1" in _done(newcomer, "offers", "first")
+    assert "1 offer fits workspace first" in _done(newcomer, "offers", "first")
     assert "log in: torpor ssh first" in _done(newcomer, "create", "first", "--yes")
     _done(newcomer, "ssh", "first", "--", "mkdir -p workspace && echo kept > workspace/a.txt")
     assert _status(newcomer)["state"] == "awake"

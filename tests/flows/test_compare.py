@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from flows import compare, create
+from flows import compare, create, wake
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
+from torpor.control.compare.offered import OffersReport
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing
@@ -35,6 +36,35 @@ def keep_snapshot(lab: Lab) -> None:
     )
     blob, _ = encode_manifest(manifest, PLAIN)
     lab.store.put(manifest_key(DEMO, SNAPSHOT), blob)
+
+
+def test_a_dry_run_of_a_wake_shows_what_it_would_rent_and_rents_nothing(lab: Lab) -> None:
+    keep_snapshot(lab)
+    lab.market.on_sale = [
+        msgspec.structs.replace(lab.market.on_sale[0], **changes)  # type: ignore[arg-type]
+        for changes in (
+            {"id": "dear", "cuda": (12, 8), "price_usd_h": 5.0},
+            {"id": "old", "cuda": (12, 4)},
+            {"id": "cheap", "cuda": (12, 8), "link_mbit_s": 80.0},
+        )
+    ]
+    with Shows(lab.opened) as shows:
+        shown = wake.fn(DEMO, dry_run=True)
+    assert isinstance(shown, OffersReport)
+    assert [choice.offer.id for choice in shown.fitting] == ["cheap", "dear"]
+    assert shown.title() == (
+        f"2 offers fit snapshot {SNAPSHOT} of workspace demo, 1 do not. Nothing was rented"
+    )
+    assert [(row["offer"], row["$ a day"]) for row in shows.rows] == [
+        ("cheap", "96.00"), ("dear", "120.00"), ("old", ""),
+    ]  # fmt: skip
+    longest = lab.market.abilities.queue_s + lab.market.abilities.ready_s
+    assert shows.rows[0]["work begins after"] == f"at most {longest + 200:.0f} s"
+    assert "CUDA 12.4" in shows.rows[2]["outcome"]
+    assert lab.machines() == []
+    assert not [*Rentals(lab.store, DEMO).open()]
+    with pytest.raises(InvalidInput, match="rents nothing"):
+        run_plainly(lab.opened, wake, machine="root@198.51.100.7", dry_run=True)
 
 
 def test_it_shows_offers_for_the_snapshot(lab: Lab) -> None:

@@ -147,7 +147,7 @@ def compared(
 ) -> Compared:
     """All offers under the terms."""
     found = [
-        _choice(offer, provider.abilities, past.of(offer), terms)
+        choice_of(offer, provider.abilities, past.of(offer), terms)
         for provider, offers in sold
         for offer in offers
     ]
@@ -156,30 +156,8 @@ def compared(
     return Compared(terms, fitting, [choice for choice in found if choice.rejected], [*silent])
 
 
-def frame(found: Compared) -> pandas.DataFrame:
-    """Every offer, those that fit first; ``rejected`` is the reason of the others."""
-    import pandas  # a second of import that other flows need not spend
-
-    every = (*found.fitting, *found.rejected)
-    return pandas.DataFrame(
-        {name: [of(choice) for choice in every] for name, of in COLUMNS.items()}
-    )
-
-
-def market_of(provider: str) -> str:
-    """The market of an account."""
-    return provider.partition("://")[0]
-
-
-def checkpoint_of(able: Abilities) -> Checkpoint:
-    """Whether processes can be frozen and stored there: that takes root which may load modules and
-    dump processes. Nothing is proved: torpor has stored no process on any machine yet."""
-    if able.privileged:
-        return "claimed"
-    return "unknown" if able.kind == "vm" else "no"
-
-
-def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Terms) -> Choice:
+def choice_of(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Terms) -> Choice:
+    """The offer under the terms; ``past`` is the closest experience first."""
     session = _session_usd(offer, able, terms)
     started = next((experience for experience in past if experience.starts_s), None)
     fetched = next((experience for experience in past if experience.links_mb_s), None)
@@ -207,6 +185,29 @@ def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Te
         price_age_s=max(0.0, terms.now_unix - offer.priced_unix),
         rejected=misfit(offer, terms.want),
     )
+
+
+def frame(found: Compared) -> pandas.DataFrame:
+    """Every offer, those that fit first; ``rejected`` is the reason of the others."""
+    import pandas  # a second of import that other flows need not spend
+
+    every = (*found.fitting, *found.rejected)
+    return pandas.DataFrame(
+        {name: [of(choice) for choice in every] for name, of in COLUMNS.items()}
+    )
+
+
+def market_of(provider: str) -> str:
+    """The market of an account."""
+    return provider.partition("://")[0]
+
+
+def checkpoint_of(able: Abilities) -> Checkpoint:
+    """Whether processes can be frozen and stored there: that takes root which may load modules and
+    dump processes. Nothing is proved: torpor has stored no process on any machine yet."""
+    if able.privileged:
+        return "claimed"
+    return "unknown" if able.kind == "vm" else "no"
 
 
 def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
