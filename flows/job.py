@@ -49,6 +49,7 @@ def job(
     retries: Annotated[int, Field(ge=0, le=100)] = 0,
     on_cancel: Literal["hibernate", "keep"] = "hibernate",
     keep_logs: bool = False,
+    keep_saves: Annotated[int, Field(ge=1, le=1000)] = 3,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -73,6 +74,8 @@ def job(
         on_cancel: What becomes of the machine when the job is cancelled.
         keep_logs: Whether the logs of earlier jobs stay in the workspace. Off: this job removes
             those that are in the last snapshots of their jobs.
+        keep_saves: How many of the job's newest saves stay, its last snapshot among them. Those
+            that you pin stay too, and do not count.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
@@ -94,6 +97,7 @@ def job(
             retries=retries,
             on_cancel=on_cancel,
             keep_logs=keep_logs,
+            keep_saves=keep_saves,
             created_unix=time.time(),
         )
     record = drive(opened, record)

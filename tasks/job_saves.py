@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tasks.retention import tell_of_deletion
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
+from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import is_own_save
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot
@@ -15,13 +14,12 @@ from torpor.shared.values import SnapshotId
 
 
 @step("delete old saves")
-def delete_old_saves(
-    opened: StoredWorkspace, job: str, saves: Sequence[SnapshotId], verified: Verified
-) -> list[SnapshotId]:
-    """Delete the job's saves that are older than the verified one; returns those that are left."""
-    deleted, left = delete_superfluous(opened.store, saves, verified)
+def delete_old_saves(opened: StoredWorkspace, job: Job, verified: Verified) -> list[SnapshotId]:
+    """Delete the job's saves that are older than the verified one, except the newest that it keeps;
+    returns those that are left."""
+    deleted, left = delete_superfluous(opened.store, job.kept_saves, verified, job.keep_saves)
     for snapshot in deleted:
-        tell_of_deletion(opened, snapshot, f"a newer save of job {job} is verified")
+        tell_of_deletion(opened, snapshot, f"a newer save of job {job.id} is verified")
     return left
 
 

@@ -24,6 +24,7 @@ def run_(
     secret: Several = None,
     queue: Literal["critical", "high", "normal", "low"] = "normal",
     retries: int = 0,
+    keep_saves: int = 3,
     options: Options | None = None,
 ) -> None:
     """Run a command, save at intervals, continue on another machine if one is lost, and hibernate.
@@ -37,6 +38,7 @@ def run_(
         secret: A variable whose value is in a Secret block, as NAME=BLOCK. May be repeated.
         queue: The queue that a detached job waits in.
         retries: How often the command may fail and begin again.
+        keep_saves: How many of its newest saves stay.
     """
     run(
         "job",
@@ -47,6 +49,7 @@ def run_(
         env=env or [],
         secrets=secret or [],
         retries=retries,
+        keep_saves=keep_saves,
     )
 
 

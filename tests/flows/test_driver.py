@@ -462,7 +462,8 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
     monkeypatch.setattr(attempt, "take_snapshot", save)
     machine, rental = handed_over(lab.opened)
     began_with, old, new = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
-    left = left_job(lab, attempts=[attempt_on(machine, rental)], kept_saves=[old], newest=old)
+    attempts = [attempt_on(machine, rental)]
+    left = left_job(lab, attempts=attempts, kept_saves=[old], newest=old, keep_saves=1)
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
@@ -500,9 +501,8 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
             raise StoreDenied("the run is killed here")
 
     monkeypatch.setattr(JOB_FLOW, "hibernate_machine", hibernate)
-    left = left_job(
-        lab, kept_saves=[old], attempts=[attempt_on(machine, rental, end="command ended", status=0)]
-    )
+    attempts = [attempt_on(machine, rental, end="command ended", status=0)]
+    left = left_job(lab, kept_saves=[old], keep_saves=1, attempts=attempts)
     if killed:
         with pytest.raises(StoreDenied):
             drive_job(lab, left)

@@ -67,6 +67,7 @@ FIELDS = {
         "retries (Optional)": "How often a command that fails is started again.",
         "on_cancel (Optional)": "What becomes of the machine when the job is cancelled.",
         "keep_logs (Optional)": "Whether the logs of earlier jobs stay in the workspace.",
+        "keep_saves (Optional)": "How many of the job's newest saves stay",
         "job (Optional)": "The id of a job to continue.",
     },
     "reconcile": {

@@ -13,8 +13,9 @@ from torpor.shared.values import SnapshotId
 
 
 def thin_saves(opened: StoredWorkspace, driven: Driven, verified: Verified | None) -> None:
-    """Delete the saves of the job that are older than the ``verified`` one; without it, than the
-    snapshot that holds the end of its command. Saves that cannot be deleted now fail no job."""
+    """Delete the saves of the job that are older than the ``verified`` one, except the newest that
+    it keeps; without it, than the snapshot that holds the end of its command. Saves that cannot be
+    deleted now fail no job."""
     job = driven.job
     newest = job.final if verified is None else verified.snapshot
     if newest is None or not any(one < newest for one in job.kept_saves):
@@ -22,7 +23,7 @@ def thin_saves(opened: StoredWorkspace, driven: Driven, verified: Verified | Non
     driven.change()  # HandedOver before a successor's saves are deleted
     try:
         verified = verified or verify_last(opened, newest)
-        left = delete_old_saves(opened, job.id, job.kept_saves, verified)
+        left = delete_old_saves(opened, job, verified)
     except TorporError as error:
         runner().log.warning("old saves of job %s were not deleted: %s", job.id, error)
     else:

@@ -27,28 +27,36 @@ def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
     began_with, first = put_save(store, 0), put_save(store, 30)
     by_the_user, second, newest = put_save(store, 40), put_save(store, 60), put_save(store, 90)
     saves = [first, second, newest]
-    done = delete_superfluous(store, saves, verified_save(store, newest))
+    done = delete_superfluous(store, saves, verified_save(store, newest), 1)
     assert (sorted(done.deleted), done.left) == ([first, second], [newest])
     assert snapshot_ids(store, DEMO) == [began_with, by_the_user, newest]
-    assert delete_superfluous(store, saves, verified_save(store, newest)) == ([], [newest])
+    assert delete_superfluous(store, saves, verified_save(store, newest), 1) == ([], [newest])
 
 
 def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None:
     first, newest = put_save(store, 30), put_save(store, 60)
     pin(store, DEMO, first, "the best weights")
-    done = delete_superfluous(store, [first, newest], verified_save(store, newest))
+    done = delete_superfluous(store, [first, newest], verified_save(store, newest), 1)
     assert done == ([], [newest])
     assert snapshot_ids(store, DEMO) == [first, newest]
+
+
+def test_the_newest_saves_stay_as_many_as_the_job_keeps(store: MemoryStore) -> None:
+    saves = [put_save(store, minutes) for minutes in (0, 30, 60, 90, 120)]
+    pin(store, DEMO, saves[3], "the best weights")
+    done = delete_superfluous(store, saves, verified_save(store, saves[4]), 3)
+    assert done == ([saves[0]], [saves[1], saves[2], saves[4]])
+    assert snapshot_ids(store, DEMO) == saves[1:]
 
 
 def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore) -> None:
     """Its name was signed before: the job would go on from it."""
     verified = put_save(store, 60)
     own, newer = put_save(store, 50, own_save=1), put_save(store, 90)
-    done = delete_superfluous(store, [own, verified], verified_save(store, verified))
+    done = delete_superfluous(store, [own, verified], verified_save(store, verified), 1)
     assert (done.deleted, done.left) == ([], [own, verified])
     assert snapshot_ids(store, DEMO) == [own, verified, newer]
-    done = delete_superfluous(store, done.left, verified_save(store, newer))
+    done = delete_superfluous(store, done.left, verified_save(store, newer), 1)
     assert done.left == []
     assert snapshot_ids(store, DEMO) == [newer]
 
@@ -57,7 +65,7 @@ def test_a_save_with_work_that_the_verified_one_lacks_stays(store: MemoryStore) 
     """The machine that made it was given up, and the job went on from an earlier one."""
     first = put_save(store, 30, [])
     lost, newest = put_save(store, 40, [first]), put_save(store, 60, [first])
-    done = delete_superfluous(store, [first, lost, newest], verified_save(store, newest))
+    done = delete_superfluous(store, [first, lost, newest], verified_save(store, newest), 1)
     assert (done.deleted, done.left) == ([first], [lost, newest])
 
 
@@ -66,7 +74,7 @@ def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> N
     verified = verified_save(store, newest)
     store.delete([manifest_key(DEMO, newest)])
     with pytest.raises(SnapshotMissing, match="nothing was deleted"):
-        delete_superfluous(store, [first, newest], verified)
+        delete_superfluous(store, [first, newest], verified, 1)
     assert snapshot_ids(store, DEMO) == [first]
 
 

@@ -83,6 +83,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     on_cancel: Literal["hibernate", "keep"] = "hibernate"
     keep_logs: bool = False  # of earlier jobs, in the workspace
+    keep_saves: int = 3  # of its own saves, the newest ones
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last

@@ -9,6 +9,7 @@ from torpor.control.safety import Verified
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.upkeep.deletion import expire
+from torpor.control.upkeep.pins import pinned
 from torpor.control.upkeep.retention import Judged
 from torpor.shared.format.lineage import Work, lineage_of
 from torpor.shared.values import SnapshotId
@@ -22,16 +23,21 @@ class Thinned(NamedTuple):
 
 
 def delete_superfluous(
-    store: ObjectStore, saves: Sequence[SnapshotId], verified: Verified
+    store: ObjectStore, saves: Sequence[SnapshotId], verified: Verified, keep: int
 ) -> Thinned:
     """Delete those of the job's ``saves`` that are older than the ``verified`` one, by their names
-    and by the store's clock: a machine's own save may have a name from before it was made. One that
-    is pinned stays, and is the job's no more; one with work that the verified one lacks stays too.
-    SnapshotMissing, and nothing is deleted, if the verified one is gone."""
+    and by the store's clock: a machine's own save may have a name from before it was made. The
+    newest ``keep`` stay, with the verified one. One that is pinned stays, and is the job's no more;
+    one with work that the verified one lacks stays too. SnapshotMissing, and nothing is deleted, if
+    the verified one is gone."""
     times = snapshot_times(store, verified.workspace)
     made = times.get(verified.snapshot, 0.0)
     has = Work([lineage_of(verified.manifest)]).names
     there = [save for save in saves if save in times]
     old = [save for save in there if save < verified.snapshot and times[save] < made and has(save)]
-    deleted = expire(store, verified, [Judged(save, []) for save in old])
-    return Thinned(deleted, [save for save in there if save not in old])
+    pins = pinned(store, verified.workspace)
+    unpinned = sorted((save for save in old if save not in pins), key=times.__getitem__)
+    goes = unpinned[: max(0, len(unpinned) - (keep - 1))]
+    deleted = expire(store, verified, [Judged(save, []) for save in goes])
+    gone = {*goes, *pins}.intersection(old)
+    return Thinned(deleted, [save for save in there if save not in gone])
