@@ -16,6 +16,7 @@ from flows.procedures.watch.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
 from tasks.opening import open_all
+from tasks.overview import show_overview
 from tasks.publishing import shown
 from tasks.runner import runner
 from tasks.watching import (
@@ -70,6 +71,7 @@ def watch(
     standing = list_all_machines([*opened.values()])
     if not dry_run:
         standing = close_gone(standing, [*opened.values()])
+    costs = show_overview(blocks, standing.of)
     newest, troubles = newest_snapshots(opened)
     faults: list[Exception] = []
     if not dry_run:
@@ -134,6 +136,7 @@ def watch(
             named=named,
             unread=[*unread],
             some=bool(workspaces or closed),
+            overview=costs,
         ),
         faults,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.alerts.telling import Remembered
+from torpor.control.reports import moment
 from torpor.shared.errors import NotDelivered
 
 
@@ -18,6 +19,17 @@ class LiveRun(msgspec.Struct, frozen=True):
     flow: str
     workspace: str  # the block; empty if it is for none
     began_unix: float
+
+
+class ComingRun(msgspec.Struct, frozen=True):
+    """The next run that a schedule starts. ``workspace``: the block; `all workspaces`; or empty."""
+
+    flow: str
+    workspace: str
+    at_unix: float
+
+    def words(self) -> str:
+        return f"{self.flow} {moment(self.at_unix)}"
 
 
 class AlertServer(Protocol):
@@ -48,6 +60,9 @@ class AlertServer(Protocol):
     def schedule(self, flow: str, now_unix: float) -> Schedule:
         """The schedules that are on, of all deployments of this flow."""
 
+    def coming(self) -> list[ComingRun]:
+        """The next run of each deployment whose schedule is on, for each workspace."""
+
 
 class NobodyListens:
     """For runs without a server: nothing is told and nothing remembered."""
@@ -75,3 +90,6 @@ class NobodyListens:
 
     def schedule(self, flow: str, now_unix: float) -> Schedule:
         return Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
+
+    def coming(self) -> list[ComingRun]:
+        return []

@@ -1,110 +1,129 @@
-"""What a person wants to know of all workspaces at one look: plain functions, without a run."""
+"""Looks at all workspaces, for `torpor status` and for the table that `watch` renews."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Final
 from zoneinfo import ZoneInfo
 
 import msgspec
 
+from tasks.alerting import AlertServer, ComingRun
 from tasks.machines import renting
-from tasks.opening import open_workspace
+from tasks.opening import open_all
+from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.money.costs import costs, dollars, read
 from torpor.control.money.months import Month, microseconds
+from torpor.control.overview import Overview, Overviews
 from torpor.control.rental.records import Rental
-from torpor.control.reports import Report, Row
-from torpor.control.store.receipts import newest_verified
+from torpor.control.reports import ALL, moment
+from torpor.control.store.receipts import newest_receipt
 from torpor.shared.errors import TorporError
-from torpor.shared.values import Machine, SnapshotId, made_at
+from torpor.shared.values import Machine, made_at
+
+Standing = list[tuple[Machine, Rental | None]]
 
 _AT_ONCE: Final = 16
 
 
-class Overview(msgspec.Struct, frozen=True):
-    """One workspace. ``usd_h`` is what its machines cost now, ``month_usd`` what they cost in this
-    month at most. ``trouble``: why nothing, or not all, is known of it."""
-
-    block: str
-    state: str = ""
-    machines: list[str] = []
-    usd_h: float = 0.0
-    month_usd: float = 0.0
-    newest: SnapshotId | None = None
-    newest_age_s: float | None = None
-    jobs: int = 0
-    trouble: str = ""
-
-    def row(self) -> Row:
-        return {
-            "workspace": self.block,
-            "state": self.state or "not known",
-            "$/h": f"{self.usd_h:.3f}" if self.machines else "",
-            "$ this month": f"{self.month_usd:.2f}" if self.state else "",
-            "newest snapshot": self.newest or "",
-            "age": "" if self.newest_age_s is None else _age(self.newest_age_s),
-            "jobs": str(self.jobs or ""),
-            "machines": ", ".join(self.machines),
-            "note": self.trouble,
-        }
+def look_at_all(blocks: Sequence[str], server: AlertServer) -> Overviews:
+    """The workspaces of these blocks, in the order of their names. All markets are asked."""
+    opened, closed = open_all(sorted(blocks))
+    coming = server.coming()
+    found = overview(opened, lambda one: renting(one).machines(), coming)
+    lost = [Overview(block=name, trouble=str(error)) for name, error in closed.items()]
+    every = sorted([*found, *lost], key=lambda one: one.block)
+    return Overviews(every, _watching(coming))
 
 
-class Overviews(Report, frozen=True):
-    """All workspaces of an installation."""
+def show_overview(
+    opened: Mapping[str, OpenWorkspace], machines: Callable[[OpenWorkspace], Standing]
+) -> Overviews:
+    """Renew the table of all workspaces in the UI, from the ``machines`` that a look has found. The
+    month's cost is read for those that are awake: a look comes every few minutes."""
+    try:
+        coming = runner().alerts.coming()
+    except Exception as error:  # noqa: BLE001 - the machines are shown without the server's schedules
+        runner().log.warning("schedules cannot be read: %s", error)
+        coming = []
+    seen = Overviews(overview(opened, machines, coming, asleep_too=False), _watching(coming))
+    title = f"{seen.title()}. Seen at {moment(time.time())}"
+    runner().table(key="workspaces", rows=seen.rows(), description=title)
+    return seen
 
-    workspaces: list[Overview]
 
-    def title(self) -> str:
-        awake = [one for one in self.workspaces if one.machines]
-        total = sum(one.usd_h for one in awake)
-        said = f"Workspaces: {len(self.workspaces)}, awake: {len(awake)}"
-        return f"{said}: {total:.3f} $/h, {total * 24:.2f} $ a day" if awake else said
+def overview(
+    opened: Mapping[str, OpenWorkspace],
+    machines: Callable[[OpenWorkspace], Standing],
+    coming: Sequence[ComingRun],
+    *,
+    asleep_too: bool = True,
+) -> list[Overview]:
+    """Each workspace by its block; all are looked at at once. ``asleep_too``: read the month's cost
+    of those that are asleep, too."""
+    context = copy_context()
 
-    def rows(self) -> list[Row]:
-        return [one.row() for one in self.workspaces]
+    def look(block: str) -> Overview:
+        seen = context.copy().run(_look_at, block, opened[block], machines, asleep_too)
+        runs = [one for one in coming if one.flow != "watch" and one.workspace in (block, ALL)]
+        first = min(runs, key=lambda one: one.at_unix, default=None)
+        return msgspec.structs.replace(seen, coming=first.words() if first else "")
 
-
-def look_at_all(blocks: Sequence[str]) -> Overviews:
-    """The workspaces of these blocks, in the order of their names; all are asked at once."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="overview") as threads:
-        return Overviews([*threads.map(look_at, sorted(blocks))])
+        return [*threads.map(look, opened)]
 
 
-def look_at(block: str) -> Overview:
+def _look_at(
+    block: str,
+    opened: OpenWorkspace,
+    machines: Callable[[OpenWorkspace], Standing],
+    asleep_too: bool,
+) -> Overview:
     """One workspace, with the trouble instead of an error."""
     try:
-        opened = open_workspace(block)
         now_unix = time.time()
-        newest = newest_verified(opened.store, opened.spec.name)
-        overview = Overview(
-            block,
+        newest, receipt = newest_receipt(opened.store, opened.spec.name)
+        rented = bool(opened.rentals.open())
+        price = opened.store_price()
+        stored = receipt.stored_bytes if receipt else None
+        seen = Overview(
+            block=block,
             state="asleep" if newest else "new",
-            month_usd=_month_usd(opened, now_unix),
+            month_usd=_month_usd(opened, now_unix) if asleep_too or rented else None,
             newest=newest,
             newest_age_s=None if newest is None else now_unix - made_at(newest).timestamp(),
+            asleep_usd_day=None if price is None or stored is None else price.usd_day(stored),
             jobs=len(opened.jobs.open()),
         )
-        if not opened.rentals.open():
-            return overview
+        if not rented:
+            return seen
     except TorporError as error:
-        return Overview(block, trouble=str(error))
+        return Overview(block=block, trouble=str(error))
     try:
-        found = renting(opened).machines()
+        found = machines(opened)
     except TorporError as error:
-        return msgspec.structs.replace(overview, state="awake?", trouble=str(error))
+        return msgspec.structs.replace(seen, state="awake?", trouble=str(error))
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]
     if not there:
-        return overview
+        return seen
     whole = all(rental is not None and rental.state == "handed over" for _, rental in there)
     return msgspec.structs.replace(
-        overview,
+        seen,
         state="awake" if whole else "not finished",
         machines=[f"{machine.id} at {machine.provider}" for machine, _ in there],
         usd_h=sum(machine.price_usd_h for machine, _ in there),
     )
+
+
+def _watching(coming: Sequence[ComingRun]) -> str:
+    looks = [one.at_unix for one in coming if one.flow == "watch"]
+    if not looks:
+        return "The schedule of watch is off: nobody notices an idle machine"
+    return f"watch looks next at {moment(min(looks))}"
 
 
 def _month_usd(opened: OpenWorkspace, now_unix: float) -> float:
@@ -117,9 +136,3 @@ def _month_usd(opened: OpenWorkspace, now_unix: float) -> float:
 
 def _is_ending(machine: Machine, rental: Rental | None) -> bool:
     return rental is not None and rental.is_ending(machine)
-
-
-def _age(seconds: float) -> str:
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

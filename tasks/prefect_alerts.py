@@ -15,6 +15,8 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterTags,
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
@@ -33,7 +35,7 @@ from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from tasks.alerting import LiveRun
+from tasks.alerting import ComingRun, LiveRun
 from tasks.block_names import BlockNames
 from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
 from torpor.control.alerts.telling import Remembered, without_secrets
@@ -199,6 +201,34 @@ class PrefectAlerts:
             due_unix=due,
             ended_unix=_unix(ended[0].end_time) if ended else None,
         )
+
+    def coming(self) -> list[ComingRun]:
+        found: list[ComingRun] = []
+        with get_client(sync_client=True) as client:
+            seen = _Names(client)
+            deployments = client.read_deployments(
+                deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])),
+                limit=_PAGE,
+            )
+            for one in deployments:
+                if one.paused or not any(schedule.active for schedule in one.schedules):
+                    continue
+                planned = client.read_flow_runs(
+                    flow_run_filter=FlowRunFilter(
+                        deployment_id=FlowRunFilterDeploymentId(any_=[one.id]),
+                        state=_states(StateType.SCHEDULED),
+                    ),
+                    sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+                    limit=_FEW,
+                )
+                first: dict[str, ComingRun] = {}
+                for run in planned:
+                    if run.auto_scheduled and run.expected_start_time is not None:
+                        at_unix, workspace = _unix(run.expected_start_time), seen.workspace(run)
+                        name = seen.flow(run)
+                        first.setdefault(workspace, ComingRun(name, workspace, at_unix))
+                found += first.values()
+        return found
 
 
 class _Names:

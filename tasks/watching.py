@@ -45,6 +45,11 @@ class AllMachines(msgspec.Struct, frozen=True):
     silent: dict[str, str]
     unread: dict[WorkspaceName, str]
 
+    def of(self, opened: OpenWorkspace) -> list[tuple[Machine, Rental | None]]:
+        """The machines of one workspace, with their rentals."""
+        name = opened.spec.name
+        return [(f.machine, f.rental) for f in self.findings if f.machine and f.workspace == name]
+
 
 @step("list machines")
 def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:

@@ -17,6 +17,7 @@ def status(*workspace: str, options: Format | None = None) -> None:
         from blocks import Workspace
         from blocks.reference import saved_names
         from tasks.overview import look_at_all
+        from tasks.prefect_alerts import PrefectAlerts
 
-        report = look_at_all(workspace or saved_names(Workspace))
+        report = look_at_all(workspace or saved_names(Workspace), PrefectAlerts())
         print_report(report, as_json=bool(options and options.json))

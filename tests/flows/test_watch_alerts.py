@@ -13,15 +13,18 @@ import msgspec
 import pytest
 
 from flows import watch
+from tasks.alerting import ComingRun
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.rentals import handed_over
+from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import sights
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.processes import boot_id, identify
+from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watching import WatchReport
 from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
@@ -157,6 +160,34 @@ def test_a_kill_between_send_and_record_loses_nothing_and_repeats_one(
     second = _watch(lab.opened, server)[2]
     assert len(first) == 1 and len(second) == 2 and second[0] == first[0]
     assert _watch(lab.opened, server)[2] == []
+
+
+def test_what_awake_machines_cost_is_told_once_a_day_with_what_they_would_cost_asleep(
+    lab: Lab, server: AlertMemory
+) -> None:
+    machine, _ = handed_over(lab.opened)
+    verified_save(lab.store, put_save(lab.store, 0, stored_bytes=730 * 10**9))
+    price = StorePrice(0.02, 0.0, "2026-08-03", "https://x")
+    opened = replace(lab.opened, store_price=lambda: price)
+    server.next_runs = [ComingRun("hibernate", "demo", 1e9), ComingRun("backup", "other", 1.0)]
+    _, runs, sent = _watch(opened, server)
+    assert sent == []
+    (row,) = runs.rows["workspaces"]
+    assert (row["workspace"], row["state"], row["$/h"]) == ("demo", "awake", "4.000")
+    assert (row["next schedule"], row["$ this month"]) == ("hibernate 2001-09-09 01:46 UTC", "0.00")
+    assert "schedule of watch is off" in runs.tables["workspaces"]
+    server.since(4 * HOUR)
+    daily = [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    ((subject, body),) = daily
+    assert subject == "torpor: awake machines cost 4.000 $/h, 96.00 $ a day; asleep 0.48 $ a day"
+    assert f"demo on {machine.id} at" in body and "hibernate what nobody uses" in body
+    server.since(23 * HOUR)
+    assert not [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    server.since(HOUR)
+    ((again, _),) = [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    assert again.startswith("torpor: still: awake machines cost 4.000 $/h")
+    lab.market.alive.clear()
+    assert not [one for one in _watch(opened, server)[2] if "cost" in one[0]]
 
 
 def test_a_dry_run_tells_nobody_and_remembers_nothing(lab: Lab, server: AlertMemory) -> None:

@@ -165,3 +165,6 @@ def test_a_schedule_shows_what_comes(prefect_server: Server, flow_name: str) -> 
     )
     assert seen.interval_s("demo") == 3600
     assert seen.quiet_s == 3 * 3600
+    (coming,) = [one for one in PrefectAlerts().coming() if one.flow == flow_name]
+    assert coming.workspace == "all workspaces"
+    assert coming.at_unix == min(seen.coming["all workspaces"])

@@ -20,6 +20,10 @@ class StorePrice(msgspec.Struct, frozen=True):
     source: str
     note: str = ""
 
+    def usd_day(self, stored_bytes: int) -> float:
+        """What the store asks for so many bytes, a day of a month of 730 hours."""
+        return stored_bytes / 1e9 * self.gb_month_usd * 24 / 730
+
 
 LIST_PRICES: Final[dict[str, StorePrice]] = {
     "aws-s3": StorePrice(

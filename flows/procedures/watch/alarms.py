@@ -12,6 +12,7 @@ from torpor.control.alerts import runs, sights
 from torpor.control.alerts.runs import Schedule
 from torpor.control.alerts.telling import Alert, Doubt, Key, rows
 from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.overview import Overviews
 from torpor.control.supervision import installation_folder
 from torpor.control.watching import WatchReport
 from torpor.shared.errors import NotDelivered
@@ -24,7 +25,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and what it could not see. ``silent``: the error of each provider that did
     not answer. ``budgets``: None where no machine is in use, so that none was read. ``named``: the
     blocks of each workspace. ``unread``: the workspaces whose store or jobs could not be read.
-    ``some``: it was not at all workspaces of the installation."""
+    ``some``: it was not at all workspaces of the installation. ``overview``: what each costs."""
 
     report: WatchReport
     silent: Mapping[str, str]
@@ -33,6 +34,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     named: Mapping[WorkspaceName, Sequence[str]]
     unread: Sequence[str]
     some: bool
+    overview: Overviews
 
 
 class Alarms(msgspec.Struct, frozen=True):
@@ -55,6 +57,10 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         *sights.of_jobs(report.jobs, now_unix),
     ]
     kinds: set[str] = set()
+    if look.some or look.unread or look.silent:  # what it would say is not all
+        kinds.add("awake")
+    else:
+        found += sights.of_awake(look.overview, now_unix)
     if look.budgets is None or look.budgets.unread:
         kinds |= {"budget reached", "budget spent"}
     if look.budgets is not None:

@@ -9,6 +9,7 @@ from typing import Final
 from torpor.control.alerts.telling import Alert, Kind
 from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.overview import Overviews
 from torpor.control.supervision import told
 from torpor.control.watching import Left, Watched, WatchedJob
 
@@ -22,6 +23,8 @@ RESTARTED_S: Final = 3600.0
 """For how long a restart is reported."""
 RESTARTING_S: Final = 180.0
 """Shorter faults end by themselves: `make up` restarts the supervisor, which restarts the rest."""
+AWAKE_S: Final = 4 * 3600.0
+"""For so long machines are awake before a message says what they cost."""
 FAILURES: Final = 3
 """A job is failing after this many failed runs in a row."""
 
@@ -61,6 +64,23 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
                 )
             )
     return found
+
+
+def of_awake(seen: Overviews, now_unix: float) -> list[Alert]:
+    """What the awake machines cost: once a day, and no sooner than after AWAKE_S."""
+    if not seen.awake:
+        return []
+    return [
+        Alert(
+            kind="awake",
+            subject="machines",
+            title=f"awake machines cost {seen.costs()}",
+            cause="\n".join(workspace.words() for workspace in seen.awake),
+            next_step="hibernate what nobody uses; work goes on",
+            at_unix=now_unix,
+            after_s=AWAKE_S,
+        )
+    ]
 
 
 def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:

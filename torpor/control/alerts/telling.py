@@ -31,6 +31,7 @@ Kind = Literal[
     "schedule stopped",
     "installation",
     "disk full",
+    "awake",
 ]
 
 AGAIN_S: Final = 24 * 3600.0
@@ -40,8 +41,8 @@ MOST_NOTICES: Final = 20
 _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
 
-_WITHOUT_END: Final = ("budget reached", "run failed")
-"""Alerts whose end is not sent: a month is over, or a failed run is old."""
+_WITHOUT_END: Final = ("budget reached", "run failed", "awake")
+"""Alerts whose end is not sent: a month is over, a failed run is old, nothing is awake."""
 
 _SECRETS: Final = (
     (re.compile(r"(\w://)[^\s/@]*@"), r"\1...@"),

@@ -36,7 +36,7 @@ class OffersReport(WorkspaceReport, frozen=True):
 
     def rows(self) -> list[Row]:
         fitting = [self._row(choice) for choice in self.fitting[:MOST_SHOWN]]
-        return [*fitting, *({**_EMPTY, **one.row()} for one in self.refused[:MOST_SHOWN])]
+        return [*fitting, *({**_EMPTY, **tried.row()} for tried in self.refused[:MOST_SHOWN])]
 
     @staticmethod
     def _row(choice: Choice) -> Row:

@@ -46,8 +46,9 @@ class Receipt(msgspec.Struct, frozen=True):
     ``agent``: what its machine calls itself, as in the manifest. ``machine``: as its provider or
     its user names it, and ``made_by``: the flow that made it; empty if the run that verified it did
     not know. ``lineage``: as in the manifest; None if that says none. ``files``, ``bytes``,
-    ``new_bytes``: how many there are, of what size, and what the store took for them: as in the
-    manifest, None in older receipts."""
+    ``new_bytes``: how many there are, of what size, and what the store took for them;
+    ``stored_bytes``: what the store holds of all of it. As in the manifest, None in older
+    receipts."""
 
     version: Literal[1]
     root: str
@@ -60,6 +61,7 @@ class Receipt(msgspec.Struct, frozen=True):
     files: int | None = None
     bytes: int | None = None
     new_bytes: int | None = None
+    stored_bytes: int | None = None
 
 
 def write_receipt(
@@ -86,6 +88,7 @@ def write_receipt(
         count("files"),
         count("bytes"),
         count("new_bytes"),
+        count("stored_bytes"),
     )
     there = None if machine else _read(store, workspace, snapshot)
     if there is not None and there.root == root:
@@ -124,7 +127,15 @@ def verified_snapshots(
 
 def newest_verified(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
     """The id of the newest verified snapshot, or None."""
-    return next((snapshot for snapshot, _ in verified_snapshots(store, workspace)), None)
+    snapshot, _ = newest_receipt(store, workspace)
+    return snapshot
+
+
+def newest_receipt(
+    store: ObjectStore, workspace: WorkspaceName
+) -> tuple[SnapshotId, Receipt] | tuple[None, None]:
+    """The newest verified snapshot and its receipt."""
+    return next(verified_snapshots(store, workspace), (None, None))
 
 
 def is_verified(store: ObjectStore, found: StoredSnapshot) -> bool:

@@ -1,0 +1,86 @@
+"""What a person wants to know of all workspaces at one look."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.control.reports import Report, Row
+from torpor.shared.values import SnapshotId
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """One workspace. ``usd_h`` is what its machines cost now, ``month_usd`` what they cost in this
+    month at most, ``asleep_usd_day`` what the store asks for its newest snapshot; None: not known.
+    ``coming``: the next run that a schedule starts for it. ``trouble``: why nothing, or not all, is
+    known of it."""
+
+    block: str
+    state: str = ""
+    machines: list[str] = []
+    usd_h: float = 0.0
+    month_usd: float | None = None
+    newest: SnapshotId | None = None
+    newest_age_s: float | None = None
+    asleep_usd_day: float | None = None
+    jobs: int = 0
+    coming: str = ""
+    trouble: str = ""
+
+    def row(self) -> Row:
+        return {
+            "workspace": self.block,
+            "state": self.state or "not known",
+            "$/h": f"{self.usd_h:.3f}" if self.machines else "",
+            "$ this month": "" if self.month_usd is None else f"{self.month_usd:.2f}",
+            "newest snapshot": self.newest or "",
+            "age": "" if self.newest_age_s is None else _age(self.newest_age_s),
+            "jobs": str(self.jobs or ""),
+            "next schedule": self.coming,
+            "machines": ", ".join(self.machines),
+            "note": self.trouble,
+        }
+
+    def words(self) -> str:
+        """What its machines cost a day, and what it would cost asleep."""
+        asleep = _asleep([self])
+        where = f"on {', '.join(self.machines)}"
+        return f"{self.block} {where}: {self.usd_h * 24:.2f} $ a day{asleep}"
+
+
+class Overviews(Report, frozen=True):
+    """All workspaces of an installation. ``watching``: when `watch` looks next, or that it does
+    not; empty where that is not known."""
+
+    workspaces: list[Overview]
+    watching: str = ""
+
+    @property
+    def awake(self) -> list[Overview]:
+        return [seen for seen in self.workspaces if seen.machines]
+
+    def title(self) -> str:
+        said = f"Workspaces: {len(self.workspaces)}, awake: {len(self.awake)}"
+        costs = f": {self.costs()}" if self.awake else ""
+        return f"{said}{costs}{f'. {self.watching}' if self.watching else ''}"
+
+    def costs(self) -> str:
+        """What the awake ones cost together, and what they would cost asleep."""
+        total = sum(seen.usd_h for seen in self.awake)
+        return f"{total:.3f} $/h, {total * 24:.2f} $ a day{_asleep(self.awake)}"
+
+    def rows(self) -> list[Row]:
+        return [seen.row() for seen in self.workspaces]
+
+
+def _asleep(workspaces: list[Overview]) -> str:
+    """Nothing where that is not known of one of them."""
+    known = [seen.asleep_usd_day for seen in workspaces if seen.asleep_usd_day is not None]
+    if not known or len(known) < len(workspaces):
+        return ""
+    return f"; asleep {sum(known):.2f} $ a day" if sum(known) >= 0.01 else "; asleep under 0.01 $"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
