@@ -4,16 +4,18 @@ The library has no Python ABI, so a wheel fits every Python 3 on its platform. W
 the package installs all the same and the codecs run in plain Python.
 """
 
+import re
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # an isolated build does not look here
 
 from gpu_kernels.build import BuildError, build_cuda, build_library, is_current
+from gpu_kernels.native import library_path
 
 
 class BuildKernels(build_py):
@@ -39,7 +41,24 @@ class PlatformWheel(bdist_wheel):
         self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        return "py3", "none", _manylinux(super().get_tag()[2])
 
 
-setup(cmdclass={"build_py": BuildKernels, "bdist_wheel": PlatformWheel})
+class WithLibrary(Distribution):
+    """Its files go where a wheel keeps what belongs to one platform."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+def _manylinux(platform: str) -> str:
+    """The oldest glibc that has every symbol of the library; the tests ask auditwheel too."""
+    library = library_path()
+    if not platform.startswith("linux_") or not library.exists():
+        return platform
+    symbols = re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())
+    minor = max(17, *map(int, symbols))  # 2.17 is the oldest that pip still names
+    return f"manylinux_2_{minor}_{platform.removeprefix('linux_')}"
+
+
+setup(distclass=WithLibrary, cmdclass={"build_py": BuildKernels, "bdist_wheel": PlatformWheel})

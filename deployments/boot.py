@@ -15,6 +15,7 @@ from typing import Final
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import users_own
 from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.shared.errors import InvalidInput
 
 RUNS_SYSTEMD: Final = Path("/run/systemd/system")
 _NAME: Final = "torpor.service"
@@ -41,16 +42,24 @@ WantedBy={target}
 
 
 def main() -> int:
+    try:
+        set_up()
+    except InvalidInput as error:
+        print(f"torpor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def set_up() -> None:
+    """Write the unit, or print the line for cron, and say what to run next. InvalidInput where the
+    server is the user's own."""
     installation = Installation.here()
     if given := users_own(installation):
-        print(
-            f"torpor: PREFECT_API_URL is {given}, a server that torpor does not start, so nothing "
-            "is set up to start at boot. Run "
-            f"`PREFECT_API_URL={given} make -C {shlex.quote(str(CHECKOUT))} up` after that server "
-            "has started, or unset PREFECT_API_URL and run `make boot` again",
-            file=sys.stderr,
+        raise InvalidInput(
+            f"PREFECT_API_URL is {given}, a server that torpor does not start, so nothing is set "
+            f"up to start at boot. Run `PREFECT_API_URL={given} torpor up` after that server has "
+            "started, or unset PREFECT_API_URL and run this again"
         )
-        return 1
     root = os.geteuid() == 0
     command = [sys.executable, "-m", "deployments.up"]
     if not RUNS_SYSTEMD.exists():
@@ -58,7 +67,7 @@ def main() -> int:
         line = f"cd {shlex.quote(str(CHECKOUT))} && {FOLDER_VARIABLE}={folder} "
         line = (line + shlex.join(command)).replace("%", r"\%")  # cron ends the command at a %
         print(f"This host does not run systemd. Add to your crontab (crontab -e):\n@reboot {line}")
-        return 0
+        return
     file = write_unit(installation, unit_folder(root), root)
     print(f"Wrote {file}. Now run:")
     if root:
@@ -66,7 +75,6 @@ def main() -> int:
     else:
         print(f"  systemctl --user daemon-reload && systemctl --user enable --now {file.name}")
         print("  loginctl enable-linger   # so that it starts at boot, not when you log in")
-    return 0
 
 
 def unit_folder(root: bool) -> Path:

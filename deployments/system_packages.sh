@@ -36,6 +36,7 @@ has promtool || tests="$tests prometheus"
 has git || tests="$tests git"
 has setfacl || tests="$tests acl"
 has setcap || tests="$tests libcap2-bin"
+has rsync || tests="$tests rsync"
 # What the programs of a Kubernetes cluster are started with.
 oracles="$machines"
 has openssl || oracles="$oracles openssl"

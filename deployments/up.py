@@ -179,8 +179,8 @@ torpor is up.
   blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}
   terminal  {torpor} --help
-  stop      make down, or torpor down
-  at boot   make boot
+  stop      {torpor} down
+  at boot   {torpor} boot
 {notes}"""
 
 

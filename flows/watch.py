@@ -42,6 +42,7 @@ def watch(
     dry_run: bool = True,
     metrics: str = "",
     notify: list[str] = [],  # noqa: B006
+    only_report: bool = False,
 ) -> WatchReport:
     """Look at all machines of the installation, hibernate those that are idle or whose budget is
     spent, continue jobs whose run has gone, and tell people what is wrong.
@@ -60,7 +61,8 @@ def watch(
         metrics: A file for Prometheus to write, such as torpor.prom in the folder of
             node_exporter's textfile collector. Empty: write none.
         notify: Notification blocks that tell of alerts, as type/name. Empty: those that
-            `make automations NOTIFY=type/name` has named.
+            `torpor up --notify type/name` has named.
+        only_report: Hibernate no idle machine, whatever its Workspace block says: report it.
     """
     blocks, closed = open_all(workspaces or runner().workspaces())
     named: dict[WorkspaceName, list[str]] = {}
@@ -101,7 +103,7 @@ def watch(
             for name, why in unread.items()
         ),
         *(
-            in_use(opened[_name(one)], one, look.result(), newest, over, dry_run)
+            in_use(opened[_name(one)], one, look.result(), newest, over, dry_run, only_report)
             for one, look in looks
         ),
         *not_there(standing, opened, newest, over),

@@ -37,7 +37,7 @@ class AlertServer(Protocol):
     call may raise whatever the server's client raises."""
 
     def notifiers(self) -> list[str]:
-        """The notification blocks that `make automations NOTIFY=...` has named, as type/name."""
+        """The notification blocks that `torpor up --notify` has named, as type/name."""
 
     def notify(self, block: str, subject: str, body: str) -> None:
         """Send a message by this block; NotDelivered unless the block accepted it."""

@@ -43,7 +43,7 @@ from torpor.shared.errors import InvalidInput, NotDelivered
 from torpor.shared.values import learned
 
 NOTIFIERS: Final = "torpor_notify"
-"""The variable with the names of the notification blocks; `make automations` writes it."""
+"""The variable with the names of the notification blocks; `torpor up --notify` writes it."""
 TAG: Final = "torpor"
 _MEMORY: Final = "torpor_alert_"
 _PAGE: Final = 200  # the most that the API answers at once
@@ -64,7 +64,7 @@ class PrefectAlerts:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise InvalidInput(
                 f"the variable {NOTIFIERS} is no list of notification blocks: run "
-                "`make automations NOTIFY=type/name`"
+                "`torpor up --notify type/name`"
             )
         return [str(one) for one in value]
 
@@ -76,7 +76,7 @@ class PrefectAlerts:
         if not isinstance(found, NotificationBlock):
             raise NotDelivered(
                 f"{block} was not notified: it is no notification block. Name another one with "
-                "`make automations NOTIFY=type/name`"
+                "`torpor up --notify type/name`"
             )
         try:
             with found.raise_on_failure():

@@ -52,7 +52,7 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
         snapshots.verify,
         snapshots.prune,
     ),
-    HERE: (installation.up, setting_up.init, installation.down),
+    HERE: (installation.up, setting_up.init, installation.down, installation.boot),
 }
 for group, commands in COMMANDS.items():
     for command in commands:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 from tests.fixtures.newcomer import Newcomer, outside_of, processes_of
 from torpor.control.ports import free_ports
 
 
-def test_a_newcomer_makes_a_workspace_and_finds_the_files_after_a_wake(newcomer: Newcomer) -> None:
+def test_a_newcomer_with_the_wheel_finds_the_files_after_a_wake(wheel_newcomer: Newcomer) -> None:
+    newcomer = wheel_newcomer
     no_server = newcomer.torpor("status")
     assert no_server.returncode == 2
     assert "run `torpor up`" in no_server.stderr
 
-    _done(newcomer, "up", "--port", str(free_ports(1)[0]))
+    up = _done(newcomer, "up", "--port", str(free_ports(1)[0]))
+    assert "idle      nobody looks at machines" in up
     local = ("--store", "default", "--market", "local", "--path", "~/workspace", "--gpu", "")
     assert "scratch object" in _done(newcomer, "init", "first", *local)
     again = newcomer.torpor("init", "first", *local)
@@ -22,6 +28,7 @@ def test_a_newcomer_makes_a_workspace_and_finds_the_files_after_a_wake(newcomer:
 
     assert "1 offer fits workspace first" in _done(newcomer, "offers", "first")
     assert "log in: torpor ssh first" in _done(newcomer, "create", "first", "--yes")
+    assert _done(newcomer, "ssh", "first", "--", "hostname") == f"{socket.gethostname()}\n"
     _done(newcomer, "ssh", "first", "--", "mkdir -p workspace && echo kept > workspace/a.txt")
     assert _status(newcomer)["state"] == "awake"
     _done(newcomer, "hibernate", "first")
@@ -37,20 +44,59 @@ def test_a_newcomer_makes_a_workspace_and_finds_the_files_after_a_wake(newcomer:
     assert "includes" in _done(newcomer, "ssh", "--setup")
     assert "log in: ssh first" in _done(newcomer, "wake", "first", "--yes")
     config = newcomer.home / ".ssh" / "config"
-    openssh = newcomer.run("ssh", "-F", str(config), "first", "cat workspace/a.txt")
-    assert openssh.stdout == "kept\n", openssh.stderr
+    assert _by_openssh(newcomer, config, "ssh", "first", "cat workspace/a.txt") == "kept\n"
     twice = newcomer.torpor("wake", "first", "--yes")
     assert twice.returncode == 3
     assert "already on machine" in twice.stderr
     assert "Traceback" not in twice.stderr
+
+    _copy_both_ways(newcomer, config, "b.txt")
+    _done(newcomer, "hibernate", "first")
+    _done(newcomer, "wake", "first", "--yes")  # at another address
+    assert _by_openssh(newcomer, config, "ssh", "first", "cat workspace/b.txt") == "copied\n"
+    _copy_both_ways(newcomer, config, "c.txt")
+    (key,) = newcomer.state.glob("machines/*/host_key")
+    newcomer.run("sh", "-c", f"rm {key} && ssh-keygen -q -t ed25519 -N '' -f {key}")
+    changed = newcomer.run("ssh", "-F", str(config), "first", "true")
+    assert changed.returncode == 255
+    assert "Host key verification failed" in changed.stderr
+
+    watched = _done(newcomer, "up", "--idle", "report")
+    assert "watch reports idle machines, and hibernates none" in watched
+    assert "watch looks next at" in _done(newcomer, "status")
 
     assert "ended workers, store, Prefect server" in _done(newcomer, "down", "--machines")
     assert processes_of(newcomer) == []
     down = newcomer.torpor("status")
     assert down.returncode == 1
     assert "does not answer" in down.stderr
-    ssh_files = {str(config), str(config.parent)}
-    assert [path for path in outside_of(newcomer) if path not in ssh_files] == []
+    ours = {str(config), str(config.parent), str(newcomer.home / "copied")}
+    assert [path for path in outside_of(newcomer) if path not in ours] == []
+
+
+def test_the_wheel_says_the_platform_that_it_runs_on(installed: Path) -> None:
+    """auditwheel reads the library's symbols."""
+    (wheel,) = installed.parent.glob("*.whl")
+    asked = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    platform = wheel.stem.rpartition("-")[2]
+    assert f'following platform tag: "{platform}"' in " ".join(shown.split())
+
+
+def _copy_both_ways(newcomer: Newcomer, config: Path, name: str) -> None:
+    """A file to the machine by scp, and back by rsync."""
+    copied = newcomer.home / "copied"
+    newcomer.run("sh", "-c", f"echo copied > {copied}")
+    _by_openssh(newcomer, config, "scp", str(copied), f"first:workspace/{name}")
+    back = ("rsync", "-e", f"ssh -F {config}", f"first:workspace/{name}", str(copied))
+    done = newcomer.run(*back)
+    assert done.returncode == 0, done.stderr
+
+
+def _by_openssh(newcomer: Newcomer, config: Path, program: str, *arguments: str) -> str:
+    done = newcomer.run(program, "-F", str(config), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _status(newcomer: Newcomer) -> dict[str, object]:

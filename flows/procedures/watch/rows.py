@@ -40,10 +40,12 @@ def in_use(
     newest: dict[WorkspaceName, float | None],
     over: dict[Label, str],
     dry_run: bool,
+    only_report: bool,
 ) -> Watched:
     name, machine, rental = opened.spec.name, finding.machine, finding.rental
-    idle = verdict.kind == "idle" and opened.spec.idle.hibernate
-    step = _NEXT.get(verdict.kind, "hibernate it" if idle else "none: its block says report")
+    reports = "watch reports only" if only_report else "its block says report"
+    idle = verdict.kind == "idle" and opened.spec.idle.hibernate and not only_report
+    step = _NEXT.get(verdict.kind, "hibernate it" if idle else f"none: {reports}")
     why = over.get(rental.label, "") if rental else ""
     if why:
         step = f"{why}: hibernate it"

@@ -1,0 +1,60 @@
+"""What becomes of idle machines: asked once by `torpor up`, kept as the schedule of `watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
+
+from deployments.installation import Installation
+from deployments.schedules import WATCH
+
+Idle = Literal["hibernate", "report", "off"]
+
+QUESTION: Final = (
+    "watch can look at all machines every two minutes. What becomes of an idle one?\n"
+    "  hibernate  store it, verify it, destroy the machine (each workspace's block may say no)\n"
+    "  report     say so, and leave it\n"
+    "  off        nobody looks: nothing is hibernated, and no job continues by itself\n"
+)
+SAYS: Final[dict[Idle, str]] = {
+    "hibernate": "watch hibernates machines that are idle by the rules of their Workspace block",
+    "report": "watch reports idle machines, and hibernates none",
+    "off": "nobody looks at machines: an idle one costs money until you hibernate it",
+}
+
+
+def is_chosen(installation: Installation) -> bool:
+    """Whether the question was answered, here or by the switch of the schedule in the UI."""
+    if _file(installation).exists():
+        return True
+    with get_client(sync_client=True) as client:
+        return any(one.active for one in client.read_deployment_by_name(WATCH).schedules)
+
+
+def choose(installation: Installation, idle: Idle) -> None:
+    """Switch the schedule of `watch`, and say what its runs do with idle machines."""
+    with get_client(sync_client=True) as client:
+        watch = client.read_deployment_by_name(WATCH)
+        parameters = {**watch.parameters, "only_report": idle == "report"}
+        client.update_deployment(watch.id, DeploymentUpdate(parameters=parameters))
+        for schedule in watch.schedules:
+            client.update_deployment_schedule(watch.id, schedule.id, active=idle != "off")
+    _file(installation).write_text(f"{idle}\n")
+
+
+def ask() -> Idle:
+    """The answer of whoever is at the terminal; nothing typed means report."""
+    print(QUESTION, end="")
+    while True:
+        answer = input("hibernate, report or off [report]: ").strip().lower() or "report"
+        fitting = [idle for idle in get_args(Idle) if idle.startswith(answer)]
+        if len(fitting) == 1:
+            chosen: Idle = fitting[0]
+            return chosen
+
+
+def _file(installation: Installation) -> Path:
+    return installation.folder / "idle"
