@@ -3,6 +3,10 @@
 from flows import hibernate, wake
 """
 
+from torpor.control.own_packages import check_own_packages
+
+check_own_packages()
+
 from flows.backup import backup
 from flows.benchmark import benchmark
 from flows.benchmark_deploy import benchmark_deploy

@@ -45,6 +45,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "store": {"ports", "processes"},
         "supervision": {"processes"},
         "own_server": {"supervision"},
+        "own_packages": set(),
         "disk_space": set(),
         "hosts": {"store"},
         "idleness": set(),

@@ -60,7 +60,7 @@ def write_config() -> Path:
 
     where = os.environ.get(FOLDER_VARIABLE)
     named = ["env", f"{FOLDER_VARIABLE}={where}"] if where else []
-    torpor = shlex.join([*named, sys.executable, "-m", "torpor_cli", "ssh", "--refresh"])
+    torpor = shlex.join([*named, sys.executable, "-P", "-m", "torpor_cli", "ssh", "--refresh"])
     lines = []
     for name in saved_names(Workspace):
         host = _hosts() / name

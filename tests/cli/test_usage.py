@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from deployments.installation import CHECKOUT
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,22 @@ def test_help_imports_nothing_that_is_slow() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "hibernate" in done.stdout
+
+
+def test_a_folder_with_a_package_of_the_same_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", "import flows"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert f"torpor needs its own package 'tasks' in {CHECKOUT}" in done.stderr
+    assert f"Python found {tmp_path / 'tasks'}" in done.stderr
+    assert "run_deployment" in done.stderr
 
 
 def _here(*arguments: str) -> subprocess.CompletedProcess[str]:
