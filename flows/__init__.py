@@ -3,6 +3,7 @@
 from flows import hibernate, wake
 """
 
+from flows.adopt import adopt
 from flows.backup import backup
 from flows.benchmark import benchmark
 from flows.benchmark_deploy import benchmark_deploy
@@ -45,6 +46,7 @@ from tasks.error_output import install
 install()
 
 __all__ = [
+    "adopt",
     "backup",
     "benchmark",
     "benchmark_deploy",
