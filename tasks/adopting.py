@@ -96,8 +96,8 @@ def log_in_to_adopt(opened: OpenWorkspace, found: Adoptable, host_key: str) -> t
 
 @step("record adoption", retries=ONCE)
 def record_adoption(opened: OpenWorkspace, found: Adoptable, host_key: str) -> Rental:
-    """Write the rental, before anything is changed at the market: whatever is killed afterwards, the
-    machine is on record as one that holds work."""
+    """Write the rental, before anything is changed at the market: whatever is killed afterwards,
+    the machine is on record as one that holds work."""
     if found.rental is not None:
         return found.rental
     label = opened.rentals.new_label(opened.owner)

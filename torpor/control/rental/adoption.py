@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from torpor.control.providers.seam import Absent, Adopts, Provider
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.reports import Row, WorkspaceReport
@@ -31,10 +33,10 @@ class AdoptReport(WorkspaceReport, frozen=True):
     price_usd_h: float = 0.0
     host_key: str = ""
     fingerprint: str = ""
-    paths: list[str] = []
+    paths: list[str] = msgspec.field(default_factory=list)
     bytes: int = 0
-    outside: list[str] = []
-    warnings: list[str] = []
+    outside: list[str] = msgspec.field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
 
     def title(self) -> str:
         if not self.machine:
