@@ -92,6 +92,7 @@ class FakeGcp(FakeMarket):
         rf"DELETE {_PLACE}/instances/([a-z0-9-]+)": ("destroy", "_instance"),
         rf"GET {_PLACE}/instances/([a-z0-9-]+)": ("find", "_instance"),
         rf"POST {_PLACE}/instances/([a-z0-9-]+)/setMetadata": ("account", "_set_metadata"),
+        rf"POST {_PLACE}/instances/([a-z0-9-]+)/setLabels": ("account", "_set_labels"),
         rf"POST {_PLACE}/instances/([a-z0-9-]+)/(start|resume)": ("account", "_start"),
         rf"GET {_PLACE}/operations/([a-z0-9-]+)": ("account", "_operation"),
         rf"GET {_PLACE}/operations": ("account", "_operations"),
@@ -291,6 +292,15 @@ class FakeGcp(FakeMarket):
         machine.request["metadata"] = {"items": request.body["items"]}
         return Answer(200, self._began("setMetadata", zone, name, request.query["requestId"]))
 
+    def _set_labels(self, request: Request, zone: str, name: str) -> Answer:
+        machine = self._machine(zone, name)
+        if machine is None:
+            return self._not_found(zone, name)
+        if request.body["labelFingerprint"] != self._fingerprint(machine, "labels"):
+            return self.error(412, "conditionNotMet", "Labels fingerprint either invalid or old")
+        machine.request["labels"] = request.body["labels"]
+        return Answer(200, self._began("setLabels", zone, name, request.query["requestId"]))
+
     def _start(self, request: Request, zone: str, name: str, word: str) -> Answer:
         machine = self._machine(zone, name)
         if machine is None:
@@ -304,8 +314,8 @@ class FakeGcp(FakeMarket):
             machine.stopped = machine.suspended = False
         return Answer(200, operation)
 
-    def _fingerprint(self, machine: Rented) -> str:
-        items = json.dumps(machine.request.get("metadata", {})).encode()
+    def _fingerprint(self, machine: Rented, of: str = "metadata") -> str:
+        items = json.dumps(machine.request.get(of, {})).encode()
         return base64.b64encode(hashlib.blake2b(items, digest_size=6).digest()).decode()
 
     def _reap(self) -> None:
@@ -360,6 +370,7 @@ class FakeGcp(FakeMarket):
             "machineType": f"{_LINK}/projects/{PROJECT}/{asked.get('machineType', '')}",
             "status": status,
             "labels": asked.get("labels", {}),
+            "labelFingerprint": self._fingerprint(machine, "labels"),
             "metadata": {
                 "kind": "compute#metadata",
                 "items": asked.get("metadata", {}).get("items", []),
