@@ -88,7 +88,7 @@ def _look_around(opened: OpenWorkspace, session: Agent) -> tuple[int, list[str]]
     begin_snapshot(remote)
     try:
         seen = scan(remote, 1)
-        losses = look_for_losses(remote, rented=True, whole=True, wait_s=LOOK_TO_REFUSE_S)
+        losses = look_for_losses(remote, rented=False, whole=True, wait_s=LOOK_TO_REFUSE_S)
     finally:
         with suppress(TorporError):  # an agent that cannot be reached ends the run itself
             remote.end(committed=False)

@@ -13,7 +13,7 @@ from tasks.phases import seconds_by_phase
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
@@ -130,6 +130,12 @@ def check_reached(opened: OpenWorkspace) -> None:
     """InvalidInput where a machine of the workspace is at an account that no block is for. Look for
     machines first: a rental goes over to the account that shows its machine."""
     opened.markets.check_reached(opened.rentals.open())
+
+
+def is_adopted(workspace: StoredWorkspace, label: Label) -> bool:
+    """Whether the machine of this label was its user's before it was torpor's."""
+    rental = workspace.rentals.of(label) if label.workspace == workspace.spec.name else None
+    return rental is not None and rental.adopted
 
 
 def _check_marked(opened: OpenWorkspace, shown: Collection[Label | None]) -> None:

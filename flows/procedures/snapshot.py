@@ -12,7 +12,7 @@ from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
-from tasks.machines import destroy_machine
+from tasks.machines import destroy_machine, is_adopted
 from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.snapshot import (
@@ -275,7 +275,8 @@ class Snapshot:
     def _look_for_losses(self, *, wait_s: float) -> None:
         """Look for what is on the machine and not in the snapshot; beyond where links of the
         workspace lead, before a destroy."""
-        rented = self._machine.label is not None
+        label = self._machine.label
+        rented = label is not None and not is_adopted(self._workspace, label)
         losses = look_for_losses(self._remote, rented=rented, whole=self._ends, wait_s=wait_s)
         self._lost = judge_losses(losses, self._workspace.spec)
 
