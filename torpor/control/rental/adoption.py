@@ -84,14 +84,14 @@ def provider_of(
             f"{wanted!r} names no machine: write MARKET:ID, such as vast:12345, or BLOCK:ID, such "
             "as vast-provider/mine:12345"
         )
-    blocks = [one for name, one in each if where in (name, name.rpartition("/")[2])]
-    found = [one for one in blocks if not isinstance(one, TorporError)]
+    blocks = [opened for name, opened in each if where in (name, name.rpartition("/")[2])]
+    found = [provider for provider in blocks if not isinstance(provider, TorporError)]
     if blocks and not found:
-        raise next(one for one in blocks if isinstance(one, TorporError))
+        raise next(error for error in blocks if isinstance(error, TorporError))
     found = found or _at(named, where) or _at(every, where)
     accounts = {provider.identity: provider for provider in found}
     if len(accounts) != 1:
-        there = ", ".join(sorted({*accounts} or {one.identity for one in every}))
+        there = ", ".join(sorted({*accounts} or {known.identity for known in every}))
         raise InvalidInput(
             f"{where!r} names {len(accounts)} of the accounts that provider blocks are for "
             f"({there or 'none'}): name its block, as in vast-provider/mine:{machine}"
@@ -108,7 +108,7 @@ def adopted_before(
     rentals: Iterable[Rental], provider: Provider, machine: MachineId
 ) -> Rental | None:
     """The record of an adoption of this machine that is open: complete, or killed half-way."""
-    found = (one for one in rentals if one.adopted and _is_of(one, provider, machine))
+    found = (r for r in rentals if r.adopted and _is_of(r, provider, machine))
     return next(found, None)
 
 
@@ -155,8 +155,8 @@ def check_asleep(
 ) -> None:
     """WorkspaceAwake where the workspace is on another machine, or may be."""
     mine = own.label if own else None
-    ids = [one.machine for one in rentals if one.state != "abandoned" and one.label != mine]
-    ids += [one.id for one, rental in shown if one.id != machine.id and rental is None]
+    ids = [r.machine for r in rentals if r.state != "abandoned" and r.label != mine]
+    ids += [live.id for live, rental in shown if live.id != machine.id and rental is None]
     for other in ids:
         raise WorkspaceAwake(
             f"the workspace is on machine {other or 'not named yet'} already, so {machine.id} was "
@@ -166,7 +166,7 @@ def check_asleep(
 
 
 def _at(providers: Iterable[Provider], market: str) -> list[Provider]:
-    return [one for one in providers if one.identity.partition(":")[0] == market]
+    return [known for known in providers if known.identity.partition(":")[0] == market]
 
 
 def _is_of(rental: Rental, provider: Provider, machine: MachineId) -> bool:

@@ -134,7 +134,7 @@ def first_start_ns(began_ns: int, keys: Path = Path("/etc/ssh")) -> int:
     for key in keys.glob("ssh_host_*_key"):
         with suppress(OSError):
             known.append(os.stat(key).st_mtime_ns)
-    return min(one for one in known if one is not None)
+    return min(time_ns for time_ns in known if time_ns is not None)
 
 
 def _started_ns() -> int | None:
