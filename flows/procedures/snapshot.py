@@ -62,8 +62,8 @@ that changed after it."""
 LOOK_S: Final = 2.0
 """How long a snapshot that is ready waits for the look at what would be lost."""
 LOOK_TO_REFUSE_S: Final = 60.0
-"""How long it waits where the block refuses losses, or the machine was adopted: its user worked there
-before torpor came."""
+"""How long it waits where the block refuses losses, or the machine was adopted: its user worked
+there before torpor came."""
 
 
 def take_snapshot(
