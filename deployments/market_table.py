@@ -48,6 +48,7 @@ COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "a machine can ask for it": lambda able: (
         ", ".join(source.kind for source in able.notices) or "no"
     ),
+    "a machine of yours can be adopted": lambda able: able.adopts or "no",
     "live service": lambda able: "tried" if able.tried else "not tried",
 }
 """Every cell, from the adapter's abilities."""

@@ -7,6 +7,7 @@ from torpor.control.own_packages import check_own_packages
 
 check_own_packages()
 
+from flows.adopt import adopt
 from flows.backup import backup
 from flows.benchmark import benchmark
 from flows.benchmark_deploy import benchmark_deploy
@@ -49,6 +50,7 @@ from tasks.error_output import install
 install()
 
 __all__ = [
+    "adopt",
     "backup",
     "benchmark",
     "benchmark_deploy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from tasks.asleep import check_not_asleep, check_not_hibernated
@@ -13,7 +13,7 @@ from tasks.phases import seconds_by_phase
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
@@ -29,7 +29,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceAwake,
 )
-from torpor.shared.values import Endpoint, Machine, MachineId, WorkspaceName
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, WorkspaceName
 from torpor.shared.wire.restore import RestorePlan
 
 MOST_REFUSED: Final = 100
@@ -132,6 +132,26 @@ def check_reached(opened: OpenWorkspace) -> None:
     opened.markets.check_reached(opened.rentals.open())
 
 
+def is_adopted(workspace: StoredWorkspace, label: Label) -> bool:
+    """Whether the machine of this label was its user's before it was torpor's."""
+    rental = workspace.rentals.of(label) if label.workspace == workspace.spec.name else None
+    return rental is not None and rental.adopted
+
+
+def _check_marked(opened: OpenWorkspace, shown: Collection[Label | None]) -> None:
+    """WorkspaceAwake where an adopted machine of the workspace is there and lost its mark, or never
+    got it: it may hold the newest work."""
+    for rental in opened.rentals.open():
+        if not rental.adopted or rental.machine is None or rental.label in shown:
+            continue
+        if isinstance(opened.markets.of(rental.provider).find(rental.machine), Machine):
+            raise WorkspaceAwake(
+                f"workspace {opened.spec.name} is on machine {rental.machine} at {rental.provider},"
+                " which was adopted and does not carry torpor's mark: run `torpor adopt` again, or "
+                "give the machine up with `torpor adopt --release`"
+            )
+
+
 def _is_ending(machine: Machine, rental: Rental | None) -> bool:
     return rental is not None and rental.is_ending(machine)
 
@@ -224,6 +244,8 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     held.wait_for_late()
     listed = held.machines()
     check_reached(opened)
+    if alone:
+        _check_marked(opened, {machine.label for machine, _ in listed})
     mine = [(m, r) for m, r in listed if (r or alone) and not _is_ending(m, r)]
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)

@@ -13,7 +13,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.seam import Provider, Residue
 from torpor.control.reconciliation import Finding, compare
-from torpor.control.rental.markets import ask_all
+from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental
 from torpor.control.rental.waiting import ssh_banner_fault
 from torpor.shared.errors import (
@@ -35,7 +35,7 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
     another one is left out with a warning."""
     before = _listed(opened)
     rentals = open_rentals(opened)
-    after = _listed(opened)
+    after = _listed(opened, rentals)
     residue = [one for found in after.values() for one in found[1]]
     found = compare(
         after.keys(),
@@ -134,8 +134,10 @@ def listed(
     return found, silent
 
 
-def _listed(opened: OpenWorkspace) -> dict[str, Listing]:
-    found, silent = listed(opened.markets.every())
+def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, Listing]:
+    providers = opened.markets.every()
+    recall(providers, rentals)
+    found, silent = listed(providers)
     for identity, error in silent.items():
         if identity in {provider.identity for provider in opened.providers}:
             raise error

@@ -12,7 +12,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.money.costs import read, shown_now
 from torpor.control.money.months import Month
 from torpor.control.money.storage import Stored, look, stored, workspaces
-from torpor.control.rental.markets import ask_all
+from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.control.zones import zone_named
@@ -55,6 +55,7 @@ def _shown(opened: OpenWorkspace, rentals: Sequence[Rental]) -> dict[Label, str]
         runner().log.warning("no provider was asked for machines: %s", error)
         return {}
     found: dict[Label, str] = {}
+    recall(providers, still_open)
     answers = ask_all(providers, lambda one: one.list_own())
     for provider, answer in zip(providers, answers, strict=True):
         if isinstance(answer, TorporError):

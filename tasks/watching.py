@@ -20,6 +20,7 @@ from torpor.control.idleness import OWN_WORK, Verdict, judge
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
+from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
@@ -71,6 +72,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
             rentals += open_rentals(opened)
         except TorporError as error:
             unread[opened.spec.name] = str(error)
+    recall(known.values(), rentals)
     after, silent = listed([*known.values()])
     read = [opened for opened in workspaces if opened.spec.name not in unread]
     found = compare(

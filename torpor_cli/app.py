@@ -13,7 +13,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, Group
 
-from torpor_cli import installation, jobs, machines, setting_up, snapshots, status
+from torpor_cli import adopting, installation, jobs, machines, setting_up, snapshots, status
 from torpor_cli.endings import INTERRUPTED, WRONG_USE, explained
 
 HELP: Final = """Hibernate rented GPU machines into object storage, and wake them anywhere.
@@ -38,6 +38,7 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
         status.status,
         machines.offers,
         machines.create,
+        adopting.adopt,
         machines.wake,
         machines.hibernate,
         machines.ssh,

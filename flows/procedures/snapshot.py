@@ -12,7 +12,7 @@ from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
-from tasks.machines import destroy_machine
+from tasks.machines import destroy_machine, is_adopted
 from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.snapshot import (
@@ -62,7 +62,8 @@ that changed after it."""
 LOOK_S: Final = 2.0
 """How long a snapshot that is ready waits for the look at what would be lost."""
 LOOK_TO_REFUSE_S: Final = 60.0
-"""How long it waits where the block refuses losses."""
+"""How long it waits where the block refuses losses, or the machine was adopted: its user worked
+there before torpor came."""
 
 
 def take_snapshot(
@@ -128,9 +129,11 @@ class Snapshot:
         self._stored: StoredSnapshot
         self._committed: Committed
         self._verified: Verified | None = None
-        self._destroyed = self._interrupted = False
+        self._destroyed = self._interrupted = self._adopted = False
 
     def __enter__(self) -> Self:
+        label = self._machine.label
+        self._adopted = self._looks and label is not None and is_adopted(self._workspace, label)
         begin_snapshot(self._remote)
         return self
 
@@ -172,8 +175,8 @@ class Snapshot:
                 time.sleep(PAUSE_S)
                 continue
             if self._looks:
-                refuses = self._workspace.spec.left_behind == "refuse"
-                self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if refuses else LOOK_S)
+                waits = self._adopted or self._workspace.spec.left_behind == "refuse"
+                self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if waits else LOOK_S)
             lost = compare_packs(self._remote)
             if not lost:
                 self._last = seen
@@ -275,7 +278,7 @@ class Snapshot:
     def _look_for_losses(self, *, wait_s: float) -> None:
         """Look for what is on the machine and not in the snapshot; beyond where links of the
         workspace lead, before a destroy."""
-        rented = self._machine.label is not None
+        rented = self._machine.label is not None and not self._adopted
         losses = look_for_losses(self._remote, rented=rented, whole=self._ends, wait_s=wait_s)
         self._lost = judge_losses(losses, self._workspace.spec)
 

@@ -95,7 +95,7 @@ def _starts() -> dict[str, Any]:
 
 
 STAGES: list[dict[str, Parameters]] = [
-    {"create": _nothing_more},
+    {"create": _nothing_more, "adopt": lambda: {"release": True}},
     {"backup": lambda: {"keep_last": 5}, "backup/backup-all": lambda: {"dry_run": True}},
     {
         "check-backup": _nothing_more,

@@ -91,7 +91,7 @@ class FakeGcp(FakeMarket):
         rf"POST {_PLACE}/instances": ("create", "_insert"),
         rf"DELETE {_PLACE}/instances/([a-z0-9-]+)": ("destroy", "_instance"),
         rf"GET {_PLACE}/instances/([a-z0-9-]+)": ("find", "_instance"),
-        rf"POST {_PLACE}/instances/([a-z0-9-]+)/setMetadata": ("account", "_set_metadata"),
+        rf"POST {_PLACE}/instances/([a-z0-9-]+)/set(Metadata|Labels)": ("account", "_set"),
         rf"POST {_PLACE}/instances/([a-z0-9-]+)/(start|resume)": ("account", "_start"),
         rf"GET {_PLACE}/operations/([a-z0-9-]+)": ("account", "_operation"),
         rf"GET {_PLACE}/operations": ("account", "_operations"),
@@ -280,16 +280,16 @@ class FakeGcp(FakeMarket):
         told = f"The resource 'projects/{PROJECT}/{zone}/{name}' was not found"
         return self.error(404, "notFound", told)
 
-    def _set_metadata(self, request: Request, zone: str, name: str) -> Answer:
-        machine = self._machine(zone, name)
+    def _set(self, request: Request, zone: str, name: str, what: str) -> Answer:
+        machine, body = self._machine(zone, name), request.body
         if machine is None:
             return self._not_found(zone, name)
-        if request.body["fingerprint"] != self._fingerprint(machine):
-            return self.error(
-                412, "conditionNotMet", "Supplied fingerprint does not match current."
-            )
-        machine.request["metadata"] = {"items": request.body["items"]}
-        return Answer(200, self._began("setMetadata", zone, name, request.query["requestId"]))
+        of_labels, of = what == "Labels", what.lower()
+        shown = body["labelFingerprint" if of_labels else "fingerprint"]
+        if shown != self._fingerprint(machine, of):
+            return self.error(412, "conditionNotMet", "The fingerprint is not the current one.")
+        machine.request[of] = body["labels"] if of_labels else {"items": body["items"]}
+        return Answer(200, self._began(f"set{what}", zone, name, request.query["requestId"]))
 
     def _start(self, request: Request, zone: str, name: str, word: str) -> Answer:
         machine = self._machine(zone, name)
@@ -304,8 +304,8 @@ class FakeGcp(FakeMarket):
             machine.stopped = machine.suspended = False
         return Answer(200, operation)
 
-    def _fingerprint(self, machine: Rented) -> str:
-        items = json.dumps(machine.request.get("metadata", {})).encode()
+    def _fingerprint(self, machine: Rented, of: str = "metadata") -> str:
+        items = json.dumps(machine.request.get(of, {})).encode()
         return base64.b64encode(hashlib.blake2b(items, digest_size=6).digest()).decode()
 
     def _reap(self) -> None:
@@ -360,6 +360,7 @@ class FakeGcp(FakeMarket):
             "machineType": f"{_LINK}/projects/{PROJECT}/{asked.get('machineType', '')}",
             "status": status,
             "labels": asked.get("labels", {}),
+            "labelFingerprint": self._fingerprint(machine, "labels"),
             "metadata": {
                 "kind": "compute#metadata",
                 "items": asked.get("metadata", {}).get("items", []),

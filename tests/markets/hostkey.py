@@ -94,6 +94,7 @@ class FakeHostkey(FakeMarket):
         "/eq.php update_servers": ("account", "_update"),
         "/eq.php rename_server": ("account", "_rename"),
         "/tags.php add": ("account", "_rename"),
+        "/tags.php remove": ("account", "_rename"),
         "/eq_callback.php check": ("account", "_check"),
         "/whmcs.php get_invoice": ("account", "_invoice"),
         "/whmcs.php get_cancellation_requests": ("account", "_cancellations"),
@@ -274,6 +275,8 @@ class FakeHostkey(FakeMarket):
         if asked["action"] == "add" and "tags" in self.takes_names:
             assert asked["tag"] == "hostname"
             self._names[asked["id"]] = asked["value"]
+        if asked["action"] == "remove":
+            self._names.pop(asked["id"], None)
         return _ok(action=asked["action"])
 
     def _list(self, request: Request) -> Answer:

@@ -58,6 +58,10 @@ _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
     "asked for": "there is no machine: a benchmark or a drill is about to create it, or was "
     "killed. A later one closes the rental",
 }
+_UNMARKED: Final = (
+    "the machine was adopted. If it is there, its mark is missing: run `torpor adopt` again, or "
+    "give it up with `torpor adopt --release`"
+)
 _ORDER: Final = tuple(_ADVICE)
 """Findings in a report's order: those that may cost money for nothing come first."""
 
@@ -87,13 +91,16 @@ class Finding(msgspec.Struct, frozen=True):
         """What it costs; 0 where nobody knows."""
         if self.residue:
             return self.residue.price_usd_h or 0.0
-        return self.machine.price_usd_h if self.machine else 0.0
+        known = self.rental.price_usd_h if self.rental and self.rental.adopted else 0.0
+        return (self.machine.price_usd_h or known) if self.machine else 0.0
 
     @property
     def next_step(self) -> str:
         advice = _ADVICE[self.kind]
         if self.workspace.startswith(RESERVED):
             advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
+        if self.kind == "lost" and self.rental and self.rental.adopted:
+            advice = f"{_UNMARKED}. Otherwise: {advice}"
         provider = self.rental.provider if self.rental else ""
         return advice.format(rental=self.label.rental if self.label else "", provider=provider)
 

@@ -146,7 +146,7 @@ class Stopped:
         if job.stopped != machine.id:
             return False
         saved = any(one.machine == machine.id and one.saved for one in job.attempts)
-        return saved or rental.job == job.id
+        return not rental.adopted and (saved or rental.job == job.id)
 
     def _end(self, machine: Machine, rental: Rental) -> str:
         """End the machine and go on from the newest save; why not, where it must be left."""

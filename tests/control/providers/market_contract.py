@@ -20,7 +20,7 @@ from tests.markets.faults import Fault
 from tests.markets.kills import killed_at_request
 from tests.markets.server import KEY, FakeMarket
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.providers.seam import Absent, Adopts, Order, Provider
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
@@ -329,6 +329,26 @@ class MarketContract(ProviderContract):
         assert rented.stopped
         shop.plain.start(machine)
         assert [live.state for live in shop.plain.list_own()] == ["running"]
+
+    def test_a_machine_is_marked_as_ours_and_given_back(self, shop: Shop) -> None:
+        provider, own = shop.plain, shop.create()
+        if not provider.abilities.adopts:
+            assert not isinstance(provider, Adopts)
+            return
+        mine = provider.find(self.foreign(shop))
+        provider.mark(mine, wanted := label())
+        provider.mark(mine, wanted)
+        marked = provider.find(mine.id)
+        assert marked == msgspec.structs.replace(mine, label=wanted)
+        assert {m.id for m in provider.list_own()} == {own.id, mine.id}
+        if provider.abilities.adopts == "marked":
+            assert shop.connect().find(mine.id) == marked
+            for machine in (mine, msgspec.structs.replace(own, label=None)):
+                with pytest.raises(NotOurs, match="was not changed"):
+                    provider.mark(machine, label())
+        provider.mark(marked, None)
+        assert provider.find(mine.id) == mine
+        assert [m.id for m in provider.list_own()] == [own.id]
 
     def test_another_owner_s_machines_are_not_listed(self, shop: Shop) -> None:
         for _ in range(30):

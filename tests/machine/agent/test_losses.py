@@ -15,7 +15,7 @@ import pytest
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.home import MARKER
-from torpor.machine.agent.losses import LookBehind, machine_began_ns
+from torpor.machine.agent.losses import LookBehind, first_start_ns, machine_began_ns
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LookForLosses
 
@@ -92,3 +92,15 @@ def test_the_machine_began_when_the_agents_folder_was_made_or_when_it_started(ho
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert began_ns in (marker.stat().st_ctime_ns, pytest.approx(started_ns, abs=10**9))
     assert time.time() - up_s - 60 < started_ns / 1e9 <= time.time()
+
+
+def test_on_a_machine_of_its_user_what_came_before_the_agent_and_before_a_restart_counts(
+    home: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "ssh_host_ed25519_key"
+    key.touch()
+    first_ns = 1_700_000_000 * 10**9
+    os.utime(key, ns=(first_ns, first_ns))
+    began_ns = machine_began_ns(home / ".torpor")
+    assert first_start_ns(began_ns, tmp_path) == first_ns < began_ns
+    assert first_start_ns(began_ns, tmp_path / "nothing") <= began_ns

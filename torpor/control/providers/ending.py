@@ -1,11 +1,11 @@
-"""What every provider checks before it ends a machine."""
+"""What every provider checks before it ends or marks a machine."""
 
 from __future__ import annotations
 
 from torpor.control.providers.seam import Absent, Provider
 from torpor.control.safety import Warrant
-from torpor.shared.errors import UnsafeDestroy
-from torpor.shared.values import Machine
+from torpor.shared.errors import NotOurs, UnsafeDestroy
+from torpor.shared.values import Label, Machine
 
 
 def check_request(identity: str, machine: Machine, warrant: Warrant) -> None:
@@ -31,3 +31,13 @@ def warranted(provider: Provider, machine: Machine, warrant: Warrant) -> Machine
         return None
     warrant.check(live)
     return live
+
+
+def to_mark(provider: Provider, machine: Machine, label: Label | None) -> bool:
+    """Whether the machine is still to be marked with ``label``. NotOurs where it is not there, or
+    shows another label than ``machine`` has."""
+    live = provider.find(machine.id)
+    if isinstance(live, Absent) or live.label not in (label, machine.label):
+        shown = "is not there" if isinstance(live, Absent) else f"carries label {live.label}"
+        raise NotOurs(f"machine {machine.id} at {provider.identity} {shown}: it was not changed")
+    return live.label != label

@@ -29,6 +29,12 @@ def label_tags(label: Label) -> dict[str, str]:
     return dict(zip(_TAGS, (label.owner, label.workspace, label.rental), strict=True))
 
 
+def with_label(tags: Mapping[str, str], label: Label | None) -> dict[str, str]:
+    """A machine's tags under ``label``; None: without one of ours."""
+    kept = {key: value for key, value in tags.items() if key not in _TAGS}
+    return kept if label is None else kept | label_tags(label)
+
+
 def label_among(tags: Mapping[str, str]) -> Label | None:
     """None: the tags are not ours, or not all of them."""
     words = [tags.get(key, "") for key in _TAGS]

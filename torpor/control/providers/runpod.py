@@ -123,6 +123,7 @@ class RunpodProvider:
         billing_s=1.0,
         notice_s=None,
         many_owners=True,
+        adopts="by record",  # a change of the name may reset the pod, which wipes its disk
     )
 
     def __init__(
@@ -138,6 +139,7 @@ class RunpodProvider:
             "runpod", url, api_key, identity=account, timeout=timeout, sleep=sleep
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._adopted: dict[str, Label] = {}
 
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""
@@ -195,6 +197,14 @@ class RunpodProvider:
             return
         path = f"/v2/pods/{machine.id}"
         self._client.seek("DELETE", path, type(None), f"terminate pod {machine.id}")
+
+    def mark(self, machine: Machine, label: Label | None) -> None:
+        """See ``torpor.control.providers.seam.Adopts``. RunPod's documentation says that a change
+        of a pod may reset it, so the name stays: this object alone knows the label."""
+        if label is None:
+            self._adopted.pop(machine.id, None)
+        else:
+            self._adopted[machine.id] = label
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the pod, and torpor rents no network volumes here."""
@@ -256,7 +266,7 @@ class RunpodProvider:
         return Machine(
             MachineId(pod.id),
             self.identity,
-            label_in(pod.name),
+            label_in(pod.name) or self._adopted.get(pod.id),
             "stopped" if stopped else "running" if up else "starting",
             None if way is None else Endpoint(way.host, way.port, "root"),
             pod.cost,

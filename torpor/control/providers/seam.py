@@ -46,6 +46,10 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """How long a machine runs until it is stopped, with its disk kept, unless ``Deadlines.renew``
     is called meanwhile; None: it runs until somebody ends it."""
     images: bool = True  # whether ``Order.image`` can be chosen
+    adopts: Literal["", "marked", "by record"] = ""
+    """How a machine that its user rented is shown as ours once it was adopted. ``marked``: the
+    market keeps our label. ``by record``: the market cannot be told, so each run calls
+    ``Adopts.mark`` with what the records say. Empty: it cannot be adopted."""
     many_owners: bool = False
     """Whether hosts may be of owners for whom the market does not vouch: what a machine has made
     is used by its own workspace alone."""
@@ -181,6 +185,16 @@ class Deadlines(Protocol):
     def renew(self, machine: Machine) -> None:
         """Let a machine of ours that runs go on for ``deadline_s`` from now, where less than most
         of it is left. NotOurs for a machine that has another label."""
+
+
+@runtime_checkable
+class Adopts(Protocol):
+    """What a provider with ``abilities.adopts`` can also do."""
+
+    def mark(self, machine: Machine, label: Label | None) -> None:
+        """Show the machine under ``label`` from now on, as one that torpor rented; None: as one
+        that is not ours. NotOurs, and nothing is changed, where it shows neither ``label`` nor the
+        label of ``machine``. May be repeated."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import warranted
+from torpor.control.providers.ending import to_mark, warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
@@ -132,6 +132,7 @@ class VastProvider:
         billing_s=1.0,
         notice_s=None,
         many_owners=True,
+        adopts="marked",
     )
 
     def __init__(
@@ -222,6 +223,18 @@ class VastProvider:
         done = self._client.seek("DELETE", path, _Done, doing)
         if done is not None and not done.success:
             raise ProviderError(f"Vast.ai did not {doing}: {done.msg or 'no words'}")
+
+    def mark(self, machine: Machine, label: Label | None) -> None:
+        """See ``torpor.control.providers.seam.Adopts``. The instance has no other label."""
+        if to_mark(self, machine, label):
+            doing = f"label instance {machine.id}"
+            body = {"label": label_name(label) if label else ""}
+            path = f"/api/v0/instances/{machine.id}/"
+            answer = self._client.ask("PUT", path, _Done, body=body)
+            if isinstance(answer, Refusal):
+                raise self._client.refused(answer, doing)
+            if not answer.success:
+                raise ProviderError(f"Vast.ai did not {doing}: {answer.msg or 'no words'}")
 
     def start(self, machine: Machine) -> None:
         """See ``torpor.control.providers.seam.Restarts``. An instance that was outbid waits until

@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, TypeVar
 
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import Adopts, Provider
 from torpor.control.rental.records import Rental, Rentals
 from torpor.shared.errors import InvalidInput, ProviderUnavailable, TorporError
 from torpor.shared.values import Machine
@@ -112,6 +112,17 @@ def ask_all(
         )
         for number, provider in enumerate(providers)
     ]
+
+
+def recall(providers: Iterable[Provider], rentals: Collection[Rental]) -> None:
+    """Tell each provider that cannot be marked which machines the open ``rentals`` adopted."""
+    for provider in providers:
+        if provider.abilities.adopts != "by record" or not isinstance(provider, Adopts):
+            continue
+        for rental in rentals:
+            if rental.adopted and rental.machine and rental.provider == provider.identity:
+                mine = Machine(rental.machine, rental.provider, rental.label, "running", None)
+                provider.mark(mine, rental.label)
 
 
 def machines_at(

@@ -20,8 +20,22 @@ import msgspec
 from torpor.control.providers.offers import Offer
 from torpor.control.store.records import TRIES, Records
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import HandedOver, ObjectChanged, ObjectExists, StoreError
-from torpor.shared.values import Label, Machine, MachineId, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.errors import (
+    HandedOver,
+    ObjectChanged,
+    ObjectExists,
+    StoreError,
+    UnsafeDestroy,
+)
+from torpor.shared.values import (
+    RESERVED,
+    Label,
+    Machine,
+    MachineId,
+    ObjectKey,
+    SnapshotId,
+    WorkspaceName,
+)
 
 State = Literal["asked", "standing", "handed over", "abandoned", "ended"]
 
@@ -70,6 +84,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False  # the market made no machine on which SSH answers
     fetched_bytes: int = 0  # what its wake read from the store
     fetched_s: float = 0.0  # how long that took
+    adopted: bool = False  # its user rented it, and torpor took it over: it always holds work
     version: int = 0  # counts its writes
 
     @property
@@ -121,6 +136,30 @@ class Rentals:
             host_key=host_key,
             project=project,
             job=job,
+        )
+        self._records.create(self.key(label), rental)
+        return rental
+
+    def adopt(
+        self, label: Label, machine: Machine, host_key: str, price_usd_h: float, project: str
+    ) -> Rental:
+        """Record a machine that its user rented. It is handed over from the first write on: there
+        is no moment at which anything but a verified snapshot may end it."""
+        if label.workspace.startswith(RESERVED):
+            raise UnsafeDestroy(f"no machine is adopted under the reserved name {label.workspace}")
+        now_unix = time.time()
+        rental = Rental(
+            label=label,
+            provider=machine.provider,
+            state="handed over",
+            created_unix=now_unix,
+            price_usd_h=price_usd_h,
+            machine=machine.id,
+            host_key=host_key,
+            seen_unix=now_unix,
+            handed_unix=now_unix,
+            project=project,
+            adopted=True,
         )
         self._records.create(self.key(label), rental)
         return rental

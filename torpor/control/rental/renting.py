@@ -26,7 +26,7 @@ from torpor.control.rental.ending import (
     wait_until_shown,
 )
 from torpor.control.rental.greeting import greeting_fault
-from torpor.control.rental.markets import Markets, ask_all, at_home, machines_at
+from torpor.control.rental.markets import Markets, ask_all, at_home, machines_at, recall
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.rental.records import Rental, Rentals, by_label
 from torpor.control.rental.search import Tried
@@ -317,13 +317,19 @@ class Renting:
         the machine, where the caller has just seen it.
 
         Without ``warrant``, of what was never handed over; HandedOver if another run has handed it
-        over meanwhile. A rental whose machine was never seen is abandoned until its provider has
-        settled.
+        over meanwhile. An adopted machine ends only with a snapshot's warrant. A rental whose
+        machine was never seen is abandoned until its provider has settled.
         """
         label = rental.label
+        if rental.adopted and (warrant is None or warrant.snapshot is None):
+            raise HandedOver(
+                f"machine {rental.machine} of workspace {label.workspace} was adopted, so only a "
+                "verified snapshot of it may end it: it was left alone. Hibernate the workspace"
+            )
         if warrant is None:
             self.check_unclaimed(label)
         provider = self._by.markets.of(rental.provider)
+        recall([provider], [rental])
         shown = shown or listed(provider, label)
         seen = {} if shown is None else {"seen_unix": time.time()}
         machine = shown or last_known(provider, rental)
@@ -443,6 +449,7 @@ class Renting:
                 rental.label for rental in rentals if rental.state == "handed over"
             }
         providers = self._by.markets.concerned(rentals)
+        recall(providers, rentals)
         seen = machines_at(providers, rentals, self._by.told.warn)
         name = self._rentals.workspace
         mine = [machine for machine in seen if machine.label and machine.label.workspace == name]

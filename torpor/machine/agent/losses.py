@@ -46,6 +46,7 @@ class LookBehind:
         shares_host = MACHINE_VARIABLE in os.environ  # then only its home is the machine's
         self._top = os.path.realpath(os.path.expanduser("~")) if shares_host else "/"
         self._since_ns = 0 if shares_host else machine_began_ns(home)
+        self._first_ns = 0 if shares_host else first_start_ns(self._since_ns)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._found: Found | None = None
@@ -57,7 +58,7 @@ class LookBehind:
                 return
             where = Where(
                 top=self._top,
-                since_ns=self._since_ns,
+                since_ns=self._since_ns if request.rented else self._first_ns,
                 skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
                 recorded=python_places(),
             )
@@ -78,7 +79,7 @@ class LookBehind:
             call.check()
             return time.monotonic() > ends_s
 
-        since_ns = self._since_ns if request.rented else None
+        since_ns = self._since_ns if request.rented else self._first_ns if request.whole else None
         mounts = Mounts.of_this_machine()
         looks = LinksOut(self._roots, self._left_out(request), since_ns, mounts, stop, self._top)
         links, count = looks.find(entries or [])
@@ -116,14 +117,35 @@ def machine_began_ns(home: Path) -> int:
         marked_ns = os.stat(home / MARKER).st_ctime_ns
     except FileNotFoundError:
         marked_ns = time.time_ns()
+    started_ns = _started_ns()
+    if started_ns is None or started_ns >= marked_ns - _SOON_NS:
+        return marked_ns
+    return started_ns
+
+
+def first_start_ns(began_ns: int, keys: Path = Path("/etc/ssh")) -> int:
+    """Since when a file may be the user's on a machine that torpor did not rent: its user worked
+    there before the agent came, and may have restarted it since.
+
+    The SSH host keys are made at the first start. Where they came with the image, the time is too
+    early, and too much is named.
+    """
+    known = [began_ns, _started_ns()]
+    for key in keys.glob("ssh_host_*_key"):
+        with suppress(OSError):
+            known.append(os.stat(key).st_mtime_ns)
+    return min(time_ns for time_ns in known if time_ns is not None)
+
+
+def _started_ns() -> int | None:
+    """When the machine's first process started; None where that is hidden."""
     try:
         with open("/proc/1/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):  # it may be hidden
-        return marked_ns
+    except (OSError, ValueError, IndexError):
+        return None
     up_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    started_ns = time.time_ns() - up_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
-    return started_ns if started_ns < marked_ns - _SOON_NS else marked_ns
+    return time.time_ns() - up_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def _started(where: Where) -> subprocess.Popen[bytes]:

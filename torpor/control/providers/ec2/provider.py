@@ -23,8 +23,8 @@ from torpor.control.providers.ec2.launch import (
 from torpor.control.providers.ec2.offers import Ec2Offers, offer_parts
 from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import Ec2Setup
-from torpor.control.providers.ending import warranted
-from torpor.control.providers.labels import label_among
+from torpor.control.providers.ending import to_mark, warranted
+from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
@@ -122,6 +122,7 @@ class Ec2Provider:
         billing_s=60.0,
         notice_s=120.0,
         notices=(NoticeSource("aws", METADATA_URL),),
+        adopts="marked",
     )
 
     def __init__(
@@ -223,6 +224,16 @@ class Ec2Provider:
         answer = self._client.ask(_Ended, "terminate_instances", InstanceIds=[machine.id])
         if isinstance(answer, AwsRefusal) and not answer.code.startswith("InvalidInstanceID"):
             raise self._client.refused(answer, doing)
+
+    def mark(self, machine: Machine, label: Label | None) -> None:
+        """See ``torpor.control.providers.seam.Adopts``. Its disks stay unmarked: those that do not
+        go with the machine are its user's."""
+        if to_mark(self, machine, label) and (ours := label or machine.label) is not None:
+            verb = "create_tags" if label else "delete_tags"
+            tags = [{"Key": key, "Value": value} for key, value in label_tags(ours).items()]
+            answer = self._client.ask(Done, verb, Resources=[machine.id], Tags=tags)
+            if isinstance(answer, AwsRefusal):
+                raise self._client.refused(answer, f"tag instance {machine.id}")
 
     def residue(self) -> list[Residue]:
         """Disks that belong to no machine any more. A disk that torpor orders ends with its

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import warranted
+from torpor.control.providers.ending import to_mark, warranted
 from torpor.control.providers.gcp.client import (
     URL,
     GcpClient,
@@ -33,7 +33,7 @@ from torpor.control.providers.gcp.launch import (
     start_refused,
 )
 from torpor.control.providers.gcp.offers import GcpOffers, offer_parts, region_of, zone_of
-from torpor.control.providers.labels import label_among
+from torpor.control.providers.labels import label_among, with_label
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
@@ -42,6 +42,7 @@ from torpor.shared.errors import (
     CreateUncertain,
     NotOurs,
     ProviderDenied,
+    ProviderError,
     TorporError,
 )
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
@@ -88,6 +89,7 @@ class _Instance(msgspec.Struct, rename="camel"):
     zone: str
     status: str
     labels: dict[str, str] = {}
+    label_fingerprint: str = ""
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     network_interfaces: list[_Card] = []
     disks: list[_Attached] = []
@@ -130,6 +132,7 @@ class GcpProvider:
         billing_s=1.0,
         notice_s=30.0,
         notices=(NoticeSource("gcp", METADATA_URL),),
+        adopts="marked",
     )
 
     def __init__(
@@ -255,6 +258,24 @@ class GcpProvider:
         """Disks and addresses that belong to no machine any more. What torpor orders goes with its
         machine, unless somebody changed that."""
         return [residue for residue, _ in self._left()]
+
+    def mark(self, machine: Machine, label: Label | None) -> None:
+        """See ``torpor.control.providers.seam.Adopts``. Its disks stay unmarked: those that do not
+        go with the machine are its user's."""
+        if not to_mark(self, machine, label):
+            return
+        name, _, zone = machine.id.partition(".")
+        path, doing = f"/zones/{zone}/instances/{name}", f"label instance {machine.id}"
+        row = self._client.read(_Instance, path)
+        # Google refuses a fingerprint that is not the newest, so nobody else's change is lost.
+        body = {"labels": with_label(row.labels, label), "labelFingerprint": row.label_fingerprint}
+        whole = f"{path}/setLabels?requestId={uuid.uuid4()}"
+        answer = self._client.ask("POST", whole, Operation, body=body)
+        if isinstance(answer, Refusal):
+            raise self._client.refused(answer, doing)
+        fault = self._client.settled(zone, answer).fault
+        if fault is not None:
+            raise ProviderError(f"GCP did not {doing}: {fault}")
 
     def renew(self, machine: Machine) -> None:
         """See ``torpor.control.providers.seam.Deadlines``. A machine that was made without a

@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import warranted
+from torpor.control.providers.ending import to_mark, warranted
 from torpor.control.providers.hostkey.answers import (
     concerns,
     disk_gb,
@@ -95,6 +95,7 @@ class HostkeyProvider:
         billing_s=3600.0,
         ending_s=43_200.0,
         notice_s=None,
+        adopts="marked",
     )
 
     def __init__(
@@ -214,6 +215,15 @@ class HostkeyProvider:
             if not asked:
                 raise self._client.failed(answer, f"cancel server {machine.id}")
         self._cancelled.add(machine.id)
+
+    def mark(self, machine: Machine, label: Label | None) -> None:
+        """See ``torpor.control.providers.seam.Adopts``. The label is a tag: the host name, which
+        programs on the server may use, stays."""
+        if to_mark(self, machine, label) and (ours := label or machine.label) is not None:
+            fields = {"id": machine.id, "tag": "hostname", "value": label_name(ours)}
+            answer = self._client.ask("tags", "add" if label else "remove", **fields)
+            if isinstance(answer, Refusal):
+                raise self._client.failed(answer, f"tag server {machine.id}")
 
     def residue(self) -> list[Residue]:
         """Unpaid invoices of our orders: a payment would start the server."""

@@ -1,0 +1,159 @@
+"""The steps of adopt: find the machine, log in, record it, mark it; or give it up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import asyncssh
+import msgspec
+
+from tasks.machines import endpoint_of, renting
+from tasks.retrying import ONCE
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.money.storage import look
+from torpor.control.providers.seam import Absent, Adopts, Provider
+from torpor.control.remote.seam import Session
+from torpor.control.rental.adoption import (
+    adopted_before,
+    check_asleep,
+    check_free,
+    provider_of,
+    usable,
+)
+from torpor.control.rental.markets import recall
+from torpor.control.rental.records import Rental, Rentals
+from torpor.shared.errors import HostKeyChanged, InvalidInput, MachineDenied, ProviderUnavailable
+from torpor.shared.values import Label, Machine, WorkspaceName
+
+_SHOWN_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""The waits before the looks for a mark that was just made: markets may list it late."""
+
+
+@dataclass(frozen=True)
+class Adoptable:
+    """A machine that is its user's to give. ``rental``: of an earlier adoption, which may be
+    half-way."""
+
+    provider: Provider
+    machine: Machine
+    price_usd_h: float
+    rental: Rental | None
+    names: tuple[WorkspaceName, ...]  # of all workspaces in the store
+
+
+@step("find machine to adopt")
+def find_adoptable(opened: OpenWorkspace, wanted: str, price_usd_h: float) -> Adoptable:
+    """The machine that ``MARKET:ID`` or ``BLOCK:ID`` names. NotOurs where it is not in the account,
+    or is a rental of torpor; UnsafeDestroy where it does not run; WorkspaceAwake where the
+    workspace is on another one. Changes nothing."""
+    markets = opened.markets
+    provider, machine = provider_of(wanted, opened.each(), markets.named, markets.every())
+    names = (*look(opened.store),)
+    mine = opened.rentals.open()
+    own = adopted_before(mine, provider, machine)
+    recall([provider], mine)
+    live = usable(provider, machine, own)
+    check_free((Rentals(opened.store, name) for name in names), provider, machine, own)
+    check_asleep(mine, renting(opened).machines(), live, own)
+    price = price_usd_h or (own.price_usd_h if own else live.price_usd_h)
+    if price <= 0:
+        raise InvalidInput(
+            f"{provider.identity} does not state what machine {machine} costs: state it, in "
+            "dollars an hour, with --price"
+        )
+    return Adoptable(provider, live, price, own, names)
+
+
+@step("log in to adopt", phase="connect", retries=ONCE)
+def log_in_to_adopt(opened: OpenWorkspace, found: Adoptable, host_key: str) -> tuple[Session, str]:
+    """A session, and the host key that the machine has shown. HostKeyChanged where that is not the
+    recorded one, the market's, or ``host_key``; MachineDenied, with what to do, where the
+    workspace's key may not log in."""
+    endpoint = endpoint_of(found.machine)
+    recorded = found.rental.host_key if found.rental else endpoint.host_key
+    if recorded and host_key and _key(recorded) != _key(host_key):
+        raise HostKeyChanged(
+            f"machine {found.machine.id} has the recorded host key {fingerprint(recorded)}, and "
+            f"you expect {fingerprint(host_key)}: nothing was sent to it. Give the adoption up "
+            "with --release if you set the machine up again"
+        )
+    known, seen = recorded or host_key or None, list[str]()
+    try:
+        session = opened.log_in(
+            msgspec.structs.replace(endpoint, host_key=known), opened.identity, pin=seen.append
+        )
+    except MachineDenied as error:
+        raise MachineDenied(
+            f"{error}. To let torpor in, add this line to /root/.ssh/authorized_keys there, and "
+            "see that sshd lets root log in by key (PermitRootLogin prohibit-password): "
+            f"{opened.identity.public_key()}"
+        ) from error
+    return session, _key(known) if known else seen[0]
+
+
+@step("record adoption", retries=ONCE)
+def record_adoption(opened: OpenWorkspace, found: Adoptable, host_key: str) -> Rental:
+    """Write the rental, before anything is changed at the market: whatever is killed afterwards,
+    the machine is on record as one that holds work."""
+    if found.rental is not None:
+        return found.rental
+    label = opened.rentals.new_label(opened.owner)
+    rental = opened.rentals.adopt(label, found.machine, host_key, found.price_usd_h, opened.project)
+    try:  # another run may have done the same meanwhile
+        names = {*found.names, opened.spec.name}
+        ledgers = (Rentals(opened.store, name) for name in names)
+        check_free(ledgers, found.provider, found.machine.id, rental)
+        check_asleep(opened.rentals.open(), (), found.machine, rental)
+    except Exception:
+        opened.rentals.change(rental, state="ended", why="another run uses it: nothing was marked")
+        raise
+    return rental
+
+
+@step("mark machine")
+def mark_adopted(provider: Provider, machine: Machine, label: Label | None) -> None:
+    """Mark the machine at its market, or take the mark off, and see that it shows."""
+    if not isinstance(provider, Adopts):
+        raise InvalidInput(f"{provider.identity} cannot mark machine {machine.id}")
+    provider.mark(machine, label)
+    for wait_s in _SHOWN_S:
+        time.sleep(wait_s)
+        live = provider.find(machine.id)
+        if not isinstance(live, Absent) and live.label == label:
+            return
+    raise ProviderUnavailable(
+        f"{provider.identity} does not show the changed mark of machine {machine.id} yet: run "
+        "`torpor adopt` again. If that stays so, change its label in the market's console"
+    )
+
+
+@step("give up machine")
+def give_up(opened: OpenWorkspace, rental: Rental) -> None:
+    """Take the mark off, then close the rental. The machine is left as it is, and runs on."""
+    provider = opened.markets.of(rental.provider)
+    recall([provider], [rental])
+    live = Absent() if rental.machine is None else provider.find(rental.machine)
+    if isinstance(live, Machine) and live.label == rental.label:
+        mark_adopted.function(provider, live, None)
+    why = "its user has given the adoption up: the machine was left alone"
+    opened.rentals.change(rental, state="ended", why=why)
+
+
+def fingerprint(host_key: str) -> str:
+    """As OpenSSH shows it: SHA256:... InvalidInput for what is no public key."""
+    try:
+        return asyncssh.import_public_key(host_key).get_fingerprint()
+    except (asyncssh.KeyImportError, ValueError):
+        raise InvalidInput(
+            f"{host_key[:80]!r} is no OpenSSH public key: give the line of a file "
+            "ssh_host_*_key.pub of the machine, ssh-ed25519 AAAA..."
+        ) from None
+
+
+def _key(host_key: str) -> str:
+    """Without the comment."""
+    fingerprint(host_key)
+    return " ".join(host_key.split()[:2])

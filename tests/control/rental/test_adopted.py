@@ -1,0 +1,144 @@
+"""An adopted machine always holds work: nothing but the warrant of a verified snapshot ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fixtures.market import Market
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.rents import Rents
+from torpor.control.reconciliation import choose, compare
+from torpor.control.rental.adoption import provider_of
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.rental.renting import Renting
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import (
+    HandedOver,
+    InvalidInput,
+    RunCancelled,
+    TorporError,
+    UnsafeDestroy,
+    WorkspaceBusy,
+)
+from torpor.shared.values import DRILL, Label, Machine, MachineId, WorkspaceName
+
+replace = msgspec.structs.replace
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJxQ0OZzqlq0Jm2v4zGzVqk6pS1k0mWg2q0t0y3c2b1a"
+Attempt = Callable[[Renting, Machine, Rental], Any]
+
+
+def adopted(rents: Rents, **changes: Any) -> tuple[Machine, Rental]:
+    """A machine that torpor did not rent, and its record; ``changes`` of the live machine."""
+    label = rents.rentals.new_label("me")
+    machine = Machine(MachineId("m-9"), rents.market.identity, label, "running", None, 2.0)
+    rental = rents.rentals.adopt(label, machine, HOST_KEY, 2.0, "")
+    rents.market.alive[machine.id] = replace(machine, **changes)
+    return machine, rental
+
+
+def _fails_on_it(error: BaseException, *, claimed: bool) -> Attempt:
+    """A run that took the machine for one that a killed run left, and fails."""
+
+    def attempt(run: Renting, machine: Machine, rental: Rental) -> None:
+        with run, run.tenancy(machine, replace(rental, state="standing")) as tenancy:
+            if claimed:
+                tenancy.holds_nothing_else()
+            raise error
+
+    return attempt
+
+
+def _reconciles(run: Renting, machine: Machine, rental: Rental) -> None:
+    shown = [live for live, _ in run.machines()]
+    found = compare([machine.provider], [rental.label.workspace], [rental], shown, shown)
+    ((chosen, of),) = choose(found, [machine.id])
+    run.end(of, None, chosen)
+
+
+ATTEMPTS: dict[str, Attempt] = {
+    "the end of what was never handed over": lambda run, machine, rental: run.end(rental),
+    "a warrant without a snapshot": lambda run, machine, rental: run.end(
+        rental, never_handed_over(machine, rental.label), machine
+    ),
+    "a failed wake": _fails_on_it(RuntimeError("the wake failed"), claimed=True),
+    "a failed wake that claimed nothing": _fails_on_it(InvalidInput("no"), claimed=False),
+    "a cancelled wake": _fails_on_it(KeyboardInterrupt(), claimed=True),
+    "a job that is cancelled": _fails_on_it(RunCancelled("cancelled"), claimed=True),
+    "a busy workspace": _fails_on_it(WorkspaceBusy("another run"), claimed=True),
+    "the clean-up of abandoned attempts": lambda run, machine, rental: run.end_abandoned(),
+    "the clean-up of scratch machines": lambda run, machine, rental: run.end_scratch(),
+    "a rental that a run took for its own": lambda run, machine, rental: (
+        run.claim(rental),
+        run.end_after(InvalidInput("failed"), [rental]),
+    ),
+    "reconcile with its id": _reconciles,
+}
+
+
+@pytest.mark.parametrize("live", [{}, {"state": "stopped"}, {"state": "starting"}, {"label": None}])
+@pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)
+def test_nothing_ends_an_adopted_machine_without_a_snapshot(
+    attempt: Attempt, live: dict[str, Any], rents: Rents
+) -> None:
+    for later_s in (0.0, 3600.0, 30 * 86_400.0):
+        rents.later(0.0)
+        machine, rental = adopted(rents, **live)
+        rents.later(later_s)
+        with suppress(TorporError, RuntimeError, KeyboardInterrupt, ValueError):
+            attempt(rents.run(), machine, rental)
+        assert [*rents.market.alive] == [machine.id]
+        now = rents.rentals.of(rental.label)
+        assert now is not None
+        assert (now.state, now.adopted, now.failed) == ("handed over", True, False)
+        rents.rentals.change(now, state="ended", why="the next turn")
+
+
+def test_it_is_handed_over_from_its_first_write(rents: Rents) -> None:
+    _, rental = adopted(rents)
+    assert (rental.state, rental.unfinished) == ("handed over", False)
+    with pytest.raises(HandedOver):
+        rents.rentals.check_unclaimed(rental.label)
+    for state in ("asked", "standing", "abandoned"):
+        with pytest.raises(HandedOver):
+            rents.rentals.change(rental, state=state)
+
+
+def test_no_machine_is_adopted_under_a_name_whose_machines_may_always_end(
+    memory_store: MemoryStore,
+) -> None:
+    drills = Rentals(memory_store, WorkspaceName(f"{DRILL}demo"))
+    machine = Machine(MachineId("m"), "vast:1", Label("me", drills.workspace, "1"), "running", None)
+    with pytest.raises(UnsafeDestroy):
+        drills.adopt(drills.new_label("me"), machine, HOST_KEY, 1.0, "")
+    assert drills.open() == []
+
+
+def test_a_kill_before_the_mark_shows_what_to_do(rents: Rents) -> None:
+    _, rental = adopted(rents, label=None)
+    (found,) = compare([rental.provider], [rental.label.workspace], [rental], [], [])
+    assert found.kind == "lost"
+    assert "run `torpor adopt` again" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ("12345", "names no machine"),
+        ("vast:", "names no machine"),
+        ("nosuch:1", "names 0 of the accounts"),
+        ("vast:1", "names 2 of the accounts"),
+        ("tensordock:1", "neither the name nor a label"),
+        ("kubernetes:1", "pods of Jobs that torpor writes"),
+        ("local:1", "folders of this host"),
+    ],
+)
+def test_what_cannot_be_adopted_is_refused_with_the_reason(wanted: str, says: str) -> None:
+    names = ("vast://a", "vast://b", "tensordock://a", "kubernetes://a", "local:///machines")
+    every = [Market(name) for name in names]
+    with pytest.raises(InvalidInput, match=says):
+        provider_of(wanted, [], [], every)
