@@ -43,7 +43,6 @@ class FakeLambda(FakeMarket):
         r"POST /instance-operations/terminate": ("destroy", "_terminate"),
         r"GET /instances": ("list", "_list"),
         r"GET /instances/([0-9a-f]+)": ("find", "_show"),
-        r"POST /instances/([0-9a-f]+)": ("account", "_update"),
         r"\w+ /ssh-keys(?:/(.*))?": ("account", "_ssh_key"),
         r"GET /file-systems": ("account", {"data": []}),
     }
@@ -81,14 +80,6 @@ class FakeLambda(FakeMarket):
         machine = self._machine(number)
         if machine is None or request.has("not found"):
             return self.error(*self.words["gone"])
-        return Answer(200, {"data": self._instance(machine)})
-
-    def _update(self, request: Request, number: str) -> Answer:
-        """Tags replace all that there were."""
-        machine = self._machine(number)
-        if machine is None:
-            return self.error(*self.words["gone"])
-        machine.request = {**machine.request, **request.body}
         return Answer(200, {"data": self._instance(machine)})
 
     def _types(self, request: Request) -> Answer:

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import to_mark, warranted
+from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
-from torpor.control.providers.labels import label_among, label_tags, with_label
+from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
@@ -146,7 +146,7 @@ class LambdaProvider:
         billing_s=60.0,
         notice_s=None,
         images=False,
-        adopts="marked",
+        adopts="by record",  # the specification lets a name be changed, and no tags
     )
 
     def __init__(
@@ -170,6 +170,7 @@ class LambdaProvider:
             is_gone=lambda refusal: _fault(refusal).code == _GONE,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._adopted: dict[str, Label] = {}
         self._ssh_port = ssh_port
 
     def check(self, image: str = "") -> Account:
@@ -201,7 +202,7 @@ class LambdaProvider:
             "ssh_key_names": [self._registered(order.public_key)],
             "name": f"torpor-{order.token}",
             "user_data": start_script(order),
-            "tags": _tags(label_tags(order.label)),
+            "tags": [{"key": k, "value": v} for k, v in label_tags(order.label).items()],
         }
         path = f"{_API}/instance-operations/launch"
         answer = self._client.create("POST", path, _LaunchedData, body)
@@ -248,15 +249,12 @@ class LambdaProvider:
             raise self._client.refused(answer, f"terminate instance {machine.id}")
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. Lambda replaces all tags at once."""
-        if to_mark(self, machine, label):
-            path = f"{_API}/instances/{machine.id}"
-            row = self._client.read(_InstanceData, path).data
-            tags = with_label({tag.key: tag.value for tag in row.tags}, label)
-            body = {"tags": _tags(tags)}
-            answer = self._client.ask("POST", path, _InstanceData, body=body)
-            if isinstance(answer, Refusal):
-                raise self._client.refused(answer, f"tag instance {machine.id}")
+        """See ``torpor.control.providers.seam.Adopts``. The API changes the name of an instance and
+        no tag, so this object alone knows the label."""
+        if label is None:
+            self._adopted.pop(machine.id, None)
+        else:
+            self._adopted[machine.id] = label
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the instance, and torpor makes no file systems here."""
@@ -310,16 +308,12 @@ class LambdaProvider:
         return Machine(
             MachineId(row.id),
             self.identity,
-            label_among({tag.key: tag.value for tag in row.tags}),
+            label_among({tag.key: tag.value for tag in row.tags}) or self._adopted.get(row.id),
             "stopping" if ends else "running" if up else "starting",
             endpoint,
             row.instance_type.price_cents_per_hour / 100,
             f"Lambda says {row.status}",
         )
-
-
-def _tags(tags: dict[str, str]) -> list[dict[str, str]]:
-    return [{"key": key, "value": value} for key, value in tags.items()]
 
 
 def _refused(order: Order, refusal: Refusal) -> ProviderError:
