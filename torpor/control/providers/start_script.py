@@ -15,22 +15,37 @@ from torpor.shared.errors import InvalidInput
 MOST_CHARACTERS: Final = 4048
 """The longest start command. Vast.ai states this limit for its own kind of start script."""
 
-SSHD: Final = """set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key
-set -- "$@" -o PermitRootLogin=prohibit-password
-exec /usr/sbin/sshd -D -e "$@" -o PasswordAuthentication=no \\
-    -o "SetEnv=PATH=$PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}"
+SSHD: Final = r"""umask 077
+{
+    echo 'HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin prohibit-password
+PasswordAuthentication no'
+    printf SetEnv
+    env -0 | tr '\n\0' '\1\n' | sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
+/^(_|HOME|LOGNAME|MAIL|(OLD)?PWD|SHELL|SHLVL|SSH_.*|TERM|USER)=/d; s/[\\"]/\\&/g; s/.*/ "&"/' | tr -d '\n'
+    echo
+    echo 'Include /etc/ssh/sshd_config'
+} >/etc/ssh/torpor.conf
+umask 022
+exec env -u LD_LIBRARY_PATH -u LD_PRELOAD /usr/sbin/sshd -D -e -f /etc/ssh/torpor.conf
 """
-"""How a container runs sshd, once the script has prepared it."""
+"""How a container runs sshd, once the script has prepared it. Sessions get the container's
+environment, which may hold keys: only root reads the file. ``LD_*`` of an image breaks sshd and apt
+(dstack #1769), not what runs in its sessions."""
 
 _SCRIPT: Final = """#!/bin/sh
 set -eu
+fits='import sys; sys.exit(sys.version_info < (3, 10))'
+apt() {
+    DEBIAN_FRONTEND=noninteractive env -u LD_LIBRARY_PATH -u LD_PRELOAD \\
+        apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 "$@"
+}
 need=
-command -v python3 >/dev/null || need=python3
+python3 -c "$fits" 2>/dev/null || /usr/bin/python3 -c "$fits" 2>/dev/null || need=python3
 [ -x /usr/sbin/sshd ] || need="$need openssh-server"
 if [ -n "$need" ]; then
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update
-    apt-get install -y --no-install-recommends $need
+    apt update || echo 'not all package lists were read: going on with the others' >&2
+    apt install -y --no-install-recommends $need || [ -x /usr/sbin/sshd ]
 fi
 umask 077
 mkdir -p /root/.ssh
