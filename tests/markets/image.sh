@@ -78,8 +78,8 @@ APT
         ;;
     libraries)
         mkdir -p opt/image/lib
-        for library in libcrypto.so.3 libcrypto.so.1.1 libwrap.so.0 libpam.so.0; do
-            echo 'no library' >"opt/image/lib/$library"
+        for library in libcrypto.so.3 libpam.so.0 libselinux.so.1 libz.so.1; do
+            echo "no library" >"opt/image/lib/$library"
         done
         environment=LD_LIBRARY_PATH=/opt/image/lib
         ;;

@@ -109,7 +109,10 @@ shown = [path for path in glob.glob("/proc/[0-9]*/cmdline")
 mask = os.umask(0)
 print(json.dumps({"environment": dict(os.environ), "told": told, "shown": shown, "umask": mask}))
 """
-    command = f"/usr/bin/env python3 -c 'pass' || PATH=${{PATH#*:}}; python3 -c {shlex.quote(look)}"
+    command = (
+        'echo "$LD_LIBRARY_PATH"; unset LD_LIBRARY_PATH; '
+        f"python3 -c pass || PATH=${{PATH#*:}}; python3 -c {shlex.quote(look)}"
+    )
     said: list[str] = []
 
     def greets() -> bool:
@@ -123,12 +126,12 @@ print(json.dumps({"environment": dict(os.environ), "told": told, "shown": shown,
         until(greets, "the machine lets its owner in")
     except AssertionError:
         raise AssertionError(machine.log.read_text()) from None
-    seen = json.loads(said[-1])
+    libraries, told = said[-1].split("\n", 1)
+    seen = json.loads(told)
+    assert libraries == ("/opt/image/lib" if kind == "libraries" else "")
     assert seen["environment"]["CONTAINER_API_KEY"] == "of-the-container"
     assert seen["environment"]["QUOTED"] == "a \"b\" 'c' \\d #e $f"
     assert not {"LINES", "2"} & seen["environment"].keys()
-    libraries = "/opt/image/lib" if kind == "libraries" else None
-    assert seen["environment"].get("LD_LIBRARY_PATH") == libraries
     assert (seen["told"], seen["shown"], seen["umask"]) == ([], [], 0o022)
 
 

@@ -15,30 +15,37 @@ from torpor.shared.errors import InvalidInput
 MOST_CHARACTERS: Final = 4048
 """The longest start command. Vast.ai states this limit for its own kind of start script."""
 
-SSHD: Final = r"""umask 077
+_APART: Final = """: "${ld_path=${LD_LIBRARY_PATH-}}" "${ld_preload=${LD_PRELOAD-}}"
+unset LD_LIBRARY_PATH LD_PRELOAD
+"""
+"""An image's libraries may break apt, sshd and what else is not its own (dstack #1769)."""
+
+SSHD: Final = (
+    _APART
+    + r"""umask 077
 {
     echo 'HostKey /etc/ssh/ssh_host_ed25519_key
 PermitRootLogin prohibit-password
 PasswordAuthentication no'
     printf SetEnv
-    env -0 | tr '\n\0' '\1\n' | sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
+    env -0 ${ld_path:+"LD_LIBRARY_PATH=$ld_path"} ${ld_preload:+"LD_PRELOAD=$ld_preload"} |
+        tr '\n\0' '\1\n' | sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
 /^(_|HOME|LOGNAME|MAIL|(OLD)?PWD|SHELL|SHLVL|SSH_.*|TERM|USER)=/d; s/[\\"]/\\&/g; s/.*/ "&"/' | tr -d '\n'
     echo
     echo 'Include /etc/ssh/sshd_config'
 } >/etc/ssh/torpor.conf
 umask 022
-exec env -u LD_LIBRARY_PATH -u LD_PRELOAD /usr/sbin/sshd -D -e -f /etc/ssh/torpor.conf
+exec /usr/sbin/sshd -D -e -f /etc/ssh/torpor.conf
 """
+)
 """How a container runs sshd, once the script has prepared it. Sessions get the container's
-environment, which may hold keys: only root reads the file. ``LD_*`` of an image breaks sshd and apt
-(dstack #1769), not what runs in its sessions."""
+environment, which may hold keys: only root reads the file."""
 
 _SCRIPT: Final = """#!/bin/sh
 set -eu
-fits='import sys; sys.exit(sys.version_info < (3, 10))'
+@APART@fits='import sys; sys.exit(sys.version_info < (3, 10))'
 apt() {
-    DEBIAN_FRONTEND=noninteractive env -u LD_LIBRARY_PATH -u LD_PRELOAD \\
-        apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 "$@"
+    DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 "$@"
 }
 need=
 python3 -c "$fits" 2>/dev/null || /usr/bin/python3 -c "$fits" 2>/dev/null || need=python3
@@ -87,7 +94,7 @@ def start_script(order: Order, more: str = "") -> str:
     if not _PRIVATE.fullmatch(host):
         raise InvalidInput("the host key of an order is no OpenSSH private key")
     script = _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host)
-    return script.replace("@MORE@", more).replace("@SSHD@", SSHD)
+    return script.replace("@APART@", _APART).replace("@MORE@", more).replace("@SSHD@", SSHD)
 
 
 def start_command(order: Order) -> list[str]:
