@@ -30,7 +30,8 @@ PasswordAuthentication no'
     printf SetEnv
     env -0 ${ld_path:+"LD_LIBRARY_PATH=$ld_path"} ${ld_preload:+"LD_PRELOAD=$ld_preload"} |
         tr '\n\0' '\1\n' | sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
-/^(_|HOME|LOGNAME|MAIL|(OLD)?PWD|SHELL|SHLVL|SSH_.*|TERM|USER)=/d; s/[\\"]/\\&/g; s/.*/ "&"/' | tr -d '\n'
+/^(_|HOME|LOGNAME|MAIL|(OLD)?PWD|SHELL|SHLVL|SSH_.*|TERM|USER)=/d
+s/[\\"]/\\&/g; s/.*/ "&"/' | tr -d '\n'
     echo
     echo 'Include /etc/ssh/sshd_config'
 } >/etc/ssh/torpor.conf
