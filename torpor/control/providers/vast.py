@@ -42,7 +42,8 @@ _POLL_S: Final = 5.0
 """Their specification has 429 for two looks at an instance within 2 s, two at the list within 1 s,
 two destroys within 3 s and two creates within 4.5 s."""
 _MOST_OFFERS: Final = 64
-"""A search shows no more, whatever it asks for (ex_atlas, vast/translate.ex; gpuhunt asks for more)."""
+"""A search shows no more, whatever it asks for (ex_atlas, vast/translate.ex). gpuhunt asks for
+more."""
 _MOST_SEARCHES: Final = 12  # of one kind, on demand or by bid: 768 offers, the cheapest ones
 _MOST_PAGES: Final = 400
 _PAGE: Final = 25  # the most that Vast.ai shows at once
