@@ -85,8 +85,10 @@ APT
         ;;
     esac
     ;;
-vm) # systemd runs, and sshd has the keys that the first boot made
+vm) # systemd runs, sshd has the keys that the first boot made, and the GPU a driver
     mkdir -p run/systemd/system run/sshd
+    printf '#!/bin/sh\n[ "$*" = -L ]\n' >usr/bin/nvidia-smi
+    chmod 755 usr/bin/nvidia-smi
     ssh-keygen -q -t ed25519 -N '' -f etc/ssh/ssh_host_ed25519_key
     cat >usr/bin/systemctl <<'SYSTEMCTL'
 #!/bin/sh

@@ -16,7 +16,8 @@ MONTH_H: Final = 730
 LONGEST_NAME: Final = 191
 _CREATE = {
     "name", "image", "args", "cmd", "entrypoint", "disk", "ports", "env", "registry", "cloud",
-    "cpu", "dataCenterIds", "globalNetworking", "gpu", "mounts", "startJupyter", "startSsh", "templateId", "locked",
+    "cpu", "dataCenterIds", "globalNetworking", "gpu", "mounts", "startJupyter", "startSsh",
+    "templateId", "locked",
 }  # fmt: skip
 _ACTIONS = {
     "STARTING": ["stop", "terminate"],

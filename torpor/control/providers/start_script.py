@@ -14,6 +14,7 @@ from torpor.shared.errors import InvalidInput
 
 MOST_CHARACTERS: Final = 4048
 """The longest start command. Vast.ai states this limit for its own kind of start script."""
+_AROUND: Final = 48  # what stands in a command around the packed script
 
 _APART: Final = """: "${ld_path=${LD_LIBRARY_PATH-}}" "${ld_preload=${LD_PRELOAD-}}"
 unset LD_LIBRARY_PATH LD_PRELOAD
@@ -100,14 +101,27 @@ def start_script(order: Order, more: str = "") -> str:
 
 def start_command(order: Order) -> list[str]:
     """For a container: its first process. No word needs quotes beyond one pair."""
-    packed = base64.b64encode(start_script(order).encode()).decode()
-    command = f'eval "$(echo {packed} | base64 -d)"'
-    if len(command) > MOST_CHARACTERS:
+    return ["/bin/sh", "-c", f'eval "$(echo {_packed(order)} | base64 -d)"']
+
+
+def start_lines(order: Order, more: str = "") -> list[str]:
+    """For a virtual machine whose market takes lines of shell; none of them needs a quote. ``more``
+    is that of ``start_script``."""
+    return [
+        "install -m 700 /dev/null /run/torpor-start",
+        f"echo {_packed(order, more)} | base64 -d >/run/torpor-start",
+        "sh /run/torpor-start",
+    ]
+
+
+def _packed(order: Order, more: str = "") -> str:
+    packed = base64.b64encode(start_script(order, more).encode()).decode()
+    if len(packed) > MOST_CHARACTERS - _AROUND:
         raise InvalidInput(
-            f"the start script has {len(command)} characters, markets take {MOST_CHARACTERS}: use "
+            f"the start script has {len(packed)} characters, markets take {MOST_CHARACTERS}: use "
             "a shorter SSH key, such as an ed25519 key"
         )
-    return ["/bin/sh", "-c", command]
+    return packed
 
 
 def check_image(image: str) -> None:
