@@ -145,6 +145,7 @@ class FakeVast(FakeMarket):
             "driver_version": "570.86.10",
             "reliability": ware.reliability,
             "reliability2": ware.reliability,
+            "score": ware.reliability * 100,
             "geolocation": ware.region,
             "inet_down": 900.0,
             "inet_up": 800.0,

@@ -275,7 +275,8 @@ class VastProvider:
         query: dict[str, Any] = {
             **filters,
             "limit": _MOST_OFFERS,
-            "order": [["dph_total", "asc"]],
+            # Two, as the specification has it; Vast.ai's own client and others send one.
+            "order": [["dph_total", "asc"], ["score", "desc"]],
             "verified": {"eq": True},
             "rentable": {"eq": True},
             "rented": {"eq": False},
