@@ -43,6 +43,7 @@ class FakeRunPod(FakeMarket):
     addresses: bool = True  # hosts have public ones
     shows_null: bool = False  # a look at a pod answers 200 and null
     pages: bool = True  # as since October 2026
+    pagination: ClassVar[dict[str, Any]] = {}  # that of every page, where it is not the true one
 
     adapter = RunpodProvider
     wares = staticmethod(runpod_wares)
@@ -83,7 +84,7 @@ class FakeRunPod(FakeMarket):
         end = begin + min(int(request.query.get("limit", 1000)), self.market.page)
         cursor = base64.b64encode(str(end).encode()).decode() if end < len(pods) else None
         pagination = {"nextCursor": cursor, "hasNextPage": cursor is not None}
-        return Answer(200, {"pods": pods[begin:end], "pagination": pagination})
+        return Answer(200, {"pods": pods[begin:end], "pagination": self.pagination or pagination})
 
     def _catalog(self, request: Request) -> Answer:
         query = request.query

@@ -96,7 +96,7 @@ class MarketClient:
         )
 
     def patient(self, longest_wait_s: float) -> Self:
-        """The same client, which waits this long where the market names the time."""
+        """A copy that waits this long where the market names the time."""
         other = copy.copy(self)
         other._longest_wait_s = longest_wait_s
         return other
