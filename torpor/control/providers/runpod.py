@@ -283,7 +283,7 @@ class RunpodProvider:
         return self._machine(own[0]) if own else None
 
     def _pods(self) -> list[_Pod]:
-        """Of all pages: a page that is missing would prove an absence."""
+        """All of them: a page that is missing would prove an absence."""
         params: dict[str, str] = {}
         pods: list[_Pod] = []
         for _ in range(_MOST_PAGES):
