@@ -29,7 +29,7 @@ _PROGRAMS: Final = {
     "unshare": "util-linux",
 }
 
-Kind = Literal["container", "bare", "vm"]
+Kind = Literal["container", "bare", "stale", "conda", "libraries", "vm"]
 
 
 class BootedMachine:

@@ -175,9 +175,10 @@ LAMBDA = Oracle(
 
 
 class WrappedTensorDock(FakeTensorDock):
-    """Of the three shapes that it knows, the one that the specification has."""
+    """Of the shapes that it knows, those that the specification has."""
 
     shape = "attributes"
+    documented = True
 
 
 TENSORDOCK = Oracle(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shlex
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
@@ -13,8 +15,9 @@ from torpor.control.providers.runpod import RunpodProvider
 MONTH_H: Final = 730
 LONGEST_NAME: Final = 191
 _CREATE = {
-    "name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "dataCenterIds",
-    "globalNetworking", "gpu", "mounts", "startJupyter", "startSsh", "templateId", "locked",
+    "name", "image", "args", "cmd", "entrypoint", "disk", "ports", "env", "registry", "cloud",
+    "cpu", "dataCenterIds", "globalNetworking", "gpu", "mounts", "startJupyter", "startSsh",
+    "templateId", "locked",
 }  # fmt: skip
 _ACTIONS = {
     "STARTING": ["stop", "terminate"],
@@ -34,6 +37,13 @@ def runpod_wares() -> list[Ware]:
 
 class FakeRunPod(FakeMarket):
     """``ware.region`` is a data centre; ``ware.name`` is SECURE (also where empty) or COMMUNITY."""
+
+    entrypoint: tuple[str, ...] = ()  # of every image
+    image_user: str = "root"
+    addresses: bool = True  # hosts have public ones
+    shows_null: bool = False  # a look at a pod answers 200 and null
+    pages: bool = True  # as since October 2026
+    pagination: ClassVar[dict[str, Any]] = {}  # that of every page, where it is not the true one
 
     adapter = RunpodProvider
     wares = staticmethod(runpod_wares)
@@ -65,7 +75,16 @@ class FakeRunPod(FakeMarket):
         return Answer(status, body, "application/problem+json")
 
     def _list(self, request: Request) -> Answer:
-        return Answer(200, {"pods": [self._pod(machine) for machine in self.listed(request)]})
+        if unknown := set(request.query) - ({"cursor", "limit"} if self.pages else set()):
+            return self.error(422, "Unprocessable Entity", f"unknown {sorted(unknown)}")
+        pods = [self._pod(machine) for machine in self.listed(request)]
+        if not self.pages:
+            return Answer(200, {"pods": pods})
+        begin = int(base64.b64decode(request.query.get("cursor", "")) or 0)
+        end = begin + min(int(request.query.get("limit", 1000)), self.market.page)
+        cursor = base64.b64encode(str(end).encode()).decode() if end < len(pods) else None
+        pagination = {"nextCursor": cursor, "hasNextPage": cursor is not None}
+        return Answer(200, {"pods": pods[begin:end], "pagination": self.pagination or pagination})
 
     def _catalog(self, request: Request) -> Answer:
         query = request.query
@@ -128,16 +147,25 @@ class FakeRunPod(FakeMarket):
             asked["name"],
             asked,
             id_of=lambda number: f"pod{number:07d}",
-            command=shlex.split(asked.get("args", ""))
-            if "22/tcp" in asked.get("ports", [])
-            else None,
+            command=self._command(asked) if "22/tcp" in asked.get("ports", []) else None,
             disk_gib=float(asked.get("disk", 10)),
         )
         if request.has("error that created"):
             return self.error(500, "Internal Server Error", "timed out waiting for the host")
         return Answer(201, self._pod(machine))
 
+    def _command(self, asked: dict[str, Any]) -> list[str]:
+        """``args`` is {"entrypoint": [...], "cmd": [...]} as JSON, or CMD as a shell writes it."""
+        args = asked.get("args", "")
+        start = json.loads(args) if args.startswith("{") else {"cmd": shlex.split(args)}
+        start |= {key: asked[key] for key in ("entrypoint", "cmd") if key in asked}
+        if asked.get("env", {}).get("RUNPOD_POD_USER", self.image_user) not in ("0", "root"):
+            return []  # which writes to /root and runs sshd
+        return [*(start.get("entrypoint") or self.entrypoint), *start.get("cmd", [])]
+
     def _show(self, request: Request, pod: str) -> Answer:
+        if self.shows_null and request.method == "GET":
+            return Answer(200, "null")
         machine = self.found(request, pod)
         if machine is None:
             return self.error(404, "Not Found", "pod not found")
@@ -172,7 +200,9 @@ class FakeRunPod(FakeMarket):
             "cudaVersion": machine.ware.cuda,
             "ssh": {
                 "proxy": _ssh("ssh.runpod.io", 22, proxy_user),
-                "direct": _ssh(machine.address, machine.port, "root") if running else None,
+                "direct": _ssh(machine.address, machine.port, "root")
+                if running and self.addresses
+                else None,
             },
             "template": None,
             "cost": 0.0 if machine.stopped else machine.usd_h,

@@ -1,8 +1,8 @@
 """A fake of TensorDock's API, version 2: locations with the parts they sell, and instances.
 
-It answers as the documentation and the Terraform provider of others show. ``shape`` chooses how it
-wraps an instance: "flat" as documented, "data" as that provider's tests have it, "attributes" as
-the specification that others made.
+It answers as the live service did to others. ``shape`` chooses how it wraps an instance: "flat" as
+documented, "data" as the tests of a Terraform provider have it, "attributes" as the specification
+that others made.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class FakeTensorDock(FakeMarket):
 
     shape: Literal["flat", "data", "attributes"] = "flat"
     statuses_in_capitals: bool = False
+    documented: bool = False  # lists and refusals are as in the documentation
     trouble: tuple[int, str] = (500, "Internal error")  # in a 200 that refuses
     create_error: tuple[int, str] = (500, "The deployment timed out")  # of one that was made
     named: Callable[[str], str] = staticmethod(lambda name: name)  # what becomes of a name
@@ -79,15 +80,22 @@ class FakeTensorDock(FakeMarket):
         return self.error(*self.trouble)
 
     def _list(self, request: Request) -> Answer:
-        rows = [
-            {
-                "type": "virtualmachine",
-                "id": machine.id,
-                "attributes": {"name": machine.label, "status": self._status(machine)},
-            }
-            for machine in self.listed(request)
+        machines = self.listed(request)
+        if self.documented:
+            rows = [
+                {
+                    "type": "virtualmachine",
+                    "id": machine.id,
+                    "attributes": {"name": machine.label, "status": self._status(machine)},
+                }
+                for machine in machines
+            ]
+            return Answer(200, {"data": {"instances": rows}})
+        flat = [
+            {"id": m.id, "name": m.label, "status": self._status(m), "ipAddress": m.address}
+            for m in machines
         ]
-        return Answer(200, {"data": {"instances": rows}})
+        return Answer(200, {"data": flat})
 
     def _locations(self, request: Request) -> Answer:
         places: dict[str, dict[str, Any]] = {}
@@ -134,7 +142,10 @@ class FakeTensorDock(FakeMarket):
         data = (request.body or {}).get("data") or {}
         asked: dict[str, Any] = data.get("attributes") or {}
         if fault := _faulty(data, asked):
-            return self.error(400, "Bad Request", fault)
+            if self.documented:
+                return self.error(400, "Bad Request", fault)
+            path = ["data", "attributes"]
+            return Answer(400, [{"code": "custom", "message": fault, "path": path}])
         if refused := self.refusal(request):
             return refused
         if self.market.balance_usd < 1:
@@ -217,6 +228,8 @@ def _faulty(data: dict[str, Any], asked: dict[str, Any]) -> str:
         return "exactly one of ssh_key and ssh_key_id"
     if set(asked.get("cloud_init", {})) - _CLOUD_INIT:
         return "unknown part of cloud_init"
+    if any(re.search(r"[\"'$`]", line) for line in asked.get("cloud_init", {}).get("runcmd", [])):
+        return "cloud_init: a line that may not be kept as it is"
     if resources.get("storage_gb", 0) < 100 or resources["storage_gb"] % 50:
         return "storage_gb: steps of 50, at least 100"
     if resources.get("vcpu_count", 0) < 2 or resources["vcpu_count"] % 2:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
 from pathlib import Path
 
 import asyncssh
 import pytest
 
 from tests.fixtures.machines import KeyPair
+from tests.fixtures.market import H100
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine, Kind, Machines
+from torpor.control.providers.start_script import start_command
+from torpor.control.rental.order import host_key_of, order_for
+from torpor.shared.values import Label, workspace_name
 
 SCRIPT = """set -eu
 command -v python3 >/dev/null || need="${need-} python3"
@@ -81,6 +87,52 @@ def test_a_machine_has_the_keys_that_its_start_script_installed(
     machine.end()
     with pytest.raises(OSError):
         run(machine, identity_key, host_key, "true")
+
+
+@pytest.mark.parametrize("kind", ["container", "bare", "stale", "conda", "libraries"])
+def test_the_start_script_makes_a_machine_of_every_kind_of_image(
+    booted_machines: Machines, identity_key: KeyPair, kind: Kind
+) -> None:
+    """Sessions have the container's environment, and no other user can read it."""
+    identity = asyncssh.import_private_key(identity_key.private)
+    label = Label("boot", workspace_name("boot"), "0123456789abcdef")
+    machine = booted_machines.boot(start_command(order_for(H100, label, identity)), kind)
+    host_key = host_key_of(identity, label).public
+    look = """
+import glob, json, os
+key = b"-".join((b"of", b"the", b"container"))  # this program's own command line does not have it
+files = [path for path in glob.glob("/etc/ssh/**", recursive=True) if os.path.isfile(path)]
+open_to_all = [path for path in files if os.stat(path).st_mode & 0o077]
+told = [path for path in open_to_all if key in open(path, "rb").read()]
+shown = [path for path in glob.glob("/proc/[0-9]*/cmdline")
+         if key in open(path, "rb").read()]
+mask = os.umask(0)
+print(json.dumps({"environment": dict(os.environ), "told": told, "shown": shown, "umask": mask}))
+"""
+    command = (
+        'echo "$LD_LIBRARY_PATH"; unset LD_LIBRARY_PATH; '
+        f"python3 -c pass || PATH=${{PATH#*:}}; python3 -c {shlex.quote(look)}"
+    )
+    said: list[str] = []
+
+    def greets() -> bool:
+        try:
+            said.append(run(machine, identity_key, host_key, command))
+        except (OSError, asyncssh.Error):
+            return False
+        return True
+
+    try:
+        until(greets, "the machine lets its owner in")
+    except AssertionError:
+        raise AssertionError(machine.log.read_text()) from None
+    libraries, told = said[-1].split("\n", 1)
+    seen = json.loads(told)
+    assert libraries == ("/opt/image/lib" if kind == "libraries" else "")
+    assert seen["environment"]["CONTAINER_API_KEY"] == "of-the-container"
+    assert seen["environment"]["QUOTED"] == "a \"b\" 'c' \\d #e $f"
+    assert not {"LINES", "2"} & seen["environment"].keys()
+    assert (seen["told"], seen["shown"], seen["umask"]) == ([], [], 0o022)
 
 
 def test_machines_are_apart_and_end_with_all_their_processes(

@@ -14,6 +14,7 @@ FIRST_OFFER: Final = 1000
 FIRST_INSTANCE: Final = 500_000
 MONTH_H: Final = 730
 MOST_ONSTART: Final = 4048
+MOST_OFFERS: Final = 64
 _SEARCH = {"limit", "type", "order", "allocated_storage"}
 _OPERATORS = {
     "eq": lambda a, b: a == b,
@@ -48,6 +49,11 @@ class FakeVast(FakeMarket):
     unknown_is_null: bool = False  # their own client expects it of GET; of DELETE a 404 is written
     refuses_without_reason: bool = False  # what "error that created" says
     says: str = ""  # the status of every instance, where it is not of the instance itself
+    status_msg: str = ""  # likewise
+    intended: str = ""  # likewise, what the instance is to become
+    entrypoint: tuple[str, ...] = ()  # of every image
+    image_user: str = "root"
+    last_page_is_silent: bool = False  # it says nothing of a next one
 
     adapter = VastProvider
     wares = staticmethod(vast_wares)
@@ -107,7 +113,8 @@ class FakeVast(FakeMarket):
                 found = [offer for offer in found if passes(offer[column], value)]
         for column, direction in reversed(query.get("order", [])):
             found.sort(key=lambda offer: offer[column], reverse=direction == "desc")
-        return Answer(200, {"offers": found[: int(query.get("limit", 64))]})
+        limit = min(int(query.get("limit", MOST_OFFERS)), MOST_OFFERS)
+        return Answer(200, {"offers": found[:limit]})
 
     def _offer(self, number: int, ware: Ware, disk_gb: float, bid: bool) -> dict[str, Any]:
         base = (ware.spot_usd_h if bid else None) or ware.usd_h
@@ -138,6 +145,7 @@ class FakeVast(FakeMarket):
             "driver_version": "570.86.10",
             "reliability": ware.reliability,
             "reliability2": ware.reliability,
+            "score": ware.reliability * 100,
             "geolocation": ware.region,
             "inet_down": 900.0,
             "inet_up": 800.0,
@@ -169,8 +177,9 @@ class FakeVast(FakeMarket):
             return self.error(*self.words["no money"])
         index = number - FIRST_OFFER
         if not 0 <= index < len(self.market.wares) or self.market.wares[index].stock <= 0:
-            text = f"error 404/3603: no_such_ask Instance type by id {number} is not available."
-            return self.error(404, "no_such_ask", text, number)
+            # As the live market says it; the documentation has 404 and no_such_ask.
+            text = f"error 404/3603: no_such_ask  Instance type by id {number} is not available."
+            return self.error(400, "invalid_args", text, number)
         ware = self.market.wares[index]
         price = asked.get("price")
         if price is not None and price < (ware.spot_usd_h or ware.usd_h):
@@ -178,7 +187,11 @@ class FakeVast(FakeMarket):
         if len(asked.get("onstart", "")) > MOST_ONSTART:
             return self.error(400, "invalid_args", "onstart is too long", number)
         ports = asked.get("env") or {}
-        command = list(asked.get("args", [])) if asked.get("runtype") == "args" else []
+        onstart = asked.get("onstart", "")
+        program = [onstart] if onstart else list(self.entrypoint)
+        command = program + list(asked.get("args", [])) if asked.get("runtype") == "args" else []
+        if asked.get("user", self.image_user) != "root":
+            command = []  # which writes to /root and runs sshd
         failed = request.has("error that created")
         machine = self.market.rent(
             ware,
@@ -220,16 +233,16 @@ class FakeVast(FakeMarket):
         token = None
         if rest:
             token = base64.b64encode(json.dumps({"values": {"id": page[-1]["id"]}}).encode())
-        return Answer(
-            200,
-            {
-                "success": True,
-                "instances_found": len(page),
-                "total_instances": total,
-                "next_token": token and token.decode(),
-                "instances": page,
-            },
-        )
+        said = {
+            "success": True,
+            "instances_found": len(page),
+            "total_instances": total,
+            "next_token": token and token.decode(),
+            "instances": page,
+        }
+        if token is None and self.last_page_is_silent:
+            del said["next_token"]
+        return Answer(200, said)
 
     def _instance(self, request: Request, number: str) -> Answer:
         machine = self.found(request, number)
@@ -258,9 +271,9 @@ class FakeVast(FakeMarket):
             "id": int(machine.id),
             "actual_status": self.says or status,
             "cur_state": "stopped" if machine.stopped else "running",
-            "intended_status": "stopped" if machine.stopped else "running",
-            "next_state": "stopped" if machine.stopped else "running",
-            "status_msg": f"{status} {machine.request.get('image')}",
+            "intended_status": self.intended or ("stopped" if machine.stopped else "running"),
+            "next_state": self.intended or ("stopped" if machine.stopped else "running"),
+            "status_msg": self.status_msg or f"{status} {machine.request.get('image')}",
             "label": machine.label or None,
             "image_uuid": str(machine.request.get("image")),
             "image_runtype": str(machine.request.get("runtype", "ssh")),

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop
-from torpor.shared.values import Want
+from torpor.control.providers.seam import Absent
+from torpor.control.providers.start_script import start_command
+from torpor.control.rental.waiting import wait_until_reachable
+from torpor.shared.errors import (
+    CreateFailed,
+    ProviderDenied,
+    ProviderUnavailable,
+    QuotaReached,
+    UnexpectedAnswer,
+)
+from torpor.shared.values import Machine, MachineId, Want
 
 
 class TestRunPod(MarketContract):
@@ -33,3 +43,99 @@ class TestRunPod(MarketContract):
         shop.plain.check()
         shop.create()
         assert ("PUT", "/v2/account/ssh-keys") not in shop.fake.calls
+
+    def test_a_pod_on_any_page_is_known_found_and_listed(self, shop: Shop) -> None:
+        shop.market.page = 2
+        for _ in range(5):
+            self.foreign(shop)
+        machine = shop.create()
+        assert shop.create().id == machine.id
+        assert [live.id for live in shop.plain.list_own()] == [machine.id]
+        shop.arm("not found", "find")
+        assert isinstance(shop.find(machine), Machine)
+
+    def test_a_list_without_pages_is_one_page(self, shop: Shop) -> None:
+        """As before October 2026, when a cursor was unknown."""
+        shop.fake.pages = False
+        for _ in range(30):
+            self.foreign(shop)
+        assert [shop.create().id] == [live.id for live in shop.plain.list_own()]
+
+    def test_a_page_that_is_missing_proves_no_absence(self, shop: Shop) -> None:
+        shop.market.page = 2
+        for _ in range(5):
+            self.foreign(shop)
+        shop.arm("unavailable", "list", count=100, skip=2)
+        with pytest.raises(ProviderUnavailable):
+            shop.plain.find(MachineId("pod9999999"))
+        with pytest.raises(ProviderUnavailable):
+            shop.create()
+        assert len(shop.market.rented) == 5
+
+    @pytest.mark.parametrize("cursor", [None, "MTAw"])
+    def test_pages_without_an_end_are_no_list(self, shop: Shop, cursor: str | None) -> None:
+        shop.fake.pagination = {"nextCursor": cursor, "hasNextPage": True}
+        with pytest.raises(UnexpectedAnswer, match="without an end"):
+            shop.plain.list_own()
+
+    def test_null_is_neither_a_pod_nor_a_proof_that_it_is_gone(self, shop: Shop) -> None:
+        """RunPod answers so while it ends a pod."""
+        machine = shop.create()
+        shop.fake.shows_null = True
+        assert isinstance(shop.find(machine), Machine)
+        shop.market.end(shop.market.rented[0])
+        found = shop.find(machine)
+        assert isinstance(found, Absent)
+        assert not found.proof
+
+    def test_the_start_script_runs_as_root_whatever_the_image_starts(self, shop: Shop) -> None:
+        shop.fake.entrypoint, shop.fake.image_user = ("/opt/nvidia/entrypoint.sh",), "1000"
+        started: list[list[str]] = []
+        shop.market.boot = lambda command: started.append(command)
+        shop.create()
+        assert started == [start_command(shop.order)]
+
+    def test_a_pod_without_a_public_address_is_given_up(self, shop: Shop) -> None:
+        """It runs, and is billed, and nobody can ever log in."""
+        machine = shop.create()
+        shop.fake.addresses = False
+        now = 0.0
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        with pytest.raises(CreateFailed, match="without an address"):
+            wait_until_reachable(
+                shop.plain, machine.id, timeout_s=900, sleep=sleep, clock=lambda: now
+            )
+        assert 90 <= now <= 105
+        looks = [path for _, path in shop.fake.calls if path.endswith(machine.id)]
+        assert len(looks) <= 13
+
+    @pytest.mark.parametrize(
+        ("words", "error"),
+        [
+            ("your account cannot access the requested pool", QuotaReached),
+            ("access denied", ProviderDenied),
+        ],
+    )
+    def test_a_403_is_about_one_pool_or_about_the_key(
+        self, shop: Shop, words: str, error: type[Exception]
+    ) -> None:
+        shop.fake.words = {**shop.fake.words, "quota": (403, "Forbidden", words)}
+        shop.arm("quota", "create")
+        with pytest.raises(error):
+            shop.create()
+
+    def test_a_destroy_waits_until_the_market_takes_requests_again(self, shop: Shop) -> None:
+        """Where the requests of an hour are used up, RunPod refuses a DELETE as well."""
+        machine = shop.create()
+        shop.arm("too many", "find", retry_after_s=1724)
+        shop.arm("too many", "destroy", retry_after_s=1724)
+        shop.destroy(machine)
+        assert shop.market.alive() == []
+        assert shop.slept.count(1724.0) == 2
+        shop.arm("too many", "find", retry_after_s=1724)
+        with pytest.raises(ProviderUnavailable):
+            shop.find(machine)

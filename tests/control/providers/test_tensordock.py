@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import inspect
+import subprocess
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -10,6 +14,7 @@ import pytest
 from tests.control.providers.market_contract import MarketContract, Shop
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent
+from torpor.control.providers.tensordock import TensorDockProvider
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
@@ -42,6 +47,49 @@ class TestTensorDock(MarketContract):
         assert (live.state, live.label) == ("running", shop.order.label)
         assert live.endpoint is not None
         assert shop.plain.list_own() == [live]
+
+    @pytest.mark.parametrize("documented", [False, True])
+    def test_the_list_is_flat_or_nested(self, shop: Shop, documented: bool) -> None:
+        shop.fake.documented = documented
+        shop.plain.check()
+        assert shop.plain.list_own() == []
+        machine = shop.create()
+        assert shop.create().id == machine.id
+        assert [live.id for live in shop.plain.list_own()] == [machine.id]
+
+    def test_its_calls_may_take_two_minutes(self) -> None:
+        timeouts = inspect.signature(TensorDockProvider).parameters["timeout"].default
+        assert (timeouts.read, timeouts.connect) == (120.0, 10.0)
+
+    @pytest.mark.parametrize("works_after", [0, 1, 99])
+    def test_a_machine_whose_gpu_has_no_driver_powers_itself_off(
+        self, shop: Shop, works_after: int, tmp_path: Path
+    ) -> None:
+        """Its start script first tries to set the driver's packages up."""
+        shop.create()
+        assert shop.asked()["image"] == "ubuntu2404_ml_pytorch"
+        packed = shop.asked()["cloud_init"]["runcmd"][1].split()[1]
+        script = base64.b64decode(packed).decode()
+        driver = script[script.index("if ! nvidia-smi") : script.index("if [ -d /run/systemd")]
+        for name in ("systemctl", "dpkg", "modprobe"):
+            (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/log\n')
+        (tmp_path / "nvidia-smi").write_text(
+            f"#!/bin/sh\necho looked >>{tmp_path}/log\n"
+            f'[ "$(grep -c looked {tmp_path}/log)" -gt {works_after} ]\n'
+        )
+        for program in tmp_path.iterdir():
+            program.chmod(0o755)
+        done = subprocess.run(
+            ["sh", "-eu"],
+            input=driver.encode(),
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            check=False,
+        )
+        log = (tmp_path / "log").read_text()
+        assert ("dpkg --configure -a" in log) is (works_after > 0)
+        assert ("systemctl poweroff" in log) is (works_after == 99)
+        assert done.returncode == (1 if works_after == 99 else 0)
 
     def test_all_parts_are_in_the_price_and_the_sizes_are_those_on_sale(self, shop: Shop) -> None:
         wares = shop.market.wares
@@ -77,9 +125,10 @@ class TestTensorDock(MarketContract):
             with pytest.raises(InvalidInput):
                 shop.plain.check(image)
 
-    def test_an_unknown_refusal_rents_nothing(self, shop: Shop) -> None:
-        """A disk that is no size on sale: an answer of the documented kind, with other words."""
-        shop.market.wares[0].disk_gib = 500
+    @pytest.mark.parametrize("documented", [False, True])
+    def test_an_unknown_refusal_rents_nothing(self, shop: Shop, documented: bool) -> None:
+        """A size that is not on sale: a list, or an answer of the documented kind."""
+        shop.fake.documented = documented
         offer = shop.order.offer
         with pytest.raises(CreateFailed, match="vcpu_count"):
             shop.create(offer=msgspec.structs.replace(offer, id=offer.id.replace("/8/", "/7/")))

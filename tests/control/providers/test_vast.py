@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, of_model
+from tests.markets.market import Ware
 from tests.markets.vast import FIRST_INSTANCE
 from torpor.control.providers.offers import Offer
-from torpor.shared.errors import CreateUncertain, ProviderDenied
+from torpor.control.providers.start_script import start_command
+from torpor.shared.errors import CreateUncertain, NoCapacity, ProviderDenied
 from torpor.shared.values import MachineId, Want
 
 
@@ -57,11 +60,11 @@ class TestVast(MarketContract):
     def test_offers_carry_model_form_region_and_reliability(self, shop: Shop) -> None:
         offers = shop.plain.offers(Want(disk_gib=20))
         assert [str(offer.gpu) for offer in offers] == [
-            "RTX 4090", "H100 SXM", "H100 PCIe", "RTX 4090"
+            "RTX 4090", "RTX 4090", "H100 SXM", "H100 PCIe"
         ]  # fmt: skip
-        assert [offer.region for offer in offers] == ["US", "NO", "FR", "VN"]
-        assert offers[3].reliability == 0.71
-        assert offers[2].cuda == (12, 4)
+        assert [offer.region for offer in offers] == ["VN", "US", "NO", "FR"]
+        assert offers[0].reliability == 0.71
+        assert offers[3].cuda == (12, 4)
         assert len({offer.domain for offer in offers}) == 4
 
     def test_a_refusal_that_names_an_instance_is_uncertain(self, shop: Shop) -> None:
@@ -113,6 +116,70 @@ class TestVast(MarketContract):
         machine = shop.create()
         shop.arm("not found", "find", count=9)
         assert shop.find(machine).label == shop.order.label
+
+    def test_a_search_is_of_the_wanted_gpu_and_goes_on_behind_64_offers(self, shop: Shop) -> None:
+        """A search shows 64 whatever it asks for, and its cheap cards hide the wanted one."""
+        wares = shop.market.wares
+        wares += [Ware("RTX 3060", 1, 12, 0.05 + n // 3 * 0.001, "Ohio, US") for n in range(200)]
+        assert len(of_model(shop.plain.offers(Want(disk_gib=20)), "RTX 3060")) == 200
+        shop.fake.calls.clear()
+        assert [str(o.gpu) for o in shop.plain.offers(Want(gpu="H100"))] == [
+            "H100 SXM",
+            "H100 PCIe",
+        ]
+        assert len(shop.fake.calls) == 1
+        wares += [Ware("H100 Cube", 1, 80, 9.0, "Ohio, US")]
+        assert of_model(shop.plain.offers(Want(gpu="H100 Cube")), "H100CUBE")
+
+    def test_equal_prices_do_not_stop_a_search(self, shop: Shop) -> None:
+        wares = shop.market.wares
+        wares += [Ware("RTX 3060", 1, 12, 0.05, "Ohio, US") for n in range(70)]
+        wares += [Ware("RTX 3060", 1, 12, 0.06, "Ohio, US") for n in range(10)]
+        assert len(shop.plain.offers(Want(gpu="RTX 3060"))) >= 64 + 10
+
+    def test_the_start_script_runs_as_root_whatever_the_image_starts(self, shop: Shop) -> None:
+        shop.fake.entrypoint, shop.fake.image_user = ("/opt/nvidia/entrypoint.sh",), "1000"
+        started: list[list[str]] = []
+        shop.market.boot = lambda command: started.append(command)
+        shop.create()
+        assert started == [start_command(shop.order)]
+
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [
+            ("created", "Error: container failed to start: OCI runtime create failed: no device"),
+            ("loading", "Error response from daemon: manifest for me/x:1 not found"),
+            ("loading", "pull access denied for me/private"),
+        ],
+    )
+    def test_a_container_that_can_never_start_is_given_up_at_once(
+        self, shop: Shop, status: str, words: str
+    ) -> None:
+        machine = shop.create()
+        shop.fake.says, shop.fake.status_msg = status, words
+        assert shop.find(machine).state == "stopped"
+        assert words in shop.find(machine).note
+        shop.fake.status_msg = "Pulling fs layer"
+        assert shop.find(machine).state == "starting"
+
+    def test_an_offer_that_is_gone_by_now_is_no_capacity(self, shop: Shop) -> None:
+        offer = msgspec.structs.replace(shop.order.offer, id="999999")
+        with pytest.raises(NoCapacity, match="no_such_ask"):
+            shop.create(offer=offer)
+
+    def test_an_instance_that_is_to_run_is_not_stopped_yet(self, shop: Shop) -> None:
+        """Only all three of its states together say so."""
+        machine = shop.create()
+        shop.market.rented[0].stopped = True
+        shop.fake.says = "loading"
+        assert shop.find(machine).state == "stopped"
+        shop.fake.intended = "running"
+        assert shop.find(machine).state == "starting"
+
+    def test_a_last_page_may_say_nothing_of_a_next_one(self, shop: Shop) -> None:
+        machine = shop.create()
+        shop.fake.last_page_is_silent = True
+        assert [live.id for live in shop.plain.list_own()] == [machine.id]
 
     def test_the_retired_list_is_never_read(self, shop: Shop) -> None:
         """It shows no instance, whatever there is."""

@@ -23,9 +23,12 @@ _EDITIONS: Final = {
 _PRO: Final = re.compile(r"rtxpro(\d{4})(maxq|workstation|server|ws|wk|s|)(?:maxq|workstation)?")
 _ADA: Final = re.compile(r"(?:rtx)?a?(\d{4})(?:sff)?ada")
 _AMPERE: Final = re.compile(r"(?:rtx)?a([2-6][05]00)")
-_RTX: Final = re.compile(r"(?:rtx)?([2-6]0[5-9]0)(tisuper|ti|super|d|)")
-_QUADRO: Final = re.compile(r"rtx(\d{4})")
-_SUFFIX: Final = {"tisuper": " Ti SUPER", "ti": " Ti", "super": " SUPER", "d": " D", "": ""}
+_RTX: Final = re.compile(r"(?:rtx)?([2-6]0[5-9]0)(tisuper|sti|ti|super|s|d|)")
+_QUADRO: Final = re.compile(r"q?rtx(\d{4})")  # Vast.ai writes "Q RTX 8000", "RTX 4070S Ti"
+_SUFFIX: Final = {
+    "tisuper": " Ti SUPER", "sti": " Ti SUPER", "ti": " Ti", "super": " SUPER", "s": " SUPER",
+    "d": " D", "": "",
+}  # fmt: skip
 _TOLERANCE: Final = 0.9  # a "24 GB" card reports 22.5 GiB
 
 

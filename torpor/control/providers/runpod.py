@@ -5,8 +5,9 @@ https://docs.runpod.io/api-reference-v2. Spot pods exist only in older APIs and 
 
 from __future__ import annotations
 
+import copy
 import math
-import shlex
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -38,6 +39,18 @@ _MONTH_H: Final = 730
 _MOST_DISK_GIB: Final = 1000.0  # what every host is asked for at most; the API states no limit
 _GB: Final = 1e9
 _ANYWHERE: Final = "any"
+_MOST_PAGES: Final = 100  # of up to 1,000 pods each
+_POLL_S: Final = 10.0
+"""60 requests a minute and 3,000 an hour are allowed (runpod-mcp, tests/rate-limit.test.ts)."""
+_ADDRESS_S: Final = 90.0
+"""A pod of the community cloud whose host has no public address never gets one for SSH, and API v2
+cannot ask for one (runpod-plugins-official, runpod-migrate)."""
+_LONGEST_WAIT_S: Final = (
+    3600.0  # where the hour's requests are used up, a destroy is refused as well
+)
+
+_POOL: Final = re.compile(r"\bpools?\b", re.IGNORECASE)
+"""What a 403 says of GPUs that the account may not rent. Others are about the key's permissions."""
 
 _Cloud = Literal["SECURE", "COMMUNITY"]
 _CLOUDS: Final[tuple[_Cloud, ...]] = ("SECURE", "COMMUNITY")
@@ -99,8 +112,17 @@ class _Pod(msgspec.Struct):
     runtime: dict[str, Any] | None
 
 
+_SHOWN: Final[Any] = _Pod | None
+
+
+class _Pagination(msgspec.Struct, rename="camel"):
+    has_next_page: bool
+    next_cursor: str | None = None
+
+
 class _Pods(msgspec.Struct):
     pods: list[_Pod]
+    pagination: _Pagination | None = None  # since October 2026
 
 
 class _Keys(msgspec.Struct):
@@ -117,6 +139,8 @@ class RunpodProvider:
         idempotency="lookup",
         settling_s=300.0,
         ready_s=900.0,
+        address_s=_ADDRESS_S,
+        poll_s=_POLL_S,
         stop_keeps="nothing",  # a stop wipes the container's disk, and torpor rents no volume
         stopped_usd_gib_month=0.20,
         min_disk_gib=5.0,
@@ -158,10 +182,15 @@ class RunpodProvider:
         if (known := self._of_label(order.label)) is not None:
             return known
         gpu, count, cloud, centre = _offer_parts(order.offer.id)
+        *program, script = start_command(order)
+        start = {"entrypoint": program, "cmd": [script]}
         body: dict[str, Any] = {
             "name": label_name(order.label),
             "image": order.image or IMAGE,
-            "args": shlex.join(start_command(order)),
+            # Specifications since October 2026 and dstack have this JSON here; older ones have any
+            # string, and no field of its own for an ENTRYPOINT or CMD, which newer ones have, too.
+            "args": msgspec.json.encode(start).decode(),
+            "env": {"RUNPOD_POD_USER": "0"},  # root, whatever the image's is (dstack)
             "disk": _disk_gb(order.disk_gib, self.abilities.min_disk_gib),
             "ports": ["22/tcp"],
             "cloud": cloud,
@@ -179,11 +208,17 @@ class RunpodProvider:
     def find(self, machine: MachineId) -> Machine | Absent:
         if not machine.isalnum():
             return Absent()
-        pod = self._client.seek("GET", f"/v2/pods/{machine}", _Pod, f"show pod {machine}")
+        path = f"/v2/pods/{machine}"
+        answer: _Pod | Refusal | None = self._client.ask("GET", path, _SHOWN)
+        if isinstance(answer, Refusal) and not self._client.is_gone(answer):
+            raise self._client.refused(answer, f"show pod {machine}")
+        pod = None if isinstance(answer, Refusal) else answer
         if pod is None:
             pod = next((listed for listed in self._pods() if listed.id == machine), None)
-        if pod is None:
+        if pod is None and isinstance(answer, Refusal):
             return Absent(f"RunPod answers 404 for pod {machine} and does not list it")
+        if pod is None:
+            return Absent()  # null: it may be on its way out
         if pod.status == "TERMINATED":
             return Absent(f"RunPod says that pod {machine} is TERMINATED")
         return self._machine(pod)
@@ -193,10 +228,12 @@ class RunpodProvider:
         return [machine for machine in machines if machine.label is not None]
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
-        if warranted(self, machine, warrant) is None:
+        patient = copy.copy(self)
+        patient._client = self._client.patient(_LONGEST_WAIT_S)
+        if warranted(patient, machine, warrant) is None:
             return
         path = f"/v2/pods/{machine.id}"
-        self._client.seek("DELETE", path, type(None), f"terminate pod {machine.id}")
+        patient._client.seek("DELETE", path, type(None), f"terminate pod {machine.id}")
 
     def mark(self, machine: Machine, label: Label | None) -> None:
         """See ``torpor.control.providers.seam.Adopts``. RunPod's documentation says that a change
@@ -256,11 +293,23 @@ class RunpodProvider:
         return self._machine(own[0]) if own else None
 
     def _pods(self) -> list[_Pod]:
-        return self._client.read(_Pods, "/v2/pods").pods
+        """All of them: a page that is missing would prove an absence."""
+        params: dict[str, str] = {}
+        pods: list[_Pod] = []
+        for _ in range(_MOST_PAGES):
+            page = self._client.read(_Pods, "/v2/pods", params)
+            pods += page.pods
+            more = page.pagination
+            if more is None or not more.has_next_page:
+                return pods
+            if not more.next_cursor or more.next_cursor == params.get("cursor"):
+                break
+            params = {"cursor": more.next_cursor}
+        raise self._client.unexpected("pages without an end", "GET /v2/pods")
 
     def _machine(self, pod: _Pod) -> Machine:
         # A pod is RUNNING, and billed, before its container runs.
-        up = pod.status == "RUNNING" and pod.runtime is not None and pod.ssh.direct is not None
+        up = pod.status == "RUNNING" and pod.runtime is not None
         stopped = pod.status in ("EXITED", "ERROR", "TERMINATED")
         way = pod.ssh.direct if up else None
         return Machine(
@@ -278,9 +327,9 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError:
     asked = f"RunPod refused {order.offer.id}: {refusal}"
     if refusal.status == 400:
         return NoCapacity(f"{asked}. RunPod says 400 both for no capacity and for a wrong request")
-    if refusal.status == 403:  # of one pool; a wrong key is 401
+    if refusal.status == 403 and _POOL.search(refusal.text):
         return QuotaReached(asked)
-    if refusal.status in (401, 402):
+    if refusal.status in (401, 402, 403):
         return ProviderDenied(f"{asked}. Check the key, its permissions and the account's balance")
     return CreateFailed(asked)
 

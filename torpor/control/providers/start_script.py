@@ -14,23 +14,47 @@ from torpor.shared.errors import InvalidInput
 
 MOST_CHARACTERS: Final = 4048
 """The longest start command. Vast.ai states this limit for its own kind of start script."""
+_AROUND: Final = 48  # what stands in a command around the packed script
 
-SSHD: Final = """set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key
-set -- "$@" -o PermitRootLogin=prohibit-password
-exec /usr/sbin/sshd -D -e "$@" -o PasswordAuthentication=no \\
-    -o "SetEnv=PATH=$PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}"
+_APART: Final = """: "${ld_path=${LD_LIBRARY_PATH-}}" "${ld_preload=${LD_PRELOAD-}}"
+unset LD_LIBRARY_PATH LD_PRELOAD
 """
-"""How a container runs sshd, once the script has prepared it."""
+"""An image's libraries may break apt, sshd and what else is not its own (dstack #1769)."""
+
+SSHD: Final = (
+    _APART
+    + r"""umask 077
+{
+    echo 'HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin prohibit-password
+PasswordAuthentication no'
+    printf SetEnv
+    env -0 ${ld_path:+"LD_LIBRARY_PATH=$ld_path"} ${ld_preload:+"LD_PRELOAD=$ld_preload"} |
+        tr '\n\0' '\1\n' | sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
+/^(_|HOME|LOGNAME|MAIL|(OLD)?PWD|SHELL|SHLVL|SSH_.*|TERM|USER)=/d
+s/[\\"]/\\&/g; s/.*/ "&"/' | tr -d '\n'
+    echo
+    echo 'Include /etc/ssh/sshd_config'
+} >/etc/ssh/torpor.conf
+umask 022
+exec /usr/sbin/sshd -D -e -f /etc/ssh/torpor.conf
+"""
+)
+"""How a container runs sshd, once the script has prepared it. Sessions get the container's
+environment, which may hold keys: only root reads the file."""
 
 _SCRIPT: Final = """#!/bin/sh
 set -eu
+@APART@fits='import sys; sys.exit(sys.version_info < (3, 10))'
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 "$@"
+}
 need=
-command -v python3 >/dev/null || need=python3
+python3 -c "$fits" 2>/dev/null || /usr/bin/python3 -c "$fits" 2>/dev/null || need=python3
 [ -x /usr/sbin/sshd ] || need="$need openssh-server"
 if [ -n "$need" ]; then
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update
-    apt-get install -y --no-install-recommends $need
+    apt update || echo 'not all package lists were read: going on with the others' >&2
+    apt install -y --no-install-recommends $need || [ -x /usr/sbin/sshd ]
 fi
 umask 077
 mkdir -p /root/.ssh
@@ -72,19 +96,32 @@ def start_script(order: Order, more: str = "") -> str:
     if not _PRIVATE.fullmatch(host):
         raise InvalidInput("the host key of an order is no OpenSSH private key")
     script = _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host)
-    return script.replace("@MORE@", more).replace("@SSHD@", SSHD)
+    return script.replace("@APART@", _APART).replace("@MORE@", more).replace("@SSHD@", SSHD)
 
 
 def start_command(order: Order) -> list[str]:
     """For a container: its first process. No word needs quotes beyond one pair."""
-    packed = base64.b64encode(start_script(order).encode()).decode()
-    command = f'eval "$(echo {packed} | base64 -d)"'
-    if len(command) > MOST_CHARACTERS:
+    return ["/bin/sh", "-c", f'eval "$(echo {_packed(order)} | base64 -d)"']
+
+
+def start_lines(order: Order, more: str = "") -> list[str]:
+    """For a virtual machine whose market takes lines of shell; none of them needs a quote. ``more``
+    is that of ``start_script``."""
+    return [
+        "install -m 700 /dev/null /run/torpor-start",
+        f"echo {_packed(order, more)} | base64 -d >/run/torpor-start",
+        "sh /run/torpor-start",
+    ]
+
+
+def _packed(order: Order, more: str = "") -> str:
+    packed = base64.b64encode(start_script(order, more).encode()).decode()
+    if len(packed) > MOST_CHARACTERS - _AROUND:
         raise InvalidInput(
-            f"the start script has {len(command)} characters, markets take {MOST_CHARACTERS}: use "
+            f"the start script has {len(packed)} characters, markets take {MOST_CHARACTERS}: use "
             "a shorter SSH key, such as an ed25519 key"
         )
-    return ["/bin/sh", "-c", command]
+    return packed
 
 
 def check_image(image: str) -> None:

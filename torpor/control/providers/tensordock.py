@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -19,10 +18,10 @@ import msgspec
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
-from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
+from torpor.control.providers.market_client import MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
-from torpor.control.providers.start_script import start_command
+from torpor.control.providers.start_script import start_lines
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
@@ -35,7 +34,12 @@ from torpor.shared.errors import (
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want, learned
 
 URL: Final = "https://dashboard.tensordock.com"
-IMAGE: Final = "ubuntu2404"
+IMAGE: Final = "ubuntu2404_ml_pytorch"
+"""One with the GPU's driver: ``ubuntu2404`` has none (cloud-gpu-shopper, LIVE_BUG_LOG.md BUG-009).
+The images ``*_nvidia_*`` of the documentation are not at every host."""
+TIMEOUT: Final = httpx.Timeout(120.0, connect=10.0)
+"""Calls take more than 60 s (cloud-gpu-shopper, LIVE_BUG_LOG.md)."""
+_POLL_S: Final = 5.0  # 100 requests a minute are allowed for one organization
 _API: Final = "/api/v2"
 _SSH_PORT: Final = 22
 _GB: Final = 1e9
@@ -44,6 +48,18 @@ _DISK_STEP_GB: Final = 50
 _CORES_A_GPU: Final = 8
 _RAM_GB_A_GPU: Final = 32
 _RAM_STEP_GB: Final = 16
+_DRIVER: Final = """if ! nvidia-smi -L; then
+    systemctl stop unattended-upgrades || :
+    DEBIAN_FRONTEND=noninteractive dpkg --configure -a || :
+    modprobe nvidia || :
+    if ! nvidia-smi -L; then
+        echo 'no GPU driver works here: this machine powers itself off' >&2
+        systemctl poweroff || :
+        exit 1
+    fi
+fi
+"""
+"""Images may have a driver whose packages were never set up (cloud-gpu-shopper, BUG-013)."""
 _IMAGE: Final = re.compile(r"(?:ubuntu(?!1|20)|debian(?!1?[01]\b|9))\d{2,4}(?:_\w+)?")
 _UNDECIDED: Final = re.compile(r"time[ds]?[ -]?out|time limit|in progress|pending|already exists")
 _CAPACITY: Final = re.compile(r"unavailable|not available|no available|capacity|no .*hostnode")
@@ -115,7 +131,10 @@ class _Listed(msgspec.Struct):
 
 
 class _ListedData(msgspec.Struct):
-    data: _Listed
+    """The live service answers a list (cloud-gpu-shopper, client.go), the documentation has
+    ``instances``."""
+
+    data: list[dict[str, Any]] | _Listed
 
 
 class _Shape(NamedTuple):
@@ -146,6 +165,7 @@ class TensorDockProvider:
         idempotency="lookup",
         settling_s=300.0,
         ready_s=1200.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",
         stopped_usd_gib_month=None,  # each host has its own price
         min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
@@ -218,7 +238,7 @@ class TensorDockProvider:
             "location_id": shape.location,
             "useDedicatedIp": True,
             "ssh_key": order.public_key,
-            "cloud_init": {"runcmd": [shlex.join(start_command(order))]},
+            "cloud_init": {"runcmd": start_lines(order, _DRIVER)},
         }
         body = {"data": {"type": "virtualmachine", "attributes": attributes}}
         doing = f"POST {_API}/instances"
@@ -298,7 +318,8 @@ class TensorDockProvider:
 
     def _listed(self) -> list[_Instance]:
         path = f"{_API}/instances"
-        rows = self._client.read(_ListedData, path).data.instances
+        data = self._client.read(_ListedData, path).data
+        rows = data.instances if isinstance(data, _Listed) else data
         found = [_instance_in(row) for row in rows]
         if None in found:
             raise self._client.unexpected(rows, f"GET {path}")
@@ -362,6 +383,8 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
     """None: nothing in the answer promises that no machine was rented."""
     asked = f"TensorDock refused {order.offer.id}: {refusal}"
     words = refusal.text.lower()
+    if isinstance(refusal.body, list) and _is_validation(refusal.body):
+        return CreateFailed(asked)
     if _UNDECIDED.search(words):
         return None
     if is_denied(refusal) or _MONEY.search(words):
@@ -375,12 +398,16 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
 
 def _is_validation(body: object) -> bool:
     """Whether the body has the documented shape: {"errors": [{"status": ..., "title": ...,
-    "detail": ...}]}."""
-    errors = body.get("errors") if isinstance(body, dict) else None
+    "detail": ...}]}, or that of the live service: [{"code": ..., "message": ..., "path": [...]}]
+    (cloud-gpu-shopper, client.go)."""
+    errors = body.get("errors") if isinstance(body, dict) else body
     return (
         bool(errors)
         and isinstance(errors, list)
-        and all(isinstance(error, dict) and {"title", "detail"} & error.keys() for error in errors)
+        and all(
+            isinstance(error, dict) and {"title", "detail", "message"} & error.keys()
+            for error in errors
+        )
     )
 
 

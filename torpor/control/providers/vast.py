@@ -7,6 +7,7 @@ none, whatever there is.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusa
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image, start_command
+from torpor.control.providers.vast_gpus import names_of
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
@@ -36,13 +38,25 @@ from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want,
 URL: Final = "https://console.vast.ai"
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 _GB: Final = 1e9
-_MOST_OFFERS: Final = 5000  # in one answer; there are some thousand in all
+_POLL_S: Final = 5.0
+"""Their specification has 429 for two looks at an instance within 2 s, two at the list within 1 s,
+two destroys within 3 s and two creates within 4.5 s."""
+_MOST_OFFERS: Final = 64
+"""A search shows no more, whatever it asks for (ex_atlas, vast/translate.ex). gpuhunt asks for
+more."""
+_MOST_SEARCHES: Final = 12  # of one kind, on demand or by bid: 768 offers, the cheapest ones
 _MOST_PAGES: Final = 400
 _PAGE: Final = 25  # the most that Vast.ai shows at once
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _UNREACHED: Final = frozenset({"unknown", "offline"})
 """Vast.ai has not heard from the host: whether its instance runs, nobody knows."""
 _NOT_THERE: Final = frozenset({400, 404, 410})
+_BROKEN: Final = re.compile(
+    r"OCI runtime create failed|error response from daemon|pull access denied|manifest unknown"
+    r"|manifest for .* not found|repository does not exist|no such image|docker_build\(\) error",
+    re.IGNORECASE,
+)
+"""What ``status_msg`` says of a container that will never start (dstack; vast-cli's self-test)."""
 _BID: Final = 1.05
 """The bid as a multiple of the least bid: the next bidder outbids whoever bids exactly that."""
 
@@ -82,6 +96,8 @@ class _Instance(msgspec.Struct):
     dph_total: float
     label: str | None = None
     cur_state: str | None = None
+    intended_status: str | None = None
+    next_state: str | None = None
     public_ipaddr: str | None = None
     ports: dict[str, list[_Port] | None] | None = None
     status_msg: str | None = None
@@ -89,7 +105,7 @@ class _Instance(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     instances: list[_Instance]
-    next_token: str | None
+    next_token: str | None = None
 
 
 class _One(msgspec.Struct):
@@ -125,6 +141,7 @@ class VastProvider:
         idempotency="lookup",
         settling_s=300.0,
         ready_s=900.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",
         restarts=True,
         stopped_usd_gib_month=None,  # each host has its own price
@@ -172,12 +189,15 @@ class VastProvider:
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
             return known
+        program, *arguments = start_command(order)
         body: dict[str, Any] = {
             "image": order.image or IMAGE,
             "disk": self._disk_gb(order.disk_gib),
             "label": label_name(order.label),
             "runtype": "args",
-            "args": start_command(order),
+            "user": "root",  # whatever the image's is
+            "onstart": program,  # with runtype args it stands in for the image's ENTRYPOINT
+            "args": arguments,
             "env": {"-p 22:22": "1"},
             "target_state": "running",
             "cancel_unavail": True,  # rather than a stopped machine that waits for its GPU
@@ -257,9 +277,19 @@ class VastProvider:
         return []
 
     def _search(self, want: Want, *, spot: bool) -> list[Offer]:
+        names = names_of(want)
+        found = self._cheapest(want, spot, {"gpu_name": {"in": names}} if names else {})
+        if names and not found:  # the market may have another name for it by now
+            found = self._cheapest(want, spot, {})
+        return [self._offer(bundle, want, spot) for bundle in found]
+
+    def _cheapest(self, want: Want, spot: bool, filters: dict[str, Any]) -> list[_Bundle]:
         disk_gb = self._disk_gb(want.disk_gib)
         query: dict[str, Any] = {
+            **filters,
             "limit": _MOST_OFFERS,
+            # Two, as the specification has it; Vast.ai's own client and others send one.
+            "order": [["dph_total", "asc"], ["score", "desc"]],
             "verified": {"eq": True},
             "rentable": {"eq": True},
             "rented": {"eq": False},
@@ -270,8 +300,16 @@ class VastProvider:
         }
         if spot:
             query["type"] = "bid"
-        found = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
-        return [self._offer(bundle, want, spot) for bundle in found]
+        found: dict[int, _Bundle] = {}
+        for _ in range(_MOST_SEARCHES):
+            page = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
+            fresh = [bundle for bundle in page if bundle.id not in found]
+            found |= {bundle.id: bundle for bundle in fresh}
+            if len(page) < _MOST_OFFERS:
+                break
+            # The price of the last one again: others may cost the same.
+            query["dph_total"] = {"gte" if fresh else "gt": page[-1].dph_total}
+        return list(found.values())
 
     def _offer(self, bundle: _Bundle, want: Want, spot: bool) -> Offer:
         bid = _least_bid(bundle, want) if spot else None
@@ -329,7 +367,10 @@ class VastProvider:
         unreached, note = status in _UNREACHED, (row.status_msg or "").strip()
         if unreached:
             note = f"Vast.ai says {status}: it does not reach its host {note}".strip()
-        stopped = not unreached and (status == "exited" or row.cur_state == "stopped")
+        states = {row.cur_state, row.intended_status or row.cur_state}
+        states.add(row.next_state or row.cur_state)
+        broken = status in ("created", "loading") and _BROKEN.search(note) is not None
+        stopped = not unreached and (status == "exited" or states == {"stopped"} or broken)
         return Machine(
             MachineId(str(row.id)),
             self.identity,
@@ -352,7 +393,8 @@ class VastProvider:
             )
         error = created.error if created is not None else ""
         status = answer.status if isinstance(answer, Refusal) else 200
-        if error == "no_such_ask" or status in (404, 410):
+        gone = error == "no_such_ask" or (created is not None and "no_such_ask" in created.msg)
+        if gone or status in (404, 410):
             return NoCapacity(f"{asked}: {told}")
         if "quota" in error:
             return QuotaReached(f"{asked}: {told}")
