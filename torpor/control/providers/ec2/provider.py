@@ -16,6 +16,7 @@ import msgspec
 from torpor.control.providers.ec2.client import TIMEOUT_S, AwsRefusal, Done, Ec2Client
 from torpor.control.providers.ec2.launch import (
     PRICE_TAG,
+    PROBE_ALLOWED,
     launch_refused,
     launch_request,
     probe_request,
@@ -105,7 +106,8 @@ class _Quota(msgspec.Struct, rename="pascal"):
 class Ec2Provider:
     """See ``torpor.control.providers.seam.Provider`` for the contract.
 
-    It makes no network, security group or address: a machine's public address goes with it.
+    It makes no network or address: a machine's public address goes with it. It makes a security
+    group only with ``ssh_from``, see ``Ec2Setup``.
     """
 
     abilities: Abilities = Abilities(
@@ -133,6 +135,7 @@ class Ec2Provider:
         image: str = "",
         subnets: Sequence[str] = (),
         security_group: str = "",
+        ssh_from: str = "",
         types: Sequence[str] = (),
         url: str | None = None,
         metadata_url: str = METADATA_URL,
@@ -144,7 +147,7 @@ class Ec2Provider:
             session, account, region, url=url, timeout_s=timeout_s, sleep=sleep
         )
         self.identity = self._client.identity
-        self._setup = Ec2Setup(self._client, image, subnets, security_group)
+        self._setup = Ec2Setup(self._client, image, subnets, security_group, ssh_from)
         self._prices = Ec2Prices(self._client)
         self._offers = Ec2Offers(self._client, self._setup, self._prices, types)
         self._ssh_port = ssh_port
@@ -164,7 +167,7 @@ class Ec2Provider:
         self._setup.check()
         probe = probe_request(self._setup, found)
         answer = self._client.ask(Done, "run_instances", **probe, DryRun=True)
-        if isinstance(answer, AwsRefusal) and answer.code != "DryRunOperation":
+        if isinstance(answer, AwsRefusal) and answer.code not in PROBE_ALLOWED:
             raise self._client.refused(answer, "rent machines")
         self._prices.disk_usd_h(1)
         return Account(name=f"AWS account {self._client.account}", notes=self._quotas())
