@@ -39,6 +39,8 @@ _INSTANCE: Final = {
     "name", "machineType", "labels", "tags", "metadata", "disks", "networkInterfaces",
     "scheduling", "guestAccelerators",
 }  # fmt: skip
+_ONLY_HYPERDISK: Final = re.compile(r"(?:a3-ultragpu|a4x?|c4[ad]?|g4|h3|h4d|m4n?|n4[ad]?|x4)-")
+"""Machine types that take no pd-balanced: of Google's table of disk types by machine series."""
 _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
@@ -537,8 +539,13 @@ def _faulty(asked: dict[str, Any], zone: str, token: str) -> str:
     spot = scheduling["provisioningModel"] == "SPOT"
     if spot and (scheduling["automaticRestart"] or "instanceTerminationAction" not in scheduling):
         return "scheduling"
-    if scheduling["onHostMaintenance"] != "TERMINATE":
+    kind = asked["machineType"].rsplit("/", 1)[1]
+    moves = kind.startswith("e2-") and not spot
+    if scheduling["onHostMaintenance"] != ("MIGRATE" if moves else "TERMINATE"):
         return "scheduling.onHostMaintenance"  # a machine with a GPU cannot move
+    disk = asked["disks"][0]["initializeParams"]["diskType"].rsplit("/", 1)[1]
+    if disk != ("hyperdisk-balanced" if _ONLY_HYPERDISK.match(kind) else "pd-balanced"):
+        return f"disks[0].initializeParams.diskType: [{disk}] is not compatible with {kind}"
     places = [asked["machineType"], asked["disks"][0]["initializeParams"]["diskType"]]
     if any(not place.startswith(f"zones/{zone}/") for place in places):
         return "machineType"
