@@ -125,6 +125,39 @@ def test_time_is_over_with_the_last_words() -> None:
         _wait(Scripted(RUNNING), Clock(), lambda _: "connection refused")
 
 
+BARE = msgspec.structs.replace(RUNNING, endpoint=None, note="RUNNING")
+
+
+def test_a_machine_that_runs_without_an_address_is_given_up_after_its_market_s_own_time() -> None:
+    provider, clock = Scripted(STARTING, STARTING, BARE), Clock()
+    provider.abilities = msgspec.structs.replace(provider.abilities, address_s=20.0)
+    with pytest.raises(CreateFailed, match="without an address for SSH: RUNNING"):
+        _wait(provider, clock)
+    assert 20 <= clock.now <= 27
+    provider = Scripted(BARE, BARE, STARTING, BARE, RUNNING)
+    provider.abilities = msgspec.structs.replace(provider.abilities, address_s=1.0)
+    assert _wait(provider, Clock()) == RUNNING
+    with pytest.raises(MachineUnreachable, match="without an address"):
+        _wait(Scripted(BARE), Clock())
+
+
+def test_a_market_that_limits_requests_is_asked_no_more_often() -> None:
+    asked: list[float] = []
+    clock = Clock()
+
+    class Counted(Scripted):
+        def find(self, machine: MachineId) -> Machine | Absent:
+            asked.append(clock.now)
+            return STARTING
+
+    provider = Counted(STARTING)
+    provider.abilities = msgspec.structs.replace(provider.abilities, poll_s=10.0)
+    with pytest.raises(MachineUnreachable):
+        _wait(provider, clock, timeout_s=300)
+    assert min(later - earlier for earlier, later in pairwise(asked[:-1])) >= 7.5
+    assert len(asked) <= 40
+
+
 @contextmanager
 def _saying(words: bytes) -> Iterator[Endpoint]:
     """A server that says some bytes to one client and hangs up."""

@@ -29,6 +29,12 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """How long the market tells at least that a machine has ended. Later it may know nothing of it,
     so that repeated absences must do. None: it proves each end for ever."""
     ready_s: float  # an attempt whose SSH does not answer by then is given up
+    address_s: float | None = None
+    """How long a machine may run without an address for SSH until an attempt is given up. None: as
+    long as it may start."""
+    poll_s: float = 0.0
+    """How long to wait at least between two questions about a machine that starts, where the market
+    limits requests."""
     queue_s: float = 0.0  # how long it may wait in the provider's queue before that
     stop_keeps: Literal["nothing", "disk", "volume"]
     restarts: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import time
@@ -34,7 +35,8 @@ def wait_until_reachable(
 ) -> Machine:
     """The machine once it runs and its SSH server has said its version.
 
-    CreateFailed when it dies meanwhile: try the next offer. A machine that the provider does not
+    CreateFailed when it dies meanwhile, or runs for ``abilities.address_s`` without an address: try
+    the next offer. A machine that the provider does not
     show is waited for, also with a proof of its end while the provider settles. MachineUnreachable
     when ``timeout_s`` is over, with what was seen last. ``greets`` returns None or what went wrong.
     ``timeout_s`` begins again where the machine leaves the provider's queue, in which it may wait
@@ -48,7 +50,9 @@ def wait_until_reachable(
     queue_end = clock() + provider.abilities.queue_s
     words = ""
     settled = clock() + provider.abilities.settling_s
-    wait_s = _FIRST_WAIT_S
+    able = provider.abilities
+    wait_s = max(_FIRST_WAIT_S, able.poll_s)
+    bare_since = math.inf
     while True:
         seen = _look(provider, machine, clock() < settled, label)
         if isinstance(seen, Machine) and seen.state == "queued":
@@ -60,8 +64,15 @@ def wait_until_reachable(
             seen = words
             if clock() >= queue_end:
                 end = clock()
+        if isinstance(seen, Machine) and seen.endpoint is None:
+            bare_since = min(bare_since, clock())
+            seen = f"it runs without an address for SSH: {seen.note}"
+            if able.address_s is not None and clock() >= bare_since + able.address_s:
+                raise CreateFailed(f"machine {machine} at {provider.identity} is of no use: {seen}")
+        else:
+            bare_since = math.inf
         look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
-        wait_s = min(wait_s * _GROWTH, _LONGEST_WAIT_S)
+        wait_s = max(able.poll_s, min(wait_s * _GROWTH, _LONGEST_WAIT_S))
         while True:
             if isinstance(seen, Machine) and seen.endpoint is not None:
                 fault = greets(seen.endpoint)
@@ -102,8 +113,8 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
 def _look(
     provider: Provider, machine: MachineId, in_settling: bool, label: Label | None
 ) -> Machine | str:
-    """The machine once it has an address, or waits in a queue; else what is missing. CreateFailed
-    when it is in vain."""
+    """The machine once it runs, or waits in a queue; else what is missing. CreateFailed when it is in
+    vain."""
     try:
         live = provider.find(machine)
     except MachineUnreachable as cause:
@@ -121,9 +132,9 @@ def _look(
         raise CreateFailed(
             f"machine {machine} at {provider.identity} is {live.state} before SSH answered{words}"
         )
-    if live.state == "queued":
+    if live.state == "queued" or (live.state == "running" and live.endpoint is None):
         return live
-    if live.state != "running" or live.endpoint is None:
+    if live.state != "running":
         return f"it is {live.state} {live.note}".strip()
     if label is not None and live.label != label:
         return (
