@@ -113,8 +113,8 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
 def _look(
     provider: Provider, machine: MachineId, in_settling: bool, label: Label | None
 ) -> Machine | str:
-    """The machine once it runs, or waits in a queue; else what is missing. CreateFailed when it is in
-    vain."""
+    """The machine once it runs, or waits in a queue; else what is missing. CreateFailed when it is
+    in vain."""
     try:
         live = provider.find(machine)
     except MachineUnreachable as cause:
