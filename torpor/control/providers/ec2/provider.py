@@ -40,6 +40,10 @@ _RENTAL_TAG: Final = "torpor-rental"
 _STATES: Final = {"pending": "starting", "running": "running", "stopped": "stopped"}
 _SHOWN: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 _MOST_TOKENS: Final = 100
+_POLL_S: Final = 1.0
+"""AWS takes what changes nothing 100 times at once and then 20 times a second, each operation for
+itself, and rents 1,000 machines at once and then 2 a second, in each region of an account (EC2
+developer guide, Request throttling)."""
 
 _QUOTAS: Final = ("L-DB2E81BA", "L-417A185B", "L-3819A6DF", "L-7212CCBC")
 """vCPUs of G and of P machines, on demand and spot. They are 0 in a new account."""
@@ -118,6 +122,7 @@ class Ec2Provider:
         settling_s=300.0,
         forgets_s=3600.0,
         ready_s=900.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",
         stopped_usd_gib_month=None,  # each region has its own price
         min_disk_gib=0.0,

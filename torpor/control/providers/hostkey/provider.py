@@ -53,6 +53,9 @@ _SSH_PORT: Final = 22
 _GB: Final = 1e9
 _ID_LOOKS: Final = 360  # for the id of a server that was ordered, and for its name: 90 minutes
 _ID_WAIT_S: Final = 15.0
+_POLL_S: Final = 10.0
+"""A look is two requests. HOSTKEY states no limit; its own client looks every 15 s (its Terraform
+provider 0.1.9, invapi/callback.go), and a server takes minutes to be installed."""
 _TAG_LOOK: Final = 3  # of a server whose name stays another: the name is written as a tag too
 _EMPTY_S: Final = 60.0  # two refused logins so far apart say that an account has no servers
 _AT_ONCE: Final = "1"  # of request_cancellation; "0" is the end of the period
@@ -90,6 +93,7 @@ class HostkeyProvider:
         idempotency="lookup",
         settling_s=7200.0,  # HOSTKEY's own client waits 90 minutes for a new server
         ready_s=3600.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",  # and the whole rent runs on
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
