@@ -30,6 +30,8 @@ COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "missing from answers for": lambda able: _time(able.settling_s),
     "waits in a queue for": lambda able: _time(able.queue_s) if able.queue_s else "no queue",
     "given up without SSH after": lambda able: _time(able.ready_s),
+    "given up without an address after": lambda able: _time(able.address_s or able.ready_s),
+    "asked at most every": lambda able: _time(able.poll_s) if able.poll_s else "no limit",
     "billed by": lambda able: _time(able.billing_s),
     "billed after its end": lambda able: _time(able.ending_s) if able.ending_s else "no",
     "tells of an end for": lambda able: "ever" if able.forgets_s is None else _time(able.forgets_s),

@@ -68,7 +68,7 @@ class MarketWorld:
     def provider(self, name: str, ready_s: float = READY_S) -> Provider:
         provider = self.markets.provider(name, timeout_s=TIMEOUT_S)
         provider.__dict__["abilities"] = msgspec.structs.replace(
-            provider.abilities, settling_s=SETTLING_S, ready_s=ready_s
+            provider.abilities, settling_s=SETTLING_S, ready_s=ready_s, poll_s=0.0
         )
         return provider
 
