@@ -311,7 +311,7 @@ def pods_of(name: str) -> str:
 
 
 def toleration(taint: str) -> dict[str, str]:
-    """Of a taint as kubectl writes it: KEY=VALUE:EFFECT, KEY:EFFECT or KEY. InvalidInput."""
+    """Tolerate a taint, which kubectl writes KEY=VALUE:EFFECT, KEY:EFFECT or KEY. InvalidInput."""
     found = _TAINT.fullmatch(taint.strip())
     if found is None:
         raise InvalidInput(
