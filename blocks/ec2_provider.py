@@ -19,6 +19,7 @@ _IDS: Final = {
     "image": r"(?:ami-[0-9a-f]{8,17})?",
     "subnets": r"subnet-[0-9a-f]{8,17}",
     "security_group": r"(?:sg-[0-9a-f]{8,17})?",
+    "ssh_from": r"(?:(?:\d{1,3}\.){3}\d{1,3}/\d{1,2})?",
     "types": r"[a-z0-9-]+\.[a-z0-9-]+",
 }
 
@@ -27,7 +28,8 @@ class Ec2Provider(Block):
     """One region of an AWS account: EC2 machines with NVIDIA GPUs, on demand and spot.
 
     The account needs a default VPC (or subnets named here) and a security group called torpor (or
-    one named here) that opens port 22 to the host of the flows. torpor creates neither.
+    one named here) that opens port 22 to the host of the flows. torpor creates neither, unless the
+    block says from where SSH may come: then it makes the security group.
 
     Args:
         account: The AWS account's number.
@@ -36,6 +38,7 @@ class Ec2Provider(Block):
         image: The AMI of new machines. Empty: AWS's Deep Learning Base AMI.
         subnets: The subnets of new machines. Empty: those of the default VPC.
         security_group: The security group of new machines. Empty: the one called torpor.
+        ssh_from: The addresses for which torpor opens port 22. Empty: it opens nothing.
         types: The instance types to rent. Empty: all with an NVIDIA GPU.
         metadata_url: Where a machine asks whether AWS will take it away.
 
@@ -89,6 +92,16 @@ class Ec2Provider(Block):
             "run. Empty: the group called torpor."
         ),
     )
+    ssh_from: str = Field(
+        default="",
+        title="SSH from",
+        description=(
+            "The addresses from which SSH may come, as a CIDR: 203.0.113.7/32 for one host, "
+            "0.0.0.0/0 for all. torpor then makes the security group called torpor where it is "
+            "missing, and opens port 22 in it for them. Empty: torpor makes and opens nothing. A "
+            "security group that is named above is never changed."
+        ),
+    )
     types: list[str] = Field(
         default_factory=list,
         title="Instance types",
@@ -122,6 +135,7 @@ class Ec2Provider(Block):
             image=self.image,
             subnets=self.subnets,
             security_group=self.security_group,
+            ssh_from=self.ssh_from,
             types=self.types,
             metadata_url=self.metadata_url,
             url=block.aws_client_parameters.endpoint_url,
@@ -135,7 +149,7 @@ class Ec2Provider(Block):
             raise ValueError(f"{value!r} is not the number of an AWS account, which has 12 digits")
         return digits
 
-    @field_validator("region", "image", "security_group", mode="after")
+    @field_validator("region", "image", "security_group", "ssh_from", mode="after")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
         return _checked(value, info.field_name or "")

@@ -10,7 +10,8 @@ from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator
 
 from blocks.reference import LOGOS
 from torpor.control.providers.kubernetes import provider as kubernetes
-from torpor.control.providers.kubernetes.objects import Address, Machines
+from torpor.control.providers.kubernetes.objects import Address, Machines, toleration
+from torpor.shared.errors import InvalidInput
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -37,6 +38,8 @@ class KubernetesProvider(Block):
         disk_gib: The most ephemeral storage of a machine.
         price_usd_h: What a machine with one GPU costs.
         node_selector: The labels of the nodes to use.
+        tolerations: The taints of nodes to use all the same.
+        runtime_class: The runtime class of machines with GPUs.
         image: The container image.
         address: How SSH reaches a machine.
         node_address: The address of the nodes, for NodePort.
@@ -129,6 +132,20 @@ class KubernetesProvider(Block):
     node_selector: dict[str, str] = Field(
         default_factory=dict, description="The labels of the nodes to use. Empty: any node."
     )
+    tolerations: list[str] = Field(
+        default_factory=list,
+        description=(
+            "The taints of nodes that machines may use all the same, as kubectl writes them: "
+            "dedicated=ml:NoSchedule, spot:NoExecute or any-key. The taint of GPUs needs none."
+        ),
+    )
+    runtime_class: str = Field(
+        default="",
+        description=(
+            "The runtime class of machines with GPUs, which k3s and RKE2 need. Empty: nvidia "
+            "where the user sees such a class in the cluster, else the cluster's default."
+        ),
+    )
     image: str = Field(
         default="",
         description=f"The container image of machines. Empty: {kubernetes.IMAGE}.",
@@ -146,7 +163,10 @@ class KubernetesProvider(Block):
     )
     service_annotations: dict[str, str] = Field(
         default_factory=dict,
-        description="Annotations of the Service, which the cluster's load balancer may ask for.",
+        description=(
+            "Annotations of the Service, which the cluster's load balancer may ask for. The one "
+            "for a public address at CoreWeave is set there without being named."
+        ),
     )
     region: str = Field(
         default="cluster", description="The name by which a workspace's regions may choose it."
@@ -195,6 +215,8 @@ class KubernetesProvider(Block):
                 cuda=(int(major), int(minor)) if self.cuda else None,
                 spot=self.spot,
                 node_selector=self.node_selector,
+                tolerations=self.tolerations,
+                runtime_class=self.runtime_class,
                 queue=self.queue,
                 priority_class=self.priority_class,
                 address=self.address,
@@ -205,6 +227,16 @@ class KubernetesProvider(Block):
             ),
             context=self.context,
         )
+
+    @field_validator("tolerations", mode="after")
+    @classmethod
+    def _tainted(cls, value: list[str]) -> list[str]:
+        try:
+            for taint in value:
+                toleration(taint)
+        except InvalidInput as fault:
+            raise ValueError(str(fault)) from fault
+        return value
 
     @field_validator("namespace", "queue", "priority_class", mode="after")
     @classmethod

@@ -76,6 +76,7 @@ def test_credentials_that_are_missing_or_of_no_profile_are_named(
         {"image": "ubuntu:24.04"},
         {"subnets": ["subnet-0123456789abcdef0", "vpc-0123456789abcdef0"]},
         {"security_group": "default"},
+        {"ssh_from": "myhost"},
         {"types": ["g5 xlarge"]},
         {"metadata_url": "https://169.254.169.254/latest"},
     ],

@@ -57,15 +57,18 @@ def ec2_wares() -> list[Ware]:
 class FakeEc2(FakeMarket):
     """Its key is the id of the access key, ``secret`` the other half of the login.
     ``ending_looks`` answers call a machine shutting down after its end. ``violations``: elements of
-    answers that AWS's own model does not have."""
+    answers that AWS's own model does not have. ``told_gpus``: what AWS says of the GPU of an
+    instance type, where that differs from moto's list. ``probe_refusal``: the code of the answer to
+    a request that only checks permissions."""
 
     ending_looks: int = 0
+    probe_refusal: str = ""
     wares = staticmethod(ec2_wares)
     body = "vm"
     given_port = True
     rents_by_hand = False  # its listing comes from moto, which knows instances by their create
     routes: ClassVar = {
-        "RunInstances dry": ("account", "_forwarded"),
+        "RunInstances dry": ("account", "_probe"),
         "RunInstances": ("create", "_run"),
         "DescribeInstances one": ("find", "_describe"),
         "DescribeInstances": ("list", "_describe"),
@@ -100,6 +103,7 @@ class FakeEc2(FakeMarket):
         self.account = str(10**11 + secrets.randbelow(9 * 10**11))
         self.secret = secrets.token_hex(20)
         self.violations: list[str] = []
+        self.told_gpus: dict[str, dict[str, str]] = {}
         self.quota_vcpus = 8.0
         self.spot_factors: dict[str, float] = {}  # later changes of all spot prices
         self._moto = threading.RLock()  # moto is not thread-safe
@@ -204,6 +208,12 @@ class FakeEc2(FakeMarket):
             self.backend.reservations.clear()
 
     # -- operations
+
+    def _probe(self, request: Request) -> Answer:
+        if self.probe_refusal:
+            words = "Your requested instance type (g4dn.xlarge) is not supported in your zone"
+            return self.error(400, self.probe_refusal, words)
+        return self._forwarded(request)
 
     def _run(self, request: Request) -> Answer:
         form = _form(request)
@@ -420,7 +430,14 @@ class FakeEc2(FakeMarket):
         asked = tuple(sorted(_form(request).items()))
         if asked not in _TYPES:
             _TYPES[asked] = self._forwarded(request)
-        return _TYPES[asked]
+        if not self.told_gpus:
+            return _TYPES[asked]
+        tree = ElementTree.fromstring(str(_TYPES[asked].body))  # noqa: S314 - moto's own
+        for item in tree.iter(f"{{{_SPACE}}}item"):
+            for name, text in self.told_gpus.get(_text(item, "instanceType"), {}).items():
+                _set(item, f"gpuInfo/gpus/item/{name}", text)
+        ElementTree.register_namespace("", _SPACE)
+        return Answer(200, ElementTree.tostring(tree, encoding="unicode"), "text/xml")
 
     def _quota(self, request: Request) -> Answer:
         code = request.body["QuotaCode"]

@@ -39,6 +39,7 @@ _INSTANCE: Final = {
     "name", "machineType", "labels", "tags", "metadata", "disks", "networkInterfaces",
     "scheduling", "guestAccelerators",
 }  # fmt: skip
+_ONLY_HYPERDISK: Final = re.compile(r"(?:a3-ultragpu|a4x?|c4[ad]?|g4|h3|h4d|m4n?|n4[ad]?|x4)-")
 _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
@@ -61,12 +62,8 @@ def gcp_wares() -> list[Ware]:
 
 def gcp_prices(wares: list[Ware]) -> dict[str, float]:
     """As a provider block states them."""
-    prices = {f"{ware.name}/{ware.region}": ware.usd_h for ware in wares}
-    return prices | {
-        f"{ware.name}/{ware.region}/spot": ware.spot_usd_h
-        for ware in wares
-        if ware.spot_usd_h is not None
-    }
+    spot = {f"{w.name}/{w.region}/spot": w.spot_usd_h for w in wares if w.spot_usd_h is not None}
+    return {f"{w.name}/{w.region}": w.usd_h for w in wares} | spot
 
 
 class FakeGcp(FakeMarket):
@@ -538,9 +535,13 @@ def _faulty(asked: dict[str, Any], zone: str, token: str) -> str:
     spot = scheduling["provisioningModel"] == "SPOT"
     if spot and (scheduling["automaticRestart"] or "instanceTerminationAction" not in scheduling):
         return "scheduling"
-    if scheduling["onHostMaintenance"] != "TERMINATE":
-        return "scheduling.onHostMaintenance"  # a machine with a GPU cannot move
     places = [asked["machineType"], asked["disks"][0]["initializeParams"]["diskType"]]
+    kind, disk = (place.rsplit("/", 1)[1] for place in places)
+    moves = kind.startswith("e2-") and not spot  # a machine with a GPU cannot move
+    if scheduling["onHostMaintenance"] != ("MIGRATE" if moves else "TERMINATE"):
+        return "scheduling.onHostMaintenance"
+    if disk != ("hyperdisk-balanced" if _ONLY_HYPERDISK.match(kind) else "pd-balanced"):
+        return f"disks[0].initializeParams.diskType: [{disk}] is not compatible with {kind}"
     if any(not place.startswith(f"zones/{zone}/") for place in places):
         return "machineType"
     return "" if _NAME.fullmatch(asked["name"]) else "name"

@@ -65,6 +65,8 @@ class FakeHostkey(FakeMarket):
     token_in: Literal["result", "answer"] = "result"
     id_in_order: bool = False
     callbacks: Literal["", "order", "update_servers"] = ""  # who tells an order's key
+    callback_says: dict[str, Any] | None = None  # of an order's key, whatever became of it
+    success: Any = "OK"  # what a good answer has for its result; None: nothing
     takes_unpaid: str = ""  # the status of an order that nobody paid
     invoices_as: Literal["list", "nested", "bare"] = "list"
     cancel_s: float = 0.0
@@ -151,6 +153,13 @@ class FakeHostkey(FakeMarket):
         told = self.instead.get(request.body.get("action", ""))
         if told and not request.has("denied"):
             return told
+        answer = self._handled(request)
+        if isinstance(answer.body, dict) and answer.body.get("result") == "OK":
+            result = {} if self.success is None else {"result": self.success}
+            answer.body = {**result, **{k: v for k, v in answer.body.items() if k != "result"}}
+        return answer
+
+    def _handled(self, request: Request) -> Answer:
         for server, due_unix in [*self.cancellations.items()]:
             machine = self._alive(server)
             if machine is not None and due_unix <= self.market.clock.now_unix:
@@ -257,6 +266,8 @@ class FakeHostkey(FakeMarket):
         )
 
     def _check(self, request: Request) -> Answer:
+        if self.callback_says is not None:
+            return Answer(200, self.callback_says)
         invoice = self.invoices.get(int(request.body["key"].removeprefix("cb-")), {})
         machine = self._alive(invoice.get("server", ""))
         if machine is None:

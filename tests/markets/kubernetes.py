@@ -7,6 +7,7 @@ owns it, as the cluster's garbage collection sees to.
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
 
 from tests.markets.market import Market, Rented, Ware
@@ -17,6 +18,7 @@ from torpor.control.providers.kubernetes.provider import KubernetesProvider
 NAMESPACE: Final = "gpus"
 MOUNT: Final = "/etc/torpor-start"
 _SPACE: Final = f"/namespaces/{NAMESPACE}"
+_KUEUE: Final = "kueue.x-k8s.io"
 _RENTAL: Final = "torpor-rental"
 _JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _FULL: Final = (
@@ -54,8 +56,18 @@ def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
 class FakeKubernetes(FakeMarket):
     """``forbidden``: (verb, resource) that the user may not. ``objects``: Secrets and Services.
     ``orphans``: Jobs that were deleted without their pods. ``queues``: the condition Active of
-    each; ``quota``: how many Jobs of queues may run."""
+    each; ``quota``: how many Jobs of queues may run. ``waiting``: why containers do not start.
+    ``unschedulable``: what the scheduler says of new pods; ``nominated``: the node on which it
+    takes others for them; ``said``: the reasons of events about them, oldest first. ``balances``:
+    whether Services get an address."""
 
+    waiting: dict[str, str] | None = None
+    unschedulable: str = ""
+    nominated: str = ""
+    said: tuple[str, ...] = ()
+    balances: bool = True
+    kueue_versions: tuple[str, ...] = ("v1beta1", "v1beta2")
+    runtime_classes: frozenset[str] = frozenset()
     wares = staticmethod(kubernetes_wares)
     given_port = True
     routes: ClassVar = {
@@ -63,6 +75,9 @@ class FakeKubernetes(FakeMarket):
         r"GET /version": ("account", "_version"),
         r"GET /nodes": ("offers", "_nodes"),
         r"GET /(?:workload)?priorityclasses/(.+)": ("account", "_priority"),
+        r"GET /runtimeclasses/(.+)": ("account", "_runtime_class"),
+        r"GET /apis/kueue\.x-k8s\.io": ("account", "_kueue"),
+        rf"GET {_SPACE}/events": ("account", "_events"),
         rf"GET {_SPACE}": ("account", {"metadata": {"name": NAMESPACE, "uid": "n", "labels": {}}}),
         rf"POST {_SPACE}/jobs": ("create", "_create"),
         rf"GET {_SPACE}/jobs": ("list", "_list"),
@@ -106,7 +121,8 @@ class FakeKubernetes(FakeMarket):
         self.collects = True  # whether what a Job owned goes with it
 
     def opened(self, key: str, **options: Any) -> KubernetesProvider:
-        client = {name: options.pop(name) for name in ("ssh_port", "timeout", "sleep")}
+        named = ("ssh_port", "timeout", "sleep", "clock")
+        client = {name: options.pop(name) for name in named if name in options}
         (ware,) = self.wares()
         machines = Machines(price_usd_h=ware.usd_h, gpu=ware.gpu, **options)
         return KubernetesProvider(kubeconfig(self.url, key), NAMESPACE, machines, **client)
@@ -116,6 +132,9 @@ class FakeKubernetes(FakeMarket):
         return f"{request.method} {path}"
 
     def handle(self, request: Request) -> Answer:
+        kueue = re.match(rf"/apis/{_KUEUE}/(\w+)/", request.path)
+        if kueue and kueue[1] not in self.kueue_versions:
+            return Answer(404, "404 page not found", "text/plain")
         with self.market.lock:
             return super().handle(request)
 
@@ -135,6 +154,29 @@ class FakeKubernetes(FakeMarket):
     def _priority(self, request: Request, name: str) -> Answer:
         there = name in self.priorities
         return Answer(200, _object(name, name)) if there else self._missing("classes", name)
+
+    def _runtime_class(self, request: Request, name: str) -> Answer:
+        if ("get", "runtimeclasses") in self.forbidden:
+            return self.error(403, "Forbidden", "runtimeclasses is forbidden")
+        there = name in self.runtime_classes
+        return Answer(200, _object(name, name)) if there else self._missing("runtimeclasses", name)
+
+    def _kueue(self, request: Request) -> Answer:
+        rows = [{"groupVersion": f"{_KUEUE}/{v}", "version": v} for v in self.kueue_versions]
+        group = {"kind": "APIGroup", "apiVersion": "v1", "name": _KUEUE}
+        return Answer(200, {**group, "versions": rows, "preferredVersion": rows[0]})
+
+    def _events(self, request: Request) -> Answer:
+        if ("list", "events") in self.forbidden:
+            return self.error(403, "Forbidden", "events is forbidden")
+        assert request.query["fieldSelector"].startswith("involvedObject.name=torpor-")
+        now = self.market.clock.now_unix
+        rows = [
+            {**_object(f"e{n}", f"e{n}"), "reason": reason, "message": f"{reason} in its words",
+             "lastTimestamp": _time(now + n)}
+            for n, reason in enumerate(self.said)
+        ]  # fmt: skip
+        return Answer(200, {"items": rows[::-1]})
 
     # -- Jobs
 
@@ -252,7 +294,8 @@ class FakeKubernetes(FakeMarket):
             assert request.body["preconditions"]["uid"] == found["metadata"]["uid"]
             del self.objects[resource, name]
         elif resource == "services" and (machine := self._alive(name)) is not None:
-            found = {**found, "status": {"loadBalancer": {"ingress": [{"ip": machine.address}]}}}
+            ingress = [{"ip": machine.address}] if self.balances else []
+            found = {**found, "status": {"loadBalancer": {"ingress": ingress}}}
         return Answer(200, found)
 
     def _collect(self) -> None:
@@ -280,8 +323,13 @@ class FakeKubernetes(FakeMarket):
 
     def _pod(self, machine: Rented) -> dict[str, Any]:
         waits = ("secrets", machine.id) not in self.objects or self.market.starting(machine)
-        reason = {"reason": "ContainerCreating"}
-        waiting = [{"state": {"waiting": reason}}] if waits else []
+        waits = waits or bool(self.waiting or self.unschedulable)
+        reason = self.waiting or {"reason": "ContainerCreating"}
+        waiting = [{"state": {"waiting": reason}}] if waits and not self.unschedulable else []
+        placed = {"type": "PodScheduled", "status": "True"}
+        if self.unschedulable:
+            placed |= {"status": "False", "reason": "Unschedulable", "message": self.unschedulable}
+        placed["lastTransitionTime"] = _time(machine.created_unix)
         labels = {**_labels(machine), _JOB_NAME: machine.id}
         meta = _object(f"{machine.id}-x", f"pod-{machine.number}", labels)["metadata"]
         told = machine.request.get("spec", {}).get("template", {}).get("metadata", {})
@@ -295,6 +343,8 @@ class FakeKubernetes(FakeMarket):
                 "podIP": machine.address,
                 "hostIP": "192.0.2.1",
                 "containerStatuses": waiting,
+                "conditions": [placed],
+                "nominatedNodeName": self.nominated,
             },
         }
 
@@ -321,8 +371,13 @@ def _job(machine: Rented) -> dict[str, Any]:
     return {"metadata": meta, "spec": {"suspend": suspend}, "status": {}}
 
 
+def _time(unix: float) -> str:
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _node(name: str, gpus: str) -> dict[str, Any]:
-    return {**_object(name, name), "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
+    has = {"nvidia.com/gpu": gpus, "ephemeral-storage": "536870912000"}
+    return {**_object(name, name), "status": {"allocatable": has}}
 
 
 def _object(name: str, uid: str, labels: dict[str, str] | None = None) -> dict[str, Any]:

@@ -184,6 +184,9 @@ class FakeLambda(FakeMarket):
         name = str(asked.get("name", ""))
         if not 1 <= len(name) <= 64 or name in {key["name"] for key in self.ssh_keys.values()}:
             return self.error(400, "global/invalid-parameters", "Invalid or duplicate name.")
+        material = asked["public_key"].split()[:2]
+        if any(key["public_key"].split()[:2] == material for key in self.ssh_keys.values()):
+            return self.error(400, "global/duplicate", "This SSH key is registered already.")
         number = f"{len(self.ssh_keys) + 1:032x}"
         self.ssh_keys[number] = {"id": number, "name": name, "public_key": asked["public_key"]}
         return Answer(200, {"data": self.ssh_keys[number]})

@@ -60,7 +60,7 @@ class Shop:
 
     def connect(self, timeout_s: float = 30.0, **more: Any) -> Any:
         options = {"timeout_s": timeout_s, "ssh_port": self.ssh_port, "sleep": self.slept.append}
-        return self.fake.connect(**options, **self._more, **more)
+        return self.fake.connect(**{**options, **self._more, **more})
 
     def changed(self, **changes: Any) -> Order:
         return msgspec.structs.replace(self.order, **changes)

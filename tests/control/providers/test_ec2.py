@@ -11,6 +11,7 @@ import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, label, of_model
 from tests.markets.ec2 import ADDRESS_USD_H, DISK_USD_GIB_MONTH, IMAGE_GIB, REGION, FakeEc2
+from tests.markets.market import Ware
 from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.seam import Absent
 from torpor.shared.errors import (
@@ -135,6 +136,26 @@ class TestEc2(MarketContract):
             ("c5.large", None, None)
         }
 
+    def test_a_part_of_a_gpu_is_not_sold_as_a_whole_one(self, shop: Shop) -> None:
+        """AWS has counted 1 and 0 GPUs of these types: an eighth of an L4 with 2.8 GiB."""
+        place = f"{REGION}a"
+        for name, usd_h in (("g6f.xlarge", 0.3), ("gr6f.4xlarge", 0.8), ("g6.xlarge", 0.9)):
+            shop.market.wares.append(Ware("L4", 1, 24, usd_h, place, name=name))
+        shop.fake.told_gpus = {"g6f.xlarge": {"count": "1"}, "gr6f.4xlarge": {"count": "1"}}
+        found = of_model(shop.connect().offers(Want()), "L4")
+        assert {offer.id.partition("/")[0] for offer in found} == {"g6.xlarge"}
+
+    @pytest.mark.parametrize("name", ["NVIDIA", "H200"])
+    def test_a_gpu_that_aws_names_after_its_maker_is_known_by_its_type(
+        self, shop: Shop, name: str
+    ) -> None:
+        kind = "p5en.48xlarge"
+        shop.market.wares.append(Ware("H200", 8, 141, 63.3, f"{REGION}a", name=kind))
+        shop.fake.told_gpus = {kind: {"name": name}}
+        offer = of_model(shop.connect().offers(Want(gpu="H200")), "H200")[0]
+        assert (str(offer.gpu), offer.gpu_count) == ("H200 SXM", 8)
+        assert offer.gpu is not None and offer.gpu.vram_gib == 141
+
     def test_the_disk_has_the_wanted_room_beside_the_image_and_ends_with_the_machine(
         self, shop: Shop
     ) -> None:
@@ -193,6 +214,44 @@ class TestEc2(MarketContract):
         shop.fake.backend.authorize_security_group_ingress(group, "-1", "-1", "-1", anybody)
         with pytest.raises(ProviderDenied, match="no route to the internet"):
             lonely.check()
+
+    @pytest.mark.parametrize(
+        "code", ["Unsupported", "InsufficientInstanceCapacity", "VcpuLimitExceeded"]
+    )
+    def test_a_zone_without_the_type_that_check_asks_for_denies_nothing(
+        self, shop: Shop, code: str
+    ) -> None:
+        """AWS checks permissions first."""
+        shop.fake.probe_refusal = code
+        assert shop.connect().check().name
+
+    def test_a_probe_that_is_refused_for_another_reason_is_denied(self, shop: Shop) -> None:
+        shop.fake.probe_refusal = "UnauthorizedOperation"
+        with pytest.raises(ProviderDenied, match="may not rent machines"):
+            shop.connect().check()
+
+    def test_the_security_group_is_made_where_the_block_says_who_may_reach_port_22(
+        self, shop: Shop
+    ) -> None:
+        aws, group = _boto(shop.fake), shop.fake.group
+        aws.delete_security_group(GroupId=group)
+        with pytest.raises(ProviderDenied, match="create-security-group"):
+            shop.connect().check()
+        for host in ("203.0.113.7/32", "203.0.113.7/32", "198.51.100.0/24"):
+            assert shop.connect(ssh_from=host).check().name
+        (made,) = aws.describe_security_groups(GroupNames=["torpor"])["SecurityGroups"]
+        rules = [(rule["FromPort"], rule["ToPort"], host["CidrIp"])
+                 for rule in made["IpPermissions"] for host in rule["IpRanges"]]  # fmt: skip
+        assert sorted(rules) == [(22, 22, "198.51.100.0/24"), (22, 22, "203.0.113.7/32")]
+        assert shop.connect().check().name
+
+    def test_a_security_group_of_the_user_is_not_changed(self, shop: Shop) -> None:
+        mine = shop.fake.backend.create_security_group(
+            "mine", "mine", shop.fake.backend.default_vpc.id
+        ).id
+        named = shop.connect(security_group=mine, ssh_from="203.0.113.7/32")
+        with pytest.raises(ProviderDenied, match="authorize-security-group-ingress"):
+            named.check()
 
     def test_an_image_must_be_one_that_can_become_a_machine(self, shop: Shop) -> None:
         mine = shop.fake.add_image("mine", "self")

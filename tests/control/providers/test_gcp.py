@@ -18,6 +18,7 @@ import pytest
 from tests.control.providers.market_contract import MarketContract, Shop, label, of_model
 from tests.fixtures.waiting import until
 from tests.markets.gcp import ADDRESS_USD_H, DISK_USD_GIB_MONTH, IMAGE_GIB, PROJECT, ZONES
+from tests.markets.market import Ware as SoldWare
 from tests.markets.server import Answer, Request
 from torpor.control.providers.gcp.client import GoogleLogin
 from torpor.control.providers.gcp.deadline import WATCHER, start_watcher
@@ -111,7 +112,9 @@ class TestGcp(MarketContract):
             ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", NoCapacity),
             ("QUOTA_EXCEEDED", QuotaReached),
             ("PERMISSIONS_ERROR", ProviderDenied),
-            ("UNSUPPORTED_OPERATION", CreateFailed),
+            ("UNSUPPORTED_OPERATION", NoCapacity),
+            ("insufficientCapacity", NoCapacity),
+            ("INVALID_USAGE", CreateFailed),
         ],
     )
     def test_each_failure_of_an_operation_blocks_what_it_concerns(
@@ -123,6 +126,28 @@ class TestGcp(MarketContract):
             shop.create()
         assert type(told.value) is error
         assert shop.market.rented == []
+
+    def test_a_refusal_at_once_for_want_of_capacity_blocks_the_zone(self, shop: Shop) -> None:
+        """Google's API has both words for it, in an operation and in an answer."""
+        words = (400, "insufficientCapacity", "Not enough resources")
+        shop.fake.words["quota"] = words
+        shop.arm("quota", "create")
+        with pytest.raises(NoCapacity, match="Not enough resources"):
+            shop.create()
+
+    @pytest.mark.parametrize(
+        "kind",
+        ["c4-standard-4", "c4a-standard-4", "n4-standard-4", "m4-megamem-28", "h3-standard-88",
+         "a4-highgpu-8g", "e2-standard-4", "n2-standard-4"],
+    )  # fmt: skip
+    def test_each_machine_type_gets_a_disk_and_a_maintenance_that_it_takes(
+        self, shop: Shop, kind: str
+    ) -> None:
+        shop.market.wares.append(SoldWare("", 0, 0, 0.2, ZONES[0], name=kind, spot_usd_h=0.1))
+        provider = shop.connect(prices={kind: 0.2, f"{kind}/spot": 0.1})
+        for offer in provider.offers(Want(spot="allowed")):
+            provider.create(shop.changed(offer=offer, label=label()))
+        assert len(shop.market.rented) == 2
 
     @pytest.mark.parametrize("code", ["INTERNAL_ERROR", "RESOURCE_ALREADY_EXISTS"])
     def test_a_create_that_failed_and_has_a_machine_of_its_label_is_that_machine(

@@ -13,6 +13,7 @@ from tests.markets.hostkey import OWN_SERVER
 from tests.markets.server import Answer
 from torpor.control.providers.hostkey.client import NoServers
 from torpor.control.providers.hostkey.provider import HostkeyProvider
+from torpor.control.providers.labels import label_name
 from torpor.control.providers.offers import blocks, misfit
 from torpor.control.providers.seam import Absent
 from torpor.control.rental.renting import RENT_S
@@ -25,7 +26,7 @@ from torpor.shared.errors import (
     ProviderError,
     UnexpectedAnswer,
 )
-from torpor.shared.values import Machine, MachineId, Want
+from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name
 
 
 class TestHostkey(MarketContract):
@@ -140,6 +141,70 @@ class TestHostkey(MarketContract):
             shop.create()
         shop.market.alive()[0].hidden_looks = 0
         assert [server.label for server in shop.plain.list_own()] == [shop.order.label]
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"result": "Error", "scope": "cancelled", "debug": "order cancelled in panel"},
+            {"result": "OK", "scope": {}, "context": {"action": "deploy", "status": "cancelled"}},
+            {"result": "OK", "scope": "pending", "context": {"error": "deploy aborted by panel"}},
+            {"code": -1, "message": "AsyncKey cb-603548 not found"},
+        ],
+    )
+    @pytest.mark.parametrize("callbacks", ["order", "update_servers"])
+    def test_an_order_that_was_cancelled_or_failed_is_not_waited_for(
+        self, shop: Shop, callbacks: str, told: dict[str, Any]
+    ) -> None:
+        shop.fake.callbacks, shop.fake.callback_says = callbacks, told
+        shop.market.next_hidden_looks = 1000
+        with pytest.raises(CreateUncertain, match="will have no server"):
+            shop.create()
+        assert shop.slept == []
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"code": -1, "message": "AsyncKey cb-603548 not found"},
+            {"result": "OK", "scope": "deploy_done", "context": {"debug": "0 errors"}},
+        ],
+    )
+    def test_an_order_whose_key_is_gone_or_done_is_found_by_its_name(
+        self, shop: Shop, told: dict[str, Any]
+    ) -> None:
+        shop.fake.callbacks, shop.fake.callback_says = "order", told
+        assert shop.create().label == shop.order.label
+
+    def test_a_workspace_s_name_is_no_word_about_its_order(self, shop: Shop) -> None:
+        named = Label("contract", workspace_name("failed-error"), "ab" * 8)
+        context = {"action": "deploy", "hostname": label_name(named)}
+        shop.fake.callbacks = "order"
+        shop.fake.callback_says = {"result": "OK", "scope": "x", "context": context}
+        shop.market.next_hidden_looks = 3
+        assert shop.create(label=named).label == named
+
+    def test_an_order_is_waited_for_as_long_as_hostkey_s_own_client_waits(self, shop: Shop) -> None:
+        shop.market.next_hidden_looks = 1000
+        with pytest.raises(CreateUncertain, match="no server yet"):
+            shop.create()
+        assert 5400 - 60 <= sum(shop.slept) <= 5400
+
+    @pytest.mark.parametrize("success", [None, "", 0, 1])
+    def test_each_result_that_hostkey_s_own_client_takes_for_a_success_is_one(
+        self, shop: Shop, success: Any
+    ) -> None:
+        shop.fake.success = success
+        shop.plain.check()
+        machine = shop.create()
+        assert [server.id for server in shop.plain.list_own()] == [machine.id]
+        shop.destroy(machine)
+        assert shop.find(machine).proof
+
+    def test_an_order_s_answer_without_any_content_is_uncertain_at_once(self, shop: Shop) -> None:
+        shop.plain.check()
+        shop.fake.instead = {"order_instance": Answer(200, {"result": "OK"})}
+        with pytest.raises(CreateUncertain):
+            shop.create()
+        assert shop.slept == []
 
     @pytest.mark.parametrize("status", ["Unpaid", "Awaiting payment", "Payment Pending"])
     @pytest.mark.parametrize("invoices_as", ["list", "nested", "bare"])

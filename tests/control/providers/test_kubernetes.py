@@ -22,14 +22,17 @@ from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine
 from tests.markets.kubernetes import NAMESPACE, kubeconfig
 from tests.markets.test_boot import run
-from torpor.control.providers.kubernetes.client import Right
+from torpor.control.providers.kubernetes import provider as service_module
+from torpor.control.providers.kubernetes.client import Right, is_coreweave
 from torpor.control.providers.kubernetes.objects import Machines
 from torpor.control.providers.kubernetes.provider import (
     QUEUE_RIGHTS,
     RIGHTS,
     KubernetesProvider,
 )
+from torpor.control.providers.kubernetes.trouble import PULL_S, ROOM_S
 from torpor.control.providers.seam import Absent, Provider
+from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
@@ -85,8 +88,12 @@ class TestKubernetes(MarketContract):
     ) -> None:
         """TLS may fail after the request was sent; without a connection nothing was."""
 
-        def fails(*_: object, **__: object) -> None:
-            raise error
+        sends = urllib3.PoolManager.request
+
+        def fails(pool: urllib3.PoolManager, method: str, *told: Any, **more: Any) -> Any:
+            if method == "POST":
+                raise error
+            return sends(pool, method, *told, **more)
 
         monkeypatch.setattr(urllib3.PoolManager, "request", fails)
         with pytest.raises(told):
@@ -233,6 +240,163 @@ class TestKubernetes(MarketContract):
             shop.connect(queue="h100").check()
         group = f".{right.group}" if right.group else ""
         assert f"may not {right.verb} {right.resource}{group} in namespace gpus" in str(told.value)
+
+    @pytest.mark.parametrize(
+        ("reason", "message", "after_s"),
+        [
+            ("InvalidImageName", "couldn't parse image name", 0),
+            ("ErrImagePull", "pull access denied, repository does not exist", 0),
+            ("ImagePullBackOff", 'Back-off pulling image "a/b": ErrImagePull: not found', 0),
+            ("ErrImagePull", "dial tcp: i/o timeout", PULL_S),
+            ("ImagePullBackOff", 'Back-off pulling image "a/b"', PULL_S),
+        ],
+    )
+    def test_an_image_that_cannot_be_pulled_ends_the_attempt(
+        self, shop: Shop, reason: str, message: str, after_s: float
+    ) -> None:
+        """At once where the registry refuses, else after some more tries of the node."""
+        clock = shop.market.clock
+        provider = shop.connect(clock=lambda: clock.now_unix)
+        machine = provider.create(shop.order)
+        shop.fake.waiting = {"reason": reason, "message": message}
+        if after_s:
+            clock.advance(after_s - 1)
+            assert provider.find(machine.id).state == "starting"
+            clock.advance(1)
+        live = provider.find(machine.id)
+        assert live.state == "stopped" and reason in live.note and message in live.note
+        with pytest.raises(CreateFailed, match=reason):
+            wait_until_reachable(provider, machine.id, timeout_s=1800)
+        shop.destroy(live, provider)
+        assert shop.market.alive() == []
+
+    @pytest.mark.parametrize(
+        ("said", "ends"),
+        [
+            ((), True),
+            (("FailedScheduling",), True),
+            (("TriggeredScaleUp", "NotTriggerScaleUp"), True),
+            (("NotTriggerScaleUp", "TriggeredScaleUp", "FailedScheduling"), False),
+            (("Nominated",), False),
+        ],
+    )
+    def test_a_machine_without_room_is_given_up_unless_a_node_comes(
+        self, shop: Shop, said: tuple[str, ...], ends: bool
+    ) -> None:
+        clock = shop.market.clock
+        provider = shop.connect(clock=lambda: clock.now_unix)
+        shop.fake.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        shop.fake.said = said
+        machine = provider.create(shop.order)
+        assert provider.find(machine.id).state == "starting"
+        clock.advance(ROOM_S)
+        live = provider.find(machine.id)
+        assert live.state == ("stopped" if ends else "starting")
+        assert "Insufficient nvidia.com/gpu" in live.note
+        assert [own.state for own in provider.list_own()] == ["starting"]
+
+    @pytest.mark.parametrize("why", ["events are not seen", "others are taken for it"])
+    def test_a_machine_without_room_is_waited_for_where_room_may_come(
+        self, shop: Shop, why: str
+    ) -> None:
+        clock = shop.market.clock
+        provider = shop.connect(clock=lambda: clock.now_unix)
+        shop.fake.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        shop.fake.forbidden = {("list", "events")} if why == "events are not seen" else set()
+        shop.fake.nominated = "node-1" if why == "others are taken for it" else ""
+        machine = provider.create(shop.order)
+        clock.advance(10 * ROOM_S)
+        assert provider.find(machine.id).state == "starting"
+
+    def test_a_machine_that_runs_and_gets_no_address_is_given_up(self, shop: Shop) -> None:
+        shop.fake.balances = False
+        machine = shop.create()
+        live = shop.find(machine)
+        assert (live.state, live.endpoint) == ("running", None)
+        assert "no load balancer" in live.note
+        now = 0.0
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        with pytest.raises(CreateFailed, match="no load balancer"):
+            wait_until_reachable(
+                shop.plain, machine.id, timeout_s=1800, sleep=sleep, clock=lambda: now
+            )
+        assert now < 1800
+
+    def test_the_runtime_of_gpus_is_named_where_the_cluster_has_it(self, shop: Shop) -> None:
+        """k3s and RKE2 give a container no GPU without it."""
+
+        def runtime() -> str | None:
+            shop.connect().create(shop.changed(label=label()))
+            named: str | None = shop.asked()["spec"]["template"]["spec"].get("runtimeClassName")
+            return named
+
+        assert runtime() is None
+        shop.fake.runtime_classes = frozenset({"nvidia"})
+        assert runtime() == "nvidia"
+        shop.fake.forbidden = {("get", "runtimeclasses")}
+        assert runtime() is None
+        shop.connect(runtime_class="mine").create(shop.changed(label=label()))
+        assert shop.asked()["spec"]["template"]["spec"]["runtimeClassName"] == "mine"
+
+    def test_taints_of_the_block_are_tolerated(self, shop: Shop) -> None:
+        taints = ["dedicated=ml:NoSchedule", "spot:NoExecute", "any"]
+        shop.connect(tolerations=taints).create(shop.order)
+        assert shop.asked()["spec"]["template"]["spec"]["tolerations"] == [
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+            {"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoSchedule"},
+            {"key": "spot", "operator": "Exists", "effect": "NoExecute"},
+            {"key": "any", "operator": "Exists"},
+        ]
+        with pytest.raises(InvalidInput, match="no taint"):
+            shop.connect(tolerations=["a b:Never"])
+
+    def test_no_more_disk_than_a_node_has_is_asked_for_where_none_is_wanted(
+        self, shop: Shop
+    ) -> None:
+        shop.fake.nodes[0]["status"]["allocatable"]["ephemeral-storage"] = "65000000000"
+        shop.create(disk_gib=0)
+        (container,) = shop.asked()["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["requests"]["ephemeral-storage"] == "60Gi"
+        shop.create(disk_gib=80)  # a node that is to come may have it
+        (container,) = shop.asked()["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["requests"]["ephemeral-storage"] == "80Gi"
+
+    def test_an_older_kueue_is_asked_in_its_own_version(self, shop: Shop) -> None:
+        """v1beta2 came with 0.15."""
+        shop.fake.kueue_versions = ("v1beta1",)
+        shop.fake.queues = {"h100": {"type": "Active", "status": "True"}}
+        shop.fake.priorities, shop.fake.quota = {"hi"}, 0
+        queue = shop.another(queue="h100", priority_class="hi")
+        assert queue.plain.check().name
+        assert "insufficient unused quota" in queue.find(queue.create()).note
+
+    @pytest.mark.parametrize(
+        ("server", "public"),
+        [
+            ("https://a-b.k8s.us-east-04a.coreweave.com", True),
+            ("https://coreweave.com.evil", False),
+        ],
+    )
+    def test_a_machine_at_coreweave_gets_a_public_address(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, server: str, public: bool
+    ) -> None:
+        wanted = {"service.beta.kubernetes.io/coreweave-load-balancer-type": "public"}
+        assert is_coreweave(server) is public
+        monkeypatch.setattr(service_module, "is_coreweave", lambda url: public)
+        for mine in ({}, {next(iter(wanted)): "internal"}):
+            machine = shop.connect(service_annotations=mine).create(shop.changed(label=label()))
+            service = shop.fake.objects["services", machine.id]
+            found = service["metadata"]["annotations"]
+            assert found == ((wanted if public else {}) | mine)
+
+    def test_check_names_the_labels_of_gpu_nodes(self, shop: Shop) -> None:
+        shop.fake.nodes[0]["metadata"]["labels"] = {"gpu.nvidia.com/class": "H100_NVLINK_80GB"}
+        assert any("gpu.nvidia.com/class=H100_NVLINK_80GB" in note
+                   for note in shop.plain.check().notes)  # fmt: skip
 
     def test_what_the_nodes_show_of_an_offer(self, shop: Shop) -> None:
         for count in (1, 8):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, label
@@ -22,6 +24,37 @@ class TestLambda(MarketContract):
         shop.create(label=label())
         keys = [key["public_key"] for key in shop.fake.ssh_keys.values()]
         assert keys == [shop.order.public_key]
+
+    def test_a_login_key_that_the_account_has_under_another_name_is_used(self, shop: Shop) -> None:
+        kind, material = shop.order.public_key.split()[:2]
+        other = {"id": "1", "name": "other", "public_key": f"{kind} AAAA{material[4:-8]} me@home"}
+        same = {"id": "2", "name": "laptop", "public_key": f"{kind} {material} me@laptop\n"}
+        shop.fake.ssh_keys = {"1": other, "2": same}
+        shop.create()
+        assert shop.asked()["ssh_key_names"] == ["laptop"]
+        assert len(shop.fake.ssh_keys) == 2
+
+    def test_requests_and_launches_are_as_far_apart_as_lambda_demands(self, shop: Shop) -> None:
+        now, asked = 0.0, []
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        def step() -> bool:
+            asked.append((now, shop.fake.calls[-1][1].endswith("/launch")))
+            return True
+
+        shop.fake.step = step
+        provider = shop.connect(sleep=sleep, clock=lambda: now)
+        for _ in range(3):
+            provider.create(shop.changed(label=label()))
+        times = asked[::2]  # the fake steps twice a request
+        launches = [at for at, is_launch in times if is_launch]
+        assert len(launches) == 3
+        assert all(late - soon >= 1 for (soon, _), (late, _) in pairwise(times))
+        assert all(late - soon >= 12 for soon, late in pairwise(launches))
+        assert provider.abilities.poll_s >= 1
 
     def test_only_the_status_terminated_is_a_proof(self, shop: Shop) -> None:
         shop.fake.ending_looks = 2

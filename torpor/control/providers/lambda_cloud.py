@@ -6,9 +6,10 @@ https://docs.lambda.ai/api/cloud. There is no spot and no stop.
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import httpx
 import msgspec
@@ -35,12 +36,20 @@ URL: Final = "https://cloud.lambda.ai"
 _API: Final = "/api/v1"
 _SSH_PORT: Final = 22
 _CUDA: Final = (12, 8)  # what the driver in Lambda's default image supports
+_EVERY_S: Final = 1.0
+_LAUNCH_EVERY_S: Final = 12.0
+"""Between two requests, and between two launches: the limits that Lambda's specification 1.10.0
+states. SkyPilot's client was held to one launch in 10 s."""
+_POLL_S: Final = 2.0
+_LAUNCH: Final = f"{_API}/instance-operations/launch"
 _GONE: Final = "global/object-does-not-exist"
 _CAPACITY: Final = "instance-operations/launch/insufficient-capacity"
 _DENIED: Final = frozenset(
     {"global/invalid-api-key", "global/account-inactive", "global/invalid-address",
      "global/forbidden"}
 )  # fmt: skip
+
+_Shape = TypeVar("_Shape")
 
 
 class _Region(msgspec.Struct):
@@ -125,6 +134,35 @@ class _Fault(NamedTuple):
     message: str
 
 
+class _Client(MarketClient):
+    """Asks Lambda no more often than it allows. ``clock``: monotonic seconds."""
+
+    def __init__(self, *told: Any, clock: Callable[[], float], **more: Any) -> None:
+        super().__init__(*told, **more)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_s = self._next_launch_s = clock()
+
+    def _once(
+        self,
+        effect: Literal["repeat", "once"],
+        method: str,
+        path: str,
+        shape: type[_Shape],
+        params: Mapping[str, str] | None,
+        body: Any,
+    ) -> _Shape | Refusal:
+        with self._lock:
+            now_s = self._clock()
+            at_s = max(now_s, self._next_s, self._next_launch_s if path == _LAUNCH else 0.0)
+            self._next_s = at_s + _EVERY_S
+            if path == _LAUNCH:
+                self._next_launch_s = at_s + _LAUNCH_EVERY_S
+        if at_s > now_s:
+            self._sleep(at_s - now_s)
+        return super()._once(effect, method, path, shape, params, body)
+
+
 class LambdaProvider:
     """See ``torpor.control.providers.seam.Provider`` for the contract.
 
@@ -140,6 +178,7 @@ class LambdaProvider:
         settling_s=300.0,
         forgets_s=3600.0,  # Lambda does not state how long it lists a terminated instance
         ready_s=1200.0,
+        poll_s=_POLL_S,
         stop_keeps="nothing",
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
@@ -158,14 +197,16 @@ class LambdaProvider:
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = MarketClient(
+        self._client = _Client(
             "lambda",
             url,
             api_key,
             identity=account,
             timeout=timeout,
             sleep=sleep,
+            clock=clock,
             denies=_denies,
             is_gone=lambda refusal: _fault(refusal).code == _GONE,
         )
@@ -204,8 +245,7 @@ class LambdaProvider:
             "user_data": start_script(order),
             "tags": [{"key": k, "value": v} for k, v in label_tags(order.label).items()],
         }
-        path = f"{_API}/instance-operations/launch"
-        answer = self._client.create("POST", path, _LaunchedData, body)
+        answer = self._client.create("POST", _LAUNCH, _LaunchedData, body)
         if isinstance(answer, Refusal):
             raise _refused(order, answer)
         ids = answer.data.instance_ids
@@ -280,19 +320,23 @@ class LambdaProvider:
 
     def _registered(self, public_key: str) -> str:
         """The name of the key in the account; a launch must name exactly one."""
-        digest = hashlib.blake2b(" ".join(public_key.split()[:2]).encode(), digest_size=8)
-        name = f"torpor-{digest.hexdigest()}"
-        path = f"{_API}/ssh-keys"
-        if name in {key.name for key in self._client.read(_SshKeysData, path).data}:
-            return name
-        body = {"name": name, "public_key": public_key}
-        answer = self._client.ask("POST", path, _SshKeyData, body=body)
+        if known := self._key_name(public_key):
+            return known
+        digest = hashlib.blake2b(_material(public_key).encode(), digest_size=8)
+        body = {"name": f"torpor-{digest.hexdigest()}", "public_key": public_key}
+        answer = self._client.ask("POST", f"{_API}/ssh-keys", _SshKeyData, body=body)
         if isinstance(answer, Refusal):
             # Another run may have added it meanwhile, or this one before its answer was lost.
-            if name in {key.name for key in self._client.read(_SshKeysData, path).data}:
-                return name
+            if known := self._key_name(public_key):
+                return known
             raise self._client.refused(answer, "register the SSH key")
-        return name
+        return answer.data.name
+
+    def _key_name(self, public_key: str) -> str:
+        """The name under which the account has this key, which may be the user's; else empty."""
+        keys = self._client.read(_SshKeysData, f"{_API}/ssh-keys").data
+        same = (key.name for key in keys if _material(key.public_key) == _material(public_key))
+        return next(same, "")
 
     def _of_label(self, label: Label) -> Machine | None:
         own = [machine for machine in self.list_own() if machine.label == label]
@@ -314,6 +358,11 @@ class LambdaProvider:
             row.instance_type.price_cents_per_hour / 100,
             f"Lambda says {row.status}",
         )
+
+
+def _material(public_key: str) -> str:
+    """Without the comment."""
+    return " ".join(public_key.split()[:2])
 
 
 def _refused(order: Order, refusal: Refusal) -> ProviderError:

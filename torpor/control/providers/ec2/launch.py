@@ -34,6 +34,10 @@ _QUOTA: Final = frozenset(
      "VolumeLimitExceeded", "MaxIOPSLimitExceeded"}
 )  # fmt: skip
 
+PROBE_ALLOWED: Final = _NO_CAPACITY | _QUOTA | {"DryRunOperation"}
+"""Answers to a probe that say nothing against the account: AWS checks permissions first, and the
+probe's zone may lack its type (awslabs/engineering-development-hub #77)."""
+
 
 def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str, Any]:
     """The request for one machine. Equal orders give equal requests, or AWS refuses the token.

@@ -21,6 +21,9 @@ _VALUES: Final = 200  # in one filter
 _MOST_DISK_GIB: Final = 16384.0
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 _NAMES: Final = {"RTX PRO Server 6000": "RTX PRO 6000 Server"}
+_BY_FAMILY: Final = {"p5e": "H200", "p5en": "H200"}
+"""GPUs that AWS has called only "NVIDIA" (skypilot-org/skypilot #4652 and #8465; moto's list of
+2026 says H200)."""
 _SXM: Final = frozenset({"A100", "H100", "H200", "B200", "B300"})
 """EC2 has no other form of these, and does not say so."""
 _TOO_OLD: Final = frozenset({"K80", "M60", "V100"})
@@ -32,6 +35,7 @@ class _GpuItem(msgspec.Struct, rename="pascal"):
     manufacturer: str
     count: int
     memory_info: dict[str, int] = {}
+    gpu_partition_size: float = 1.0
 
 
 class _GpuInfo(msgspec.Struct, rename="pascal"):
@@ -140,7 +144,7 @@ class Ec2Offers:
         default = self._setup.is_default(want.image)
         for kind in (kind for page in pages for kind in page.instance_types):
             item = kind.gpu_info.gpus[0] if kind.gpu_info and kind.gpu_info.gpus else None
-            gpu = _gpu(item) if item is not None else None
+            gpu = _gpu(kind.instance_type, item) if item is not None else None
             if item is not None and (gpu is None or (default and gpu.model in _TOO_OLD)):
                 continue
             architecture = _architecture(kind)
@@ -207,11 +211,14 @@ def offer_parts(offer: str) -> tuple[str, str, bool]:
     return kind, zone, market == "spot"
 
 
-def _gpu(item: _GpuItem) -> Gpu | None:
+def _gpu(kind: str, item: _GpuItem) -> Gpu | None:
     """The GPUs of an instance type; None for a part of a GPU, and for one that is not NVIDIA's."""
-    if item.manufacturer != "NVIDIA" or item.count < 1:
+    # Of g6f and gr6f, AWS has counted 1 (SkyPilot's fetch_aws.py) and 0 (moto's list of 2026).
+    if item.manufacturer != "NVIDIA" or item.count < 1 or item.gpu_partition_size < 1:
         return None
-    gpu = parse_gpu(_NAMES.get(item.name, item.name), item.memory_info.get("SizeInMiB", 0) / 1024)
+    vram_gib = item.memory_info.get("SizeInMiB", 0) / 1024
+    named = parse_gpu(_NAMES.get(item.name, item.name), vram_gib)
+    gpu = named or parse_gpu(_BY_FAMILY.get(kind.partition(".")[0], ""), vram_gib)
     if gpu is not None and gpu.model in _SXM:
         return msgspec.structs.replace(gpu, form="SXM")
     return gpu

@@ -16,6 +16,7 @@ import msgspec
 from torpor.control.providers.ec2.client import TIMEOUT_S, AwsRefusal, Done, Ec2Client
 from torpor.control.providers.ec2.launch import (
     PRICE_TAG,
+    PROBE_ALLOWED,
     launch_refused,
     launch_request,
     probe_request,
@@ -39,6 +40,10 @@ _RENTAL_TAG: Final = "torpor-rental"
 _STATES: Final = {"pending": "starting", "running": "running", "stopped": "stopped"}
 _SHOWN: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 _MOST_TOKENS: Final = 100
+_POLL_S: Final = 1.0
+"""AWS takes what changes nothing 100 times at once and then 20 times a second, each operation for
+itself, and rents 1,000 machines at once and then 2 a second, in each region of an account (EC2
+developer guide, Request throttling)."""
 
 _QUOTAS: Final = ("L-DB2E81BA", "L-417A185B", "L-3819A6DF", "L-7212CCBC")
 """vCPUs of G and of P machines, on demand and spot. They are 0 in a new account."""
@@ -105,7 +110,8 @@ class _Quota(msgspec.Struct, rename="pascal"):
 class Ec2Provider:
     """See ``torpor.control.providers.seam.Provider`` for the contract.
 
-    It makes no network, security group or address: a machine's public address goes with it.
+    It makes no network or address: a machine's public address goes with it. It makes a security
+    group only with ``ssh_from``, see ``Ec2Setup``.
     """
 
     abilities: Abilities = Abilities(
@@ -116,6 +122,7 @@ class Ec2Provider:
         settling_s=300.0,
         forgets_s=3600.0,
         ready_s=900.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",
         stopped_usd_gib_month=None,  # each region has its own price
         min_disk_gib=0.0,
@@ -134,6 +141,7 @@ class Ec2Provider:
         image: str = "",
         subnets: Sequence[str] = (),
         security_group: str = "",
+        ssh_from: str = "",
         types: Sequence[str] = (),
         url: str | None = None,
         metadata_url: str = METADATA_URL,
@@ -145,7 +153,7 @@ class Ec2Provider:
             session, account, region, url=url, timeout_s=timeout_s, sleep=sleep
         )
         self.identity = self._client.identity
-        self._setup = Ec2Setup(self._client, image, subnets, security_group)
+        self._setup = Ec2Setup(self._client, image, subnets, security_group, ssh_from)
         self._prices = Ec2Prices(self._client)
         self._offers = Ec2Offers(self._client, self._setup, self._prices, types)
         self._ssh_port = ssh_port
@@ -165,7 +173,7 @@ class Ec2Provider:
         self._setup.check()
         probe = probe_request(self._setup, found)
         answer = self._client.ask(Done, "run_instances", **probe, DryRun=True)
-        if isinstance(answer, AwsRefusal) and answer.code != "DryRunOperation":
+        if isinstance(answer, AwsRefusal) and answer.code not in PROBE_ALLOWED:
             raise self._client.refused(answer, "rent machines")
         self._prices.disk_usd_h(1)
         return Account(name=f"AWS account {self._client.account}", notes=self._quotas())

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.providers.ec2.client import AwsRefusal, Ec2Client
+from torpor.control.providers.ec2.client import AwsRefusal, Done, Ec2Client
 from torpor.shared.errors import InvalidInput, ProviderDenied
 
 GROUP: Final = "torpor"
@@ -62,11 +62,15 @@ class _Subnets(msgspec.Struct, rename="pascal"):
     next_token: str = ""
 
 
+class _Range(msgspec.Struct, rename={"cidr": "CidrIp"}):
+    cidr: str
+
+
 class _Permission(msgspec.Struct, rename="pascal"):
     ip_protocol: str
     from_port: int = 0
     to_port: int = 65535
-    ip_ranges: list[Any] = []
+    ip_ranges: list[_Range] = []
     prefix_list_ids: list[Any] = []
 
 
@@ -74,6 +78,10 @@ class _Group(msgspec.Struct, rename="pascal"):
     group_id: str
     vpc_id: str
     ip_permissions: list[_Permission] = []
+
+
+class _NewGroup(msgspec.Struct, rename="pascal"):
+    group_id: str
 
 
 class _Groups(msgspec.Struct, rename="pascal"):
@@ -119,13 +127,24 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class Ec2Setup:
-    """Looks up what the provider block names, or AWS's defaults. It creates nothing."""
+    """Looks up what the provider block names, or AWS's defaults.
+
+    It creates nothing without ``ssh_from``: the addresses, as a CIDR, for which it opens port 22 in
+    the security group ``GROUP``, which it makes where the VPC has none. One that the block names is
+    the user's, and is not changed.
+    """
 
     def __init__(
-        self, client: Ec2Client, image: str = "", subnets: Sequence[str] = (), group: str = ""
+        self,
+        client: Ec2Client,
+        image: str = "",
+        subnets: Sequence[str] = (),
+        group: str = "",
+        ssh_from: str = "",
     ) -> None:
         self._client = client
         self._image, self._subnets, self._group = image, list(subnets), group
+        self._ssh_from = "" if group else ssh_from
 
     def is_default(self, image: str) -> bool:
         return not (image or self._image)
@@ -172,7 +191,8 @@ class Ec2Setup:
         """Check the network as ``network`` does, and that SSH can reach a machine there."""
         subnets = self._found_subnets()
         group = self._found_group(subnets[0].vpc_id)
-        if not any(_opens_ssh(permission) for permission in group.ip_permissions):
+        is_open = any(_opens_ssh(permission) for permission in group.ip_permissions)
+        if not is_open and not self._ssh_from:
             raise self._missing(
                 f"security group {group.group_id} does not open port 22 to this host",
                 f"aws ec2 authorize-security-group-ingress --group-id {group.group_id} "
@@ -234,12 +254,45 @@ class Ec2Setup:
             raise self._missing(str(answer), "another security group in the provider block")
         for group in answer.security_groups:
             if group.vpc_id == vpc:
+                self._open_ssh(group)
                 return group
+        if self._ssh_from:
+            return self._made_group(vpc)
         raise self._missing(
             f"VPC {vpc} has no security group {self._group or GROUP}",
             f"aws ec2 create-security-group --group-name {GROUP} --description SSH --vpc-id {vpc}, "
-            "then open port 22 in it",
+            "then open port 22 in it; or let torpor do both: write in the provider block who may "
+            "reach port 22",
         )
+
+    def _made_group(self, vpc: str) -> _Group:
+        asked = {"GroupName": GROUP, "Description": "SSH to machines of torpor", "VpcId": vpc}
+        answer = self._client.ask(_NewGroup, "create_security_group", **asked)
+        if isinstance(answer, AwsRefusal):
+            if answer.code != "InvalidGroup.Duplicate":
+                raise self._client.refused(answer, f"create the security group {GROUP}")
+            return self._found_group(vpc)  # another run made it meanwhile
+        made = _Group(answer.group_id, vpc)
+        self._open_ssh(made)
+        return made
+
+    def _open_ssh(self, group: _Group) -> None:
+        """Open port 22 for ``ssh_from``, where that is asked for and not done."""
+        there = {
+            place.cidr
+            for permission in group.ip_permissions
+            if _opens_ssh(permission)
+            for place in permission.ip_ranges
+        }
+        if not self._ssh_from or there & {self._ssh_from, "0.0.0.0/0"}:
+            return
+        places = [{"CidrIp": self._ssh_from, "Description": "torpor"}]
+        rule = {"IpProtocol": "tcp", "FromPort": _SSH, "ToPort": _SSH, "IpRanges": places}
+        answer = self._client.ask(
+            Done, "authorize_security_group_ingress", GroupId=group.group_id, IpPermissions=[rule]
+        )
+        if isinstance(answer, AwsRefusal) and answer.code != "InvalidPermission.Duplicate":
+            raise self._client.refused(answer, f"open port {_SSH} in {group.group_id}")
 
     def _without_internet(self, subnets: Sequence[_Subnet]) -> list[str]:
         asked = _filters({"vpc-id": subnets[0].vpc_id})

@@ -20,8 +20,15 @@ from torpor.shared.errors import (
 )
 
 PRICE_KEY: Final = "torpor-usd-h"  # GCP does not say what a machine costs
-_HYPERDISK: Final = ("a3-ultragpu", "a4", "g4")
-"""The machine types that take no persistent disk."""
+_HYPERDISK: Final = ("a3-ultragpu", "a4", "c4", "g4", "h3", "h4d", "m4", "n4", "x4")
+"""The machine types that take no persistent disk (dstack's gcp/resources.py for most of them;
+nextflow-io/nextflow #6614 for c4a, c4d, n4a and n4d)."""
+_MOVES: Final = "e2-"
+"""On demand, these refuse ``TERMINATE`` (skypilot-org/skypilot #1006, #1462). None has a GPU."""
+_EXHAUSTED: Final = ("RESOURCE_POOL_EXHAUSTED", "STOCKOUT", "UNSUPPORTED_OPERATION",
+                     "insufficientCapacity")  # fmt: skip
+"""In codes that mean a full zone, or a spot machine that was taken while it was made (SkyPilot's
+cloud_vm_ray_backend.py, for the last two)."""
 _QUOTA: Final = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"})
 _NOT_ALLOWED: Final = frozenset(
     {"PERMISSIONS_ERROR", "FORBIDDEN", "ACCESS_NOT_CONFIGURED", "BILLING_NOT_ENABLED"}
@@ -69,7 +76,7 @@ def launch_request(
         "metadata": {"items": [{"key": k, "value": v} for k, v in metadata.items()]},
         "disks": [_disk(image, order, ware.type, zone, labels)],
         "networkInterfaces": [card],
-        "scheduling": _scheduling(spot),
+        "scheduling": _scheduling(ware.type, spot),
         "guestAccelerators": [
             {
                 "acceleratorType": f"zones/{zone}/acceleratorTypes/{ware.accelerator}",
@@ -112,7 +119,7 @@ def start_refused(client: GcpClient, machine: str, fault: Fault) -> ProviderErro
 
 
 def _is_exhausted(fault: Fault) -> bool:
-    return "RESOURCE_POOL_EXHAUSTED" in fault.code or "STOCKOUT" in fault.code
+    return any(code in fault.code for code in _EXHAUSTED)
 
 
 def _disk(
@@ -132,13 +139,13 @@ def _disk(
     }
 
 
-def _scheduling(spot: bool) -> dict[str, Any]:
+def _scheduling(kind: str, spot: bool) -> dict[str, Any]:
     """A machine with a GPU cannot move to another host. A spot machine that Google takes is
     stopped and not deleted: what was not saved yet is on its disk."""
     if not spot:
         return {
             "provisioningModel": "STANDARD",
-            "onHostMaintenance": "TERMINATE",
+            "onHostMaintenance": "MIGRATE" if kind.startswith(_MOVES) else "TERMINATE",
             "automaticRestart": True,
         }
     return {

@@ -53,6 +53,9 @@ _SSH_PORT: Final = 22
 _ID: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\.([a-z][a-z0-9-]{1,62})")
 _FRESH: Final = 0.75  # a deadline with more of its time left than this is not renewed yet
 _ABANDONED: Final = "The attempt is abandoned; reconcile ends the machine if it appears"
+_POLL_S: Final = 1.0
+"""Google takes 1,500 reads, and as many lists, in a minute of a project (Compute Engine rate
+quotas)."""
 _RENTAL_LABEL: Final = "torpor-rental"
 _STATES: Final = {
     "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
@@ -125,6 +128,7 @@ class GcpProvider:
         settling_s=300.0,
         forgets_s=14 * 86_400.0,  # it keeps the operations so long at least
         ready_s=900.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",
         restarts=True,
         stopped_usd_gib_month=None,

@@ -8,10 +8,16 @@ from typing import Any, Final
 
 from torpor.control.providers.gpus import Gpu, parse_gpu
 from torpor.control.providers.hostkey.client import Body
-from torpor.control.providers.labels import label_in
+from torpor.control.providers.labels import label_in, label_name
 from torpor.shared.values import Label, MachineId
 
 _NAMES: Final = frozenset({"hostname", "server_name"})
+_DEPLOYED: Final = re.compile(r"deploy_done|autodeploy completed")
+_FAILED: Final = re.compile(
+    r"cancell?ed|cancel_request|'status': 'cancel'|aborted|rejected|failure|failed|error"
+)
+"""In what is told of an order that will have no server: as HOSTKEY's own client reads it (its
+Terraform provider 0.1.9, invapi/callback.go)."""
 _SERVER_KEYS: Final = frozenset({"server_id", "eq_id", "id_server"})
 
 
@@ -60,6 +66,16 @@ def concerns(row: object, machine: MachineId) -> bool:
     """Whether a row of an answer that was asked of one server concerns it: it may name another."""
     named = list(_values(row, _SERVER_KEYS)) if isinstance(row, dict) else [row]
     return machine in map(str, named) if named else True
+
+
+def deploy_fault(answer: Body, label: Label) -> str:
+    """The word that ends an order in what ``eq_callback/check`` tells of it; empty: none does."""
+    if _DEPLOYED.search(str(answer.get("scope")).lower()):
+        return ""
+    keys = ("result", "scope", "context", "debug", "message", "error")
+    told = " ".join(str(answer.get(key) or "") for key in keys).lower()
+    found = _FAILED.search(told.replace(label_name(label), ""))  # a workspace has any name
+    return found[0] if found else ""
 
 
 def label_among(told: object) -> Label | None:

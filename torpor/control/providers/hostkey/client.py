@@ -30,6 +30,10 @@ _DENIED: Final = re.compile(r"\bkey\b|permission|denied|authori[sz]ed|access|blo
 _GONE: Final = re.compile(r"not found|no such|unknown server|not exist", re.IGNORECASE)
 _OPAQUE: Final = re.compile(r"[\w+/=-]{24,}")  # what may be a token, among words
 _PLAIN: Final = re.compile(r"[\w .-]{1,20}")
+_SUCCESS: Final = (None, "", "OK", 0, 1)
+"""The results that HOSTKEY's own client takes for a success (its Terraform provider 0.1.9,
+invapi/errors.go); the documentation has only "OK"."""
+_ORDERED: Final = ("id", "invoice", "callback")  # one of them stands in the answer to an order
 
 Body = dict[str, Any]
 
@@ -107,7 +111,9 @@ class HostkeyClient:
             refusal = _worded(refusal)
             self._is_expired(refusal, token)  # the next request logs in again
             return refusal
-        if isinstance(answer, Refusal) or answer.get("result") != "OK":
+        if isinstance(answer, Refusal) or not _is_success(answer):
+            raise self.uncertain(answer)
+        if not any(answer.get(key) for key in _ORDERED):
             raise self.uncertain(answer)
         return answer
 
@@ -166,7 +172,7 @@ class HostkeyClient:
         refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
         if refusal is not None:
             return _worded(refusal)
-        if isinstance(answer, Refusal) or answer.get("result") != "OK":
+        if isinstance(answer, Refusal) or not _is_success(answer):
             raise self.unexpected(answer, f"{module}/{form['action']}")
         return answer
 
@@ -181,12 +187,21 @@ def is_gone(refusal: Refusal) -> bool:
     return bool(_GONE.search(refusal.text))
 
 
+def _is_success(body: Body) -> bool:
+    return body.get("result") in _SUCCESS
+
+
 def _refusal_in(body: Body) -> Refusal | None:
-    """{"result": -1 or a word, "code": ..., "message" or "error": words}."""
-    words = body.get("message") or body.get("error")
-    if not words or body.get("result", -1) == "OK":
+    """{"result": -1 or a word, "code": ..., "message" or "error": words}. A result alone may be the
+    refusal, such as "Error" of an order that failed."""
+    words, code, result = body.get("message") or body.get("error"), body.get("code"), None
+    if body.get("result") == "OK":
         return None
-    code = body.get("code")
+    if isinstance(body.get("result"), (str, int)) and not _is_success(body):
+        result = body["result"]
+    if not words and result is None and code in (None, 0, "0", ""):
+        return None
+    words = words or f"result {result}, code {code}"
     return Refusal(200, f"{code} {words}" if isinstance(code, str) else str(words), body)
 
 

@@ -21,6 +21,7 @@ import msgspec
 from torpor.control.providers.ending import to_mark, warranted
 from torpor.control.providers.hostkey.answers import (
     concerns,
+    deploy_fault,
     disk_gb,
     gpu_of,
     label_among,
@@ -50,8 +51,11 @@ from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 URL: Final = "https://invapi.hostkey.com"
 _SSH_PORT: Final = 22
 _GB: Final = 1e9
-_ID_LOOKS: Final = 180  # for the id of a server that was ordered, and for its name
+_ID_LOOKS: Final = 360  # for the id of a server that was ordered, and for its name: 90 minutes
 _ID_WAIT_S: Final = 15.0
+_POLL_S: Final = 10.0
+"""A look is two requests. HOSTKEY states no limit; its own client looks every 15 s (its Terraform
+provider 0.1.9, invapi/callback.go), and a server takes minutes to be installed."""
 _TAG_LOOK: Final = 3  # of a server whose name stays another: the name is written as a tag too
 _EMPTY_S: Final = 60.0  # two refused logins so far apart say that an account has no servers
 _AT_ONCE: Final = "1"  # of request_cancellation; "0" is the end of the period
@@ -89,6 +93,7 @@ class HostkeyProvider:
         idempotency="lookup",
         settling_s=7200.0,  # HOSTKEY's own client waits 90 minutes for a new server
         ready_s=3600.0,
+        poll_s=_POLL_S,
         stop_keeps="disk",  # and the whole rent runs on
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
@@ -310,9 +315,10 @@ class HostkeyProvider:
 
     def _server_of(self, order: Order, answer: Body, before: set[str]) -> Machine:
         """The ordered server once it carries the order's name; CreateUncertain when HOSTKEY does
-        not tell it in time. ``before``: the servers before the order, which are others."""
+        not tell it in time, or says that there will be none. ``before``: the servers before the
+        order, which are others."""
         server, callback = str(answer.get("id", "")), str(answer.get("callback") or "")
-        invoice, named_late = str(answer.get("invoice")), 0
+        invoice, named_late, over = str(answer.get("invoice")), 0, ""
         for look in range(_ID_LOOKS):
             if look:
                 self._sleep(_ID_WAIT_S)
@@ -322,10 +328,12 @@ class HostkeyProvider:
                 if not callback and isinstance(keys, dict):
                     callback = str(keys.get(invoice) or "")
                 if not server.isdecimal() and callback:
-                    server = self._deployed(callback)
+                    server, over = self._deployed(callback, order.label)
                 known = self._of_label(order.label, ids - before)
                 if known is not None:
                     return known
+                if over:
+                    raise self._client.uncertain(f"invoice {invoice} will have no server: {over}")
                 if server in before:
                     raise self._client.uncertain(f"server {server} is older than the order")
                 if server.isdecimal():
@@ -341,11 +349,17 @@ class HostkeyProvider:
             else f"invoice {invoice} has no server yet"
         )
 
-    def _deployed(self, callback: str) -> str:
-        """The id of the server that an order makes; empty while HOSTKEY does not say it."""
+    def _deployed(self, callback: str, label: Label) -> tuple[str, str]:
+        """The id of the server that an order makes, empty while HOSTKEY does not say it; and why
+        there will be none, empty while there may be one."""
         answer = self._client.ask("eq_callback", "check", key=callback)
-        context = None if isinstance(answer, Refusal) else answer.get("context")
-        return str(context.get("id") or "") if isinstance(context, dict) else ""
+        if isinstance(answer, Refusal):
+            body = answer.body if isinstance(answer.body, dict) else {}
+            gone = "its key is gone" if is_gone(answer) else ""  # a deployed order's key, too
+            return "", gone or deploy_fault(body, label)
+        context = answer.get("context")
+        server = str(context.get("id") or "") if isinstance(context, dict) else ""
+        return server, "" if server else deploy_fault(answer, label)
 
     def _name(self, server: MachineId, label: Label, look: int) -> None:
         """Give a server of ours its name, which HOSTKEY does not always take from the order. What

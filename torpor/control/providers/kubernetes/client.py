@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,10 +18,13 @@ from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusa
 from torpor.shared.errors import InvalidInput, ProviderDenied, ProviderError
 
 _RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_COREWEAVE: Final = re.compile(r"(?:^|\.)coreweave\.(?:com|cloud|app)$")  # of an API server
 _NO_EXTRA: Final = (
     "the Kubernetes provider needs the official Python client, which is not installed: run "
     "`pip install '.[kubernetes]'` in torpor's folder, with the Python of the flows"
 )
+
+_Shape = TypeVar("_Shape")
 
 
 class Right(msgspec.Struct, frozen=True):
@@ -62,7 +65,7 @@ class KubernetesClient:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         transport = _Transport(kubeconfig, context)
-        self.namespace = namespace
+        self.namespace, self.url = namespace, transport.url
         self.market = MarketClient(
             "kubernetes",
             transport.url,
@@ -88,6 +91,14 @@ class KubernetesClient:
             )
         return self.market.unexpected(refusal, doing)
 
+    def read(self, shape: type[_Shape], path: str, selector: str = "") -> _Shape:
+        """GET. Any refusal is an error."""
+        params = {"labelSelector": selector} if selector else {}
+        answer = self.market.ask("GET", path, shape, params=params)
+        if isinstance(answer, Refusal):
+            raise self.refused(answer, f"list {path}")
+        return answer
+
     def may(self, right: Right) -> bool:
         """Whether the kubeconfig's user has this right."""
         asked = {"verb": right.verb, "resource": right.resource, "group": right.group}
@@ -111,6 +122,10 @@ def _place(url: str) -> str:
     host = parts.netloc.rpartition("@")[2].lower()
     path = parts.path.rstrip("/")
     return f"{host}{path}/" if path else host
+
+
+def is_coreweave(url: str) -> bool:
+    return _COREWEAVE.search(urlsplit(url).hostname or "") is not None
 
 
 def fault_of(refusal: Refusal) -> Fault:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import SSHD, start_script
+from torpor.shared.errors import InvalidInput
 
 Address = Literal["LoadBalancer", "NodePort", "pod IP"]
 
@@ -26,6 +27,11 @@ _PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 JOB: Final = "batch.kubernetes.io/job-name"
 _START: Final = "/etc/torpor-start"
 _FINISHED_S: Final = 60  # a Job whose pod has ended removes itself then, with all that it owns
+_SHIFTS: Final = {None: 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
+_TAINT: Final = re.compile(
+    r"(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?"
+    r"(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
+)
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 _FIRST: Final = f"""
@@ -97,6 +103,8 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     cuda: tuple[int, int] | None = None
     spot: bool = False
     node_selector: Mapping[str, str] = {}
+    tolerations: Sequence[str] = ()  # taints, as kubectl writes them
+    runtime_class: str = ""  # of machines with GPUs; empty: nvidia, where the cluster has it
     queue: str = ""
     priority_class: str = ""
     address: Address = "LoadBalancer"
@@ -133,6 +141,7 @@ class Condition(msgspec.Struct, frozen=True):
     status: str
     reason: str = ""
     message: str = ""
+    last_transition_time: str | None = msgspec.field(default=None, name="lastTransitionTime")
 
 
 class JobSpec(msgspec.Struct, frozen=True):
@@ -172,6 +181,7 @@ class PodStatus(msgspec.Struct, rename="camel", frozen=True):
     message: str = ""
     host_ip: str = msgspec.field(default="", name="hostIP")
     pod_ip: str = msgspec.field(default="", name="podIP")
+    nominated_node_name: str = ""
     conditions: list[Condition] = []
     container_statuses: list[_Container] = []
 
@@ -257,6 +267,14 @@ class Node(msgspec.Struct, frozen=True):
         told = self.status.allocatable.get(resource, "0")
         return int(told) if told.isdigit() else 0
 
+    @property
+    def disk_bytes(self) -> int:
+        """Its ephemeral storage, which kubelets write in bytes or with a binary suffix; 0 for
+        another notation."""
+        told = self.status.allocatable.get("ephemeral-storage", "")
+        found = re.fullmatch(r"(\d+)(Ki|Mi|Gi|Ti)?", told)
+        return int(found[1]) << _SHIFTS[found[2]] if found else 0
+
 
 class Nodes(msgspec.Struct, frozen=True):
     items: list[Node]
@@ -292,8 +310,23 @@ def pods_of(name: str) -> str:
     return f"{JOB}={name}"
 
 
+def toleration(taint: str) -> dict[str, str]:
+    """Tolerate a taint, which kubectl writes KEY=VALUE:EFFECT, KEY:EFFECT or KEY. InvalidInput."""
+    found = _TAINT.fullmatch(taint.strip())
+    if found is None:
+        raise InvalidInput(
+            f"{taint!r} is no taint: write KEY=VALUE:EFFECT, KEY:EFFECT or KEY, where the effect "
+            "is NoSchedule, PreferNoSchedule or NoExecute"
+        )
+    value, effect = found["value"], found["effect"]
+    told = {"key": found["key"], "operator": "Exists" if value is None else "Equal"}
+    return (
+        told | ({} if value is None else {"value": value}) | ({"effect": effect} if effect else {})
+    )
+
+
 def job_of(
-    order: Order, machines: Machines, gpus: int, image: str, ssh_port: int
+    order: Order, machines: Machines, gpus: int, image: str, ssh_port: int, runtime_class: str
 ) -> dict[str, Any]:
     """The Job. With a queue it is made suspended: Kueue starts it when there is quota."""
     tags = label_tags(order.label)
@@ -313,8 +346,12 @@ def job_of(
     }
     if machines.node_selector:
         pod["nodeSelector"] = dict(machines.node_selector)
-    if gpus:  # the taint that clusters set on nodes with GPUs
-        pod["tolerations"] = [{"key": machines.gpu_resource, "operator": "Exists"}]
+    # the taint that clusters set on nodes with GPUs, and those of the block
+    common = [toleration(machines.gpu_resource)] if gpus else []
+    if tolerated := [*common, *map(toleration, machines.tolerations)]:
+        pod["tolerations"] = tolerated
+    if runtime_class:
+        pod["runtimeClassName"] = runtime_class
     if machines.queue:
         labels[QUEUE] = machines.queue
     if machines.queue and machines.priority_class:
@@ -350,15 +387,18 @@ def secret_of(order: Order, job: Metadata) -> dict[str, Any]:
 
 
 def service_of(
-    order: Order, job: Metadata, machines: Machines, ssh_port: int
+    order: Order, job: Metadata, machines: Machines, ssh_port: int, annotations: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """None where the pod is reached at its own address."""
+    """None where the pod is reached at its own address. ``annotations``: beside the block's."""
     if machines.address == "pod IP":
         return None
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {**_owned(order, job), "annotations": dict(machines.service_annotations)},
+        "metadata": {
+            **_owned(order, job),
+            "annotations": {**annotations, **machines.service_annotations},
+        },
         "spec": {
             "type": machines.address,
             "selector": {JOB: job.name},
@@ -396,7 +436,7 @@ def _container(
     if gpus:
         resources[machines.gpu_resource] = str(gpus)
     # No limit of the disk: a kubelet takes a pod that exceeds one, with the work on it.
-    disk = {"ephemeral-storage": f"{math.ceil(order.disk_gib or machines.disk_gib)}Gi"}
+    disk = {"ephemeral-storage": f"{math.ceil(order.disk_gib)}Gi"}
     return {
         "name": "machine",
         "image": image,

@@ -9,23 +9,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import httpx
 import msgspec
 
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
-from torpor.control.providers.kubernetes.client import KubernetesClient, Right, fault_of
+from torpor.control.providers.kubernetes.client import (
+    KubernetesClient,
+    Right,
+    fault_of,
+    is_coreweave,
+)
+from torpor.control.providers.kubernetes.cluster import Cluster
 from torpor.control.providers.kubernetes.objects import (
     BATCH,
     JOB,
-    KUEUE,
     OF_QUEUE,
     PRICE,
     QUEUE,
     RENTAL,
-    Conditioned,
     Job,
     Jobs,
     Machines,
@@ -37,7 +41,6 @@ from torpor.control.providers.kubernetes.objects import (
     Pod,
     Pods,
     Service,
-    Version,
     is_name,
     job_of,
     name_of,
@@ -45,7 +48,9 @@ from torpor.control.providers.kubernetes.objects import (
     pods_of,
     secret_of,
     service_of,
+    toleration,
 )
+from torpor.control.providers.kubernetes.trouble import Events, lacks_room, pull_fault, room_fault
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
@@ -66,17 +71,23 @@ from torpor.shared.values import Endpoint, Machine, MachineId, Want
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 QUEUE_S: Final = 24 * 3600.0
 _SSH_PORT: Final = 22
-_OLDEST: Final = (1, 27)  # it labels the pods of Jobs as ``JOB`` says
-_NODES: Final = "/api/v1/nodes"
-_PRIORITIES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
-
-_Shape = TypeVar("_Shape")
+_POLL_S: Final = 1.0
+"""A look is three requests. API servers share their time by flows and state no limit; the clients
+of Kubernetes itself keep to 5 requests a second (client-go, rest.DefaultQPS)."""
+_ADDRESS_S: Final = 600.0  # load balancers of clouds take some minutes
+_COREWEAVE: Final = {"service.beta.kubernetes.io/coreweave-load-balancer-type": "public"}
+"""Without it, CoreWeave gives a Service an address that only its own network reaches
+(docs.coreweave.com, Expose a Service)."""
 
 RIGHTS: Final = (
     *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list", "patch", "delete")),
     *(Right(verb, "secrets") for verb in ("create", "get", "delete")),
     *(Right(verb, "services") for verb in ("create", "get", "list", "delete")),
     *(Right(verb, "pods") for verb in ("list", "delete")),
+)
+_NO_EVENTS: Final = (
+    "its user may not list events: a machine for which no node has room is waited for as long as "
+    "one that starts"
 )
 QUEUE_RIGHTS: Final = (
     *(Right(verb, "localqueues", "kueue.x-k8s.io") for verb in ("get", "list")),
@@ -98,6 +109,8 @@ class KubernetesProvider:
         idempotency="name",
         settling_s=120.0,  # a request that was given up may still be carried out
         ready_s=1800.0,  # a node may have to start, and pull an image of many GB
+        address_s=_ADDRESS_S,
+        poll_s=_POLL_S,
         stop_keeps="nothing",
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
@@ -116,14 +129,19 @@ class KubernetesProvider:
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        for taint in machines.tolerations:
+            toleration(taint)
         queue = f"/{machines.queue}" if machines.queue else ""
         self._client = KubernetesClient(
             kubeconfig, namespace, queue, context=context, timeout=timeout, sleep=sleep
         )
         self.identity = self._client.identity
         self._market = self._client.market
-        self._machines = machines
+        self._machines, self._clock = machines, clock
+        self._cluster = Cluster(self._client, machines)
+        self._annotations = _COREWEAVE if is_coreweave(self._client.url) else {}
         self._ssh_port = ssh_port
         self._gpu = parse_gpu(machines.gpu)
         self.abilities = msgspec.structs.replace(
@@ -135,7 +153,7 @@ class KubernetesProvider:
     def check(self, image: str = "") -> Account:
         """Asks the API server for each right that renting needs, and Kueue for the queue."""
         check_image(image or self._machines.image or IMAGE)
-        self._check_version()
+        self._cluster.check_version()
         queue = self._machines.queue
         for right in (*RIGHTS, *(QUEUE_RIGHTS if queue else ())):
             if not self._client.may(right):
@@ -151,10 +169,11 @@ class KubernetesProvider:
         if isinstance(answer, Refusal) and answer.status != 403:
             raise self._client.refused(answer, "show the namespace")
         if queue:
-            self._check_queue(queue)
+            self._cluster.check_queue(queue)
         if self._machines.nodes_billed:
             self._billed_nodes()
-        notes = [*self._check_priority(), *self._node_notes()]
+        notes = [] if self._client.may(Right("list", "events")) else [_NO_EVENTS]
+        notes += [*self._cluster.check_priority(), *self._cluster.notes()]
         return Account(name=self.identity, notes=notes)
 
     def offers(self, want: Want) -> list[Offer]:
@@ -174,7 +193,7 @@ class KubernetesProvider:
                 domain=f"{machines.gpu or 'no GPU'} x{count}",
                 priced_unix=time.time(),
                 spot=machines.spot,
-                available=self._is_there(count),
+                available=self._cluster.has(count),
                 architecture=machines.architecture,
                 cuda=machines.cuda,
                 ram_gib=machines.memory_gib * times,
@@ -190,7 +209,10 @@ class KubernetesProvider:
                 "different machines in one namespace need a queue of their own each"
             )
         image = order.image or self._machines.image or IMAGE
-        body = job_of(order, self._machines, gpus, image, self._ssh_port)
+        if not order.disk_gib:
+            order = msgspec.structs.replace(order, disk_gib=self._cluster.default_disk_gib())
+        runtime = self._cluster.runtime_class() if gpus else ""
+        body = job_of(order, self._machines, gpus, image, self._ssh_port, runtime)
         path = self._client.path("jobs", api=BATCH)
         answer = self._market.create("POST", path, Job, body, reads_conflict=True)
         if isinstance(answer, Refusal) and answer.status != 409:
@@ -198,7 +220,9 @@ class KubernetesProvider:
         job = self._known(order, answer) if isinstance(answer, Refusal) else answer
         try:
             self._add("secrets", secret_of(order, job.metadata), job.metadata)
-            service = service_of(order, job.metadata, self._machines, self._ssh_port)
+            service = service_of(
+                order, job.metadata, self._machines, self._ssh_port, self._annotations
+            )
             if service is not None:
                 self._add("services", service, job.metadata)
         except CreateUncertain:
@@ -230,7 +254,7 @@ class KubernetesProvider:
 
     def list_own(self) -> list[Machine]:
         path = self._client.path("jobs", api=BATCH)
-        jobs = {job.metadata.name: job for job in self._read(Jobs, path, RENTAL).items}
+        jobs = {job.metadata.name: job for job in self._client.read(Jobs, path, RENTAL).items}
         pods: dict[str, list[Pod]] = {}
         for pod in self._pods(RENTAL):
             pods.setdefault(pod.metadata.labels.get(JOB, ""), []).append(pod)
@@ -268,8 +292,8 @@ class KubernetesProvider:
     def residue(self) -> list[Residue]:
         """Services that outlived their Jobs and pods: a load balancer costs. Where nodes are
         billed, also those on which no machine of ours is: a pool that does not shrink costs on."""
-        services = self._read(Objects, self._client.path("services"), RENTAL).items
-        jobs = self._read(Objects, self._client.path("jobs", api=BATCH), RENTAL).items
+        services = self._client.read(Objects, self._client.path("services"), RENTAL).items
+        jobs = self._client.read(Objects, self._client.path("jobs", api=BATCH), RENTAL).items
         names = {job.metadata.name for job in jobs}
         names |= {pod.metadata.labels.get(JOB, "") for pod in self._pods(RENTAL)}
         left = [
@@ -288,7 +312,7 @@ class KubernetesProvider:
     # -- looking
 
     def _billed_nodes(self) -> Nodes:
-        nodes = self._nodes()
+        nodes = self._cluster.nodes()
         if nodes is None:
             raise ProviderDenied(
                 f"{self.identity}: the kubeconfig's user may not list nodes. Grant the ClusterRole "
@@ -335,9 +359,12 @@ class KubernetesProvider:
         pod = live[0]
         if pod.status.phase in ("Succeeded", "Failed"):
             return self._machine(job, "stopped", None, pod.words())
-        endpoint = self._endpoint(meta.name, pod) if pod.status.phase == "Running" else None
+        if pod.status.phase != "Running":
+            vain = self._vain(pod) if pins else ""
+            return self._machine(job, "stopped" if vain else "starting", None, vain or pod.words())
+        endpoint = self._endpoint(meta.name, pod)
         if endpoint is None:
-            return self._machine(job, "starting", None, pod.words())
+            return self._machine(job, "running", None, "no load balancer gives its Service one")
         ours_to_pin = not owners and label_among(meta.labels) is not None
         if ours_to_pin and not (pins and self._pin(job, pod)):
             return self._machine(job, "starting", None, "its pod runs")
@@ -354,6 +381,22 @@ class KubernetesProvider:
             _price(meta),
             note,
         )
+
+    def _vain(self, pod: Pod) -> str:
+        """Why a pod that waits will never run; empty where it may. Asked only of a machine that
+        somebody waits for."""
+        now_unix = self._clock()
+        if fault := pull_fault(pod, now_unix):
+            return fault
+        if not lacks_room(pod, now_unix):
+            return ""
+        params = {"fieldSelector": f"involvedObject.name={pod.metadata.name}"}
+        answer = self._market.ask("GET", self._client.path("events"), Events, params=params)
+        if isinstance(answer, Events):
+            return room_fault(pod, answer.items)
+        if answer.status == 403:
+            return ""  # an autoscaler may bring a node all the same
+        raise self._client.refused(answer, "list events")
 
     def _without_job(self, machine: MachineId, pods: list[Pod]) -> Machine:
         """A machine whose Job is gone and whose pod is not gone yet."""
@@ -400,17 +443,17 @@ class KubernetesProvider:
     def _queue_words(self, job: Job) -> str:
         """Why Kueue has not started it."""
         selector = f"kueue.x-k8s.io/job-uid={job.metadata.uid}"
-        path = self._client.path("workloads", api=KUEUE)
+        path = self._client.path("workloads", api=self._cluster.kueue())
         told = [
             condition.message
-            for workload in self._read(ManyConditioned, path, selector).items
+            for workload in self._client.read(ManyConditioned, path, selector).items
             for condition in workload.status.conditions
             if condition.type == "QuotaReserved" and condition.status == "False"
         ]
         return f"queued in {self._machines.queue}: {' '.join(told) or 'Kueue has not seen it yet'}"
 
     def _pods(self, selector: str) -> list[Pod]:
-        return self._read(Pods, self._client.path("pods"), selector).items
+        return self._client.read(Pods, self._client.path("pods"), selector).items
 
     def _left(self, name: str) -> dict[str, Metadata]:
         """The Secret and the Service of this name, by their resources."""
@@ -422,13 +465,6 @@ class KubernetesProvider:
             elif answer.status != 404:
                 raise self._client.refused(answer, f"show {name} among {resource}")
         return found
-
-    def _read(self, shape: type[_Shape], path: str, selector: str = "") -> _Shape:
-        params = {"labelSelector": selector} if selector else {}
-        answer = self._market.ask("GET", path, shape, params=params)
-        if isinstance(answer, Refusal):
-            raise self._client.refused(answer, f"list {path}")
-        return answer
 
     # -- changing
 
@@ -488,78 +524,6 @@ class KubernetesProvider:
                 f"{asked}. Check the namespace, the kubeconfig and the rights of its user"
             )
         return CreateFailed(asked)
-
-    # -- before anything is rented
-
-    def _check_version(self) -> None:
-        answer = self._market.ask("GET", "/version", Version)
-        if isinstance(answer, Version) and answer.is_before(*_OLDEST):
-            raise InvalidInput(
-                f"{self.identity} is Kubernetes {answer.major}.{answer.minor}; torpor needs "
-                f"{_OLDEST[0]}.{_OLDEST[1]} or newer"
-            )
-
-    def _check_queue(self, queue: str) -> None:
-        path = self._client.path("localqueues", api=KUEUE)
-        answer = self._market.ask("GET", f"{path}/{queue}", Conditioned)
-        if isinstance(answer, Refusal):
-            if answer.status != 404:
-                raise self._client.refused(answer, f"show queue {queue}")
-            there = [item.metadata.name for item in self._read(ManyConditioned, path).items]
-            raise InvalidInput(
-                f"{self.identity}: namespace {self._client.namespace} has no Kueue queue {queue}; "
-                f"it has {', '.join(there) or 'none'}. Correct the queue in the provider block"
-            )
-        for condition in answer.status.conditions:
-            if condition.type == "Active" and condition.status != "True":
-                raise ProviderDenied(
-                    f"{self.identity}: queue {queue} admits nothing now: {condition.message}"
-                )
-
-    def _check_priority(self) -> list[str]:
-        wanted = self._machines.priority_class
-        if not wanted:
-            return []
-        queued = bool(self._machines.queue)
-        root = f"/apis/{KUEUE}/workloadpriorityclasses" if queued else _PRIORITIES
-        answer = self._market.ask("GET", f"{root}/{wanted}", Object)
-        if not isinstance(answer, Refusal):
-            return []
-        kind = "WorkloadPriorityClass" if queued else "PriorityClass"
-        if answer.status == 403:
-            return [f"whether there is a {kind} {wanted} cannot be seen: its user may not get them"]
-        if answer.status == 404:
-            raise InvalidInput(f"{self.identity}: the cluster has no {kind} {wanted}")
-        raise self._client.refused(answer, f"show {kind} {wanted}")
-
-    def _nodes(self) -> Nodes | None:
-        """The nodes that fit the selector; None where they may not be listed."""
-        selector = ",".join(f"{key}={value}" for key, value in self._machines.node_selector.items())
-        params = {"labelSelector": selector} if selector else {}
-        answer = self._market.ask("GET", _NODES, Nodes, params=params)
-        if isinstance(answer, Nodes):
-            return answer
-        if answer.status == 403:
-            return None
-        raise self._client.refused(answer, "list nodes")
-
-    def _is_there(self, gpus: int) -> bool | None:
-        """None where nobody knows: nodes may not be listed, or a pool may grow from nothing."""
-        nodes = self._nodes()
-        if nodes is None or not nodes.items:
-            return None
-        most = max(node.has(self._machines.gpu_resource) for node in nodes.items)
-        return most >= gpus if most or not gpus else None
-
-    def _node_notes(self) -> list[str]:
-        nodes = self._nodes()
-        if nodes is None:
-            return ["its user may not list nodes: whether there are GPUs shows only in a queue"]
-        gpus = sum(node.has(self._machines.gpu_resource) for node in nodes.items)
-        return [
-            f"{len(nodes.items)} nodes fit the node selector, with {gpus} "
-            f"{self._machines.gpu_resource}"
-        ]
 
 
 def _offer_id(with_gpu: bool, count: int, machines: Machines) -> str:
