@@ -1,4 +1,4 @@
-"""The lines between control side and agent (docs/agent-protocol.md), without any I/O."""
+"""The lines between control side and agent (docs/contributing/agent-protocol.md), without any I/O."""
 
 from __future__ import annotations
 
