@@ -118,7 +118,7 @@ def life(peers: dict[str, Any]) -> str:
         parts.append(f'<path d="M{x:.1f} {y:.1f}H{right}" stroke="{GRID}"/>')
         parts.append(_text(x - 8, y + 4, f"{usd} $", 12, colour=FAINT, anchor="end"))
     parts.append(_text(left, 62, "awake", 12, BLUE, bold=True))
-    parts.append(_text(left + 46, 62, "on a rented machine; asleep in the bucket else", 12))
+    parts.append(_text(left + 46, 62, "on a rented machine; asleep in the bucket otherwise", 12))
     parts.append(_box(left, 74, right - left, 16, GRID))
     for began, ended in WORK:
         parts.append(_box(at(began, 0)[0], 74, at(ended, 0)[0] - at(began, 0)[0], 16, BLUE))
@@ -155,10 +155,10 @@ def record() -> list[list[Any]]:
     """Run `make demo`; its lines, each with the second at which it came."""
     command = ["make", "--silent", "demo"]
     began = time.monotonic()
-    lines: list[list[Any]] = []
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as demo:
-        for line in demo.stdout or ():
-            lines.append([round(time.monotonic() - began, 1), line.rstrip("\n")])
+        lines = [
+            [round(time.monotonic() - began, 1), line.rstrip("\n")] for line in demo.stdout or ()
+        ]
     if demo.returncode:
         raise SystemExit(f"make demo ended with status {demo.returncode}: nothing was kept")
     return lines
