@@ -17,6 +17,7 @@ import pytest
 import yaml
 from cyclopts import CycloptsError
 
+import flows
 from deployments.installation import Installation
 from deployments.server import LOGIN_VARIABLE
 from torpor_cli.app import app
@@ -25,6 +26,7 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 README: Final = PROJECT / "README.md"
 GUIDE: Final = sorted((PROJECT / "docs" / "guide").rglob("*.md"))
 QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
+SETTINGS: Final = PROJECT / "docs" / "guide" / "settings.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
 RULES: Final = PROJECT / "docs" / "contributing" / "safety.md"
 PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
@@ -159,6 +161,17 @@ def test_examples_call_what_exists(page: Path) -> None:
     assert wrong == []
 
 
+def test_the_settings_name_calls_and_deployments_that_are_there() -> None:
+    rows = re.findall(r"^\| [a-z ,]+ \|.*\|$", SETTINGS.read_text(), re.MULTILINE)
+    cells = [row.strip("|").split(" | ") for row in rows]
+    calls = [call for row in cells for call in re.findall(r"`(\w+\([^`]*\))`", row[-1])]
+    assert len(calls) > 20
+    assert [call for call in calls if not hasattr(flows, call.partition("(")[0])] == []
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    names = {deployment["name"] for deployment in deployments} | {"job/normal", "destroy"}
+    assert {name for row in cells for name in re.findall(r"`([^`]+)`", row[2])} <= names
+
+
 def test_the_goals_are_what_the_results_say() -> None:
     command = [sys.executable, "-m", "benchmarks.goals"]
     table = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
@@ -185,7 +198,8 @@ def _commands(page: Path) -> list[str]:
     text = page.read_text()
     fenced = "".join(re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = re.findall(r"^torpor .+$", fenced, re.MULTILINE)
-    return lines + re.findall(r"`(torpor [^`]+)`", " ".join(_prose(page).split()))
+    sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return lines + re.findall(r"`(torpor [^`]+)`", " ".join(sentences.split()))
 
 
 def _parses(arguments: list[str]) -> bool:
