@@ -66,7 +66,8 @@ class KubernetesProvider(Block):
     kubeconfig: SecretStr = Field(
         description=(
             "The text of a kubeconfig. Its user needs the Role in "
-            "docs/guide/markets/kubernetes.md. Files and programs that it names must be on the host of the flows."
+            "docs/guide/markets/kubernetes.md. Files and programs that it names must be on the "
+            "host of the flows."
         )
     )
     context: str = Field(
