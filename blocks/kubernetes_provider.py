@@ -68,8 +68,9 @@ class KubernetesProvider(Block):
 
     kubeconfig: SecretStr = Field(
         description=(
-            "The text of a kubeconfig. Its user needs the Role in docs/guide.md. Files and "
-            "programs that it names must be on the host of the flows."
+            "The text of a kubeconfig. Its user needs the Role in "
+            "docs/guide/markets/kubernetes.md. Files and programs that it names must be on the "
+            "host of the flows."
         )
     )
     context: str = Field(

@@ -1,7 +1,7 @@
 """How one block names another: ``type/name``, or ``name`` for the default type.
 
 Blocks are not nested: Prefect's edit form cuts off a nested block and replaces its secrets with
-asterisks, and a union of blocks may load as the wrong member (docs/forms.md).
+asterisks, and a union of blocks may load as the wrong member (docs/contributing/forms.md).
 """
 
 from __future__ import annotations

@@ -17,43 +17,43 @@ from torpor.control.compare.choices import checkpoint_of
 from torpor.control.providers.seam import Abilities
 
 PAGE: Final = CHECKOUT / "docs" / "providers.md"
-_TABLE: Final = re.compile(r"^\| market \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+_TABLE: Final = re.compile(r"^\| property \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 
-COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
+PROPERTIES: Final[dict[str, Callable[[Abilities], str]]] = {
     "machine": lambda able: able.kind,
     "hosts of many owners": lambda able: _yes(able.many_owners),
     "image of your choice": lambda able: _yes(able.images),
     "root that may dump processes": lambda able: _yes(able.privileged),
     "checkpoint": checkpoint_of,
     "host key": lambda able: able.host_key,
-    "repeated create known by": lambda able: able.idempotency,
-    "missing from answers for": lambda able: _time(able.settling_s),
+    "recognises a repeated request by": lambda able: able.idempotency,
+    "may hide a new machine for": lambda able: _time(able.settling_s),
     "waits in a queue for": lambda able: _time(able.queue_s) if able.queue_s else "no queue",
     "given up without SSH after": lambda able: _time(able.ready_s),
     "given up without an address after": lambda able: _time(able.address_s or able.ready_s),
     "asked at most every": lambda able: _time(able.poll_s) if able.poll_s else "no limit",
     "billed by": lambda able: _time(able.billing_s),
     "billed after its end": lambda able: _time(able.ending_s) if able.ending_s else "no",
-    "tells of an end for": lambda able: "ever" if able.forgets_s is None else _time(able.forgets_s),
+    "proves an end for": lambda able: "ever" if able.forgets_s is None else _time(able.forgets_s),
     "smallest disk": lambda able: f"{able.min_disk_gib:g} GiB" if able.min_disk_gib else "any",
     "a stop keeps": lambda able: able.stop_keeps,
     "a job whose machine is stopped": lambda able: (
         "ends it" if able.stop_keeps == "nothing" else "starts it" if able.restarts else "waits"
     ),
-    "a stopped disk, GiB and month": lambda able: _usd(able.stopped_usd_gib_month),
+    "a stopped disk, a GiB and month": lambda able: _usd(able.stopped_usd_gib_month),
     "powers itself off without `watch` after": lambda able: (
         "never" if able.deadline_s is None else _time(able.deadline_s)
     ),
     "warning before spot is taken": lambda able: (
         "none" if able.notice_s is None else _time(able.notice_s)
     ),
-    "a machine can ask for it": lambda able: (
+    "the machine can ask for that warning": lambda able: (
         ", ".join(source.kind for source in able.notices) or "no"
     ),
     "a machine of yours can be adopted": lambda able: able.adopts or "no",
     "live service": lambda able: "tried" if able.tried else "not tried",
 }
-"""Every cell, from the adapter's abilities."""
+"""Every line, from the adapters' abilities."""
 
 
 def main() -> None:
@@ -66,22 +66,18 @@ def with_table(page: str) -> str:
     """The page with the table as it is now."""
     replaced, count = _TABLE.subn(lambda _: table(), page)
     if count != 1:
-        raise ValueError(f"{PAGE} has {count} tables that begin with a column `market`, not one")
+        raise ValueError(f"{PAGE} has {count} tables that begin with a column `property`, not one")
     return replaced
 
 
 def table() -> str:
-    """One line for each provider block, in Markdown."""
+    """One line for each property, one column for each provider block, in Markdown."""
     rows = [
-        ["market", "block", *COLUMNS],
-        ["---"] * (len(COLUMNS) + 2),
+        ["property", *(name_of(kind) for kind in PROVIDERS)],
+        ["---"] * (len(PROVIDERS) + 1),
         *(
-            [
-                _name(kind),
-                f"`{kind.get_block_type_slug()}`",
-                *(cell(abilities_of(kind)) for cell in COLUMNS.values()),
-            ]
-            for kind in PROVIDERS
+            [name, *(cell(abilities_of(kind)) for kind in PROVIDERS)]
+            for name, cell in PROPERTIES.items()
         ),
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -93,7 +89,8 @@ def abilities_of(kind: type[ProviderBlock]) -> Abilities:
     return abilities
 
 
-def _name(kind: type[ProviderBlock]) -> str:
+def name_of(kind: type[ProviderBlock]) -> str:
+    """Of the market, as the forms show it."""
     return kind.get_block_type_name().removesuffix(" Provider")
 
 
@@ -106,8 +103,9 @@ def _usd(usd: float | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    if seconds >= 120 and seconds % 60 == 0:
-        return f"{seconds / 60:g} min"
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length and seconds % length == 0:
+            return f"{seconds / length:g} {unit}"
     return f"{seconds:g} s"
 
 

@@ -1,7 +1,7 @@
 """Events for Prefect, which automations can act on.
 
 An event only repeats what the store and the provider know; torpor decides nothing by events
-(docs/safety.md). A failure to send an event is a warning. No event holds a secret.
+(docs/contributing/safety.md). A failure to send an event is a warning. No event holds a secret.
 
 Names are ``torpor.NOUN.VERB``, resources ``torpor.workspace.NAME``, ``torpor.snapshot.NAME.ID``,
 ``torpor.machine.NAME.ID`` and ``torpor.budget.NAME``; every event is related to its workspace. See

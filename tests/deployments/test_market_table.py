@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from blocks import PROVIDERS, LocalProvider, VastProvider
 from deployments.installation import CHECKOUT
-from deployments.market_table import COLUMNS, PAGE, abilities_of, table, with_table
+from deployments.market_table import PAGE, PROPERTIES, abilities_of, name_of, table, with_table
 from torpor.control.providers.seam import Abilities
+
+GUIDE: Final = CHECKOUT / "docs" / "guide"
 
 
 def test_the_page_says_what_the_adapters_say() -> None:
@@ -20,24 +22,26 @@ def test_the_page_says_what_the_adapters_say() -> None:
 
 def test_the_guide_says_what_becomes_of_a_job_at_every_market() -> None:
     """Its table of machines that are stopped has each market in one line."""
-    guide = (CHECKOUT / "docs" / "guide.md").read_text()
-    lines = re.findall(r"^\|.*\|$", guide.split("**A machine that its market stops**")[1], re.M)
+    page = (GUIDE / "jobs.md").read_text().split("## When a market stops a machine")[1]
+    lines = re.findall(r"^\|.*\|$", page, re.M)
     first = " ".join(line.split("|")[1] for line in lines[2:7]).lower()
-    assert [name for name in _names() if name.lower() not in first] == []
+    assert [kind for kind in PROVIDERS if name_of(kind).lower() not in first] == []
 
 
-def _names() -> list[str]:
-    return [kind.get_block_type_name().removesuffix(" Provider") for kind in PROVIDERS]
+def test_every_market_has_a_page_that_the_guide_links_to() -> None:
+    pages = {page.stem for page in (GUIDE / "markets").glob("*.md")}
+    markets = {name_of(kind).lower() for kind in PROVIDERS if kind is not LocalProvider}
+    assert pages == markets
+    machines = (GUIDE / "machines.md").read_text()
+    assert [name for name in pages if f"(markets/{name}.md)" not in machines] == []
 
 
-def test_every_provider_block_has_a_line_and_every_ability_a_cell() -> None:
-    lines = table().splitlines()[2:]
-    assert [line.split("`")[1] for line in lines] == [
-        kind.get_block_type_slug() for kind in PROVIDERS
-    ]
+def test_every_provider_block_has_a_column_and_every_ability_a_line() -> None:
+    head = table().splitlines()[0]
+    assert head.split(" | ")[1:] == [*map(name_of, PROVIDERS[:-1]), f"{name_of(PROVIDERS[-1])} |"]
 
     class Asked:
-        """Notes which abilities the columns look at."""
+        """Notes which abilities the lines look at."""
 
         def __init__(self) -> None:
             self.names: set[str] = set()
@@ -47,7 +51,7 @@ def test_every_provider_block_has_a_line_and_every_ability_a_cell() -> None:
             return getattr(abilities_of(VastProvider), name)
 
     asked: Any = Asked()
-    for cell in COLUMNS.values():
+    for cell in PROPERTIES.values():
         cell(asked)
     assert asked.names == set(Abilities.__struct_fields__)
 
@@ -57,14 +61,14 @@ def test_only_this_host_was_tried() -> None:
     assert [kind for kind in PROVIDERS if abilities_of(kind).tried] == [LocalProvider]
 
 
-@pytest.mark.parametrize("page", ["", "| market |\n\n| market |\n"])
+@pytest.mark.parametrize("page", ["", "| property |\n\n| property |\n"])
 def test_a_page_without_one_table_is_an_error(page: str) -> None:
     with pytest.raises(ValueError, match="tables"):
         with_table(page)
 
 
 def test_the_page_on_adding_a_market_names_what_is_there() -> None:
-    text = PAGE.read_text()
+    text = (CHECKOUT / "docs" / "contributing" / "add-a-market.md").read_text()
     named = set(re.findall(r"`((?:blocks|tests|torpor|deployments)/[\w/]+\.py)`", text))
     assert len(named) >= 5
     there = (CHECKOUT / path.replace("NAME", "vast") for path in named)

@@ -104,7 +104,7 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
 
 def test_the_guide_s_commands_add_scheduled_deployments(prefect_server: Server) -> None:
     register.make_pools()
-    guide = (CHECKOUT / "docs" / "guide.md").read_text().replace("\\\n", " ")
+    guide = (CHECKOUT / "docs" / "guide" / "backups.md").read_text().replace("\\\n", " ")
     commands = re.findall(r"^\.venv/bin/(prefect .* deploy .*)$", guide, re.MULTILINE)
     for command in commands:
         run_python(["-m", *shlex.split(command)], os.environ)

@@ -452,7 +452,7 @@ def _denied(provider: KubernetesProvider) -> str:
 
 def _guide_rules() -> list[Any]:
     """Of the Role in the guide."""
-    text = (ROOT / "docs/guide.md").read_text().split("### Kubernetes and CoreWeave")[1]
+    text = (ROOT / "docs/guide/markets/kubernetes.md").read_text()
     role = next(yaml.safe_load_all(text.split("```yaml")[1].split("```")[0]))
     assert role["kind"] == "Role"
     rules: list[Any] = role["rules"]

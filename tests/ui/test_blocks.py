@@ -87,7 +87,7 @@ def test_a_private_key_pasted_into_the_form(
     new_block(page, torpor_up, "ssh-identity", "ui-pasted")
     box = page.locator("input[type=password]").first
     box.fill(made.private_key.get_secret_value())
-    assert "\n" not in box.input_value(), "the box keeps line breaks now: see docs/forms.md"
+    assert "\n" not in box.input_value(), "see docs/contributing/forms.md: line breaks"
     page.screenshot(path=f"{pictures}/block-ssh-identity.png", full_page=True)
     save_block(page)
     assert (

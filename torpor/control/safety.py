@@ -1,4 +1,4 @@
-"""The rules that protect a user's only copy (docs/safety.md).
+"""The rules that protect a user's only copy (docs/contributing/safety.md).
 
 A ``Verified`` proves that a snapshot is whole in the store; only ``verify_snapshot`` makes one. A
 ``Warrant`` allows one machine to be destroyed. Only this module makes one: from a ``Verified``

@@ -1,4 +1,4 @@
-"""docs/agent-protocol.md names every operation, its fields and its answer's, as the types do."""
+"""docs/contributing/agent-protocol.md names every operation and its fields as the types do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from torpor.shared.wire import activity, job, losses, machine, protocol, restore, snapshot, sync
 from torpor.shared.wire.request import Event, Request
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "agent-protocol.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "contributing" / "agent-protocol.md"
 REQUESTS: list[type[Request[Any]]] = [
     kind
     for module in (snapshot, losses, restore, sync, job, machine, activity)

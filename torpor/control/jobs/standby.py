@@ -1,7 +1,8 @@
 """What a job's machine needs to save by itself while no control side is there, and what its saves
 are worth once it is gone.
 
-docs/safety.md, rule 13, says why prune does such a save no harm: the order in ``book_for``.
+docs/contributing/safety.md, rule 13, says why prune does such a save no harm: the order in
+``book_for``.
 """
 
 from __future__ import annotations

@@ -136,9 +136,9 @@ class RemoteSnapshot(RemoteRun):
         """Packs that the manifest must not name: the store does not have them as written, or prune
         has marked them. Their chunks have to be stored again.
 
-        The order makes prune safe without a lock (docs/safety.md, rule 13): first sign the grant
-        for the manifest, which ends COMMIT_S later even if this process dies; then read the marks;
-        then list the packs.
+        The order makes prune safe without a lock (docs/contributing/safety.md, rule 13): first sign
+        the grant for the manifest, which ends COMMIT_S later even if this process dies; then read
+        the marks; then list the packs.
         """
         claims = self._held(ListPacks(self.run)).packs
         if any(not is_pack_of(self.spec.name, claim.key) for claim in claims):

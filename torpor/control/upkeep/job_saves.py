@@ -1,4 +1,7 @@
-"""Which saves of a job are superfluous, and their deletion: rules 11 and 13 of docs/safety.md."""
+"""Which saves of a job are superfluous, and their deletion.
+
+Rules 11 and 13 of docs/contributing/safety.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's table of operations (docs/agent-protocol.md)."""
+"""The agent's table of operations (docs/contributing/agent-protocol.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A save that the machine makes by itself when it will be taken away, in a process of its own.
 
 It needs neither the control side nor the agent: it has grants, and what it may not name. The
-control side verifies the snapshot later. docs/safety.md, rule 13, says why prune does it no harm.
+control side verifies the snapshot later. docs/contributing/safety.md, rule 13, says why prune does
+it no harm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The lines between control side and agent (docs/agent-protocol.md), without any I/O."""
+"""The lines between control side and agent, without any I/O.
+
+See docs/contributing/agent-protocol.md.
+"""
 
 from __future__ import annotations
 

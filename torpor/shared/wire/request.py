@@ -1,4 +1,4 @@
-"""What every request of the agent's protocol has in common (docs/agent-protocol.md)."""
+"""What every request of the agent has in common (docs/contributing/agent-protocol.md)."""
 
 from __future__ import annotations
 

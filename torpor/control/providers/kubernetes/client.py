@@ -87,7 +87,7 @@ class KubernetesClient:
         if refusal.status in (401, 403):
             return ProviderDenied(
                 f"{self.identity} refused to {doing}: {fault_of(refusal).message}. Check the "
-                "kubeconfig and the rights of its user (docs/guide.md, Kubernetes)"
+                "kubeconfig and the rights of its user (docs/guide/markets/kubernetes.md)"
             )
         return self.market.unexpected(refusal, doing)
 

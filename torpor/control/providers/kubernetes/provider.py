@@ -161,7 +161,7 @@ class KubernetesProvider:
                 raise ProviderDenied(
                     f"{self.identity}: the kubeconfig's user may not {right.verb} "
                     f"{right.resource}{group} in namespace {self._client.namespace}. Grant the "
-                    "Role in docs/guide.md, Kubernetes"
+                    "Role in docs/guide/markets/kubernetes.md"
                 )
         answer = self._market.ask("GET", f"/api/v1/namespaces/{self._client.namespace}", Object)
         if isinstance(answer, Refusal) and answer.status == 404:
@@ -316,8 +316,8 @@ class KubernetesProvider:
         if nodes is None:
             raise ProviderDenied(
                 f"{self.identity}: the kubeconfig's user may not list nodes. Grant the ClusterRole "
-                "in docs/guide.md, Kubernetes, or say in the provider block that nodes are not "
-                "billed"
+                "in docs/guide/markets/kubernetes.md, or say in the provider block that nodes are "
+                "not billed"
             )
         return nodes
 
