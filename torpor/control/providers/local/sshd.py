@@ -59,6 +59,13 @@ class _Login(asyncssh.SSHServer):
         return dest_host in ("127.0.0.1", "localhost")
 
 
+class _Files(asyncssh.SFTPServer):
+    """SFTP that ends with status 0, as OpenSSH's does: scp takes a missing status for a failure."""
+
+    def exit(self) -> None:
+        self.channel.exit(0)
+
+
 class _Programs:
     """Runs what a client asks for, in the machine's home, with the machine's environment."""
 
@@ -173,7 +180,7 @@ async def _connection(folder: MachineFolder, record: MachineRecord, link: socket
         server_factory=lambda: _Login(folder, record.user),
         server_host_keys=[str(folder.host_key)],
         process_factory=_Programs(folder, record).run,
-        sftp_factory=True,
+        sftp_factory=_Files,
         encoding=None,
         line_editor=False,
         agent_forwarding=False,
