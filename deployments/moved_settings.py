@@ -6,7 +6,6 @@ Until then such a block means what it meant (blocks/workspace.py), so nothing is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, count
 from typing import Any, Final
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -72,28 +71,25 @@ def _move(name: str) -> Iterator[str]:
                 data[field] = _saved(kind, name, own[field])
                 words = f"is in the block {kind.get_block_type_slug()}/{data[field]} now"
             yield f"{me}: {_words(own[field])} {words}"
-        client.update_block_document(
-            document.id,
-            BlockDocumentUpdate(
-                block_schema_id=Workspace.register_type_and_schema() or Workspace._block_schema_id,
-                data=data,
-                merge_existing_data=False,
-            ),
+        Workspace.register_type_and_schema()  # after the load, which takes the document's schema
+        changed = BlockDocumentUpdate(
+            block_schema_id=Workspace._block_schema_id, data=data, merge_existing_data=False
         )
+        client.update_block_document(document.id, changed)
 
 
 def _saved(kind: type[Idleness | Tuning], name: str, settings: dict[str, Any]) -> str:
     """The name of a block with these settings: the workspace's, or with a number where a different
     block has that."""
-    wanted = kind(**settings)
-    there = saved_names(kind)
-    for one in chain([name], (f"{name}-{number}" for number in count(2))):
-        if one not in there:
-            wanted.save(one)
-            return one
+    wanted, there = kind(**settings), saved_names(kind)
+    one, number = name, 1
+    while one in there:
         if _settings(load_named(kind, one, of="make up")) == _settings(wanted):
             return one
-    raise AssertionError("count() never ends")
+        number += 1
+        one = f"{name}-{number}"
+    wanted.save(one)
+    return one
 
 
 def _settings(block: Idleness | Tuning) -> dict[str, Any]:
