@@ -327,7 +327,7 @@ class Workspace(Block):
         """The SSH identity it logs in with; raises InvalidInput."""
         return load(self.identity, (SSHIdentity,), of=self._me())
 
-    def own(self, kind: type[KindT]) -> dict[str, Any]:
+    def own(self, kind: type[Idleness | Tuning]) -> dict[str, Any]:
         """The settings of that block which the workspace holds itself, other than the defaults.
 
         Blocks that an earlier version saved hold them, until `make up` has moved them. They count

@@ -33,7 +33,7 @@ _OPEN: Final = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 def move_settings() -> list[str]:
     """Move them, for each Workspace block that holds some; a sentence for each that people should
     know of. A block that cannot be used stays as it is."""
-    said = []
+    said: list[str] = []
     for name in saved_names(Workspace):
         try:
             said += _move(name)
