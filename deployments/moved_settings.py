@@ -5,7 +5,6 @@ Until then such a block means what it meant (blocks/workspace.py), so nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -42,25 +41,25 @@ def move_settings() -> list[str]:
     return said
 
 
-def _move(name: str) -> Iterator[str]:
+def _move(name: str) -> list[str]:
     """The new blocks first, then the Workspace block in one request: interrupted anywhere, it means
     what it meant, and the next `make up` uses the new blocks that are there."""
     me = f"workspace {name}"
+    said = []
     with get_client(sync_client=True) as client:
         try:
             document = client.read_block_document_by_name(name, Workspace.get_block_type_slug())
         except ObjectNotFound:
-            return  # somebody has deleted it meanwhile
+            return []  # somebody has deleted it meanwhile
         if not _MOVED & document.data.keys():
-            return
+            return []
         block = load_named(Workspace, name, of="make up")
         own = {field: block.own(kind) for field, kind in SETTINGS.items()}
         if any(own.values()) and _has_open_runs(client):
-            yield (
+            return [
                 f"{me}: its settings {_words(*own.values())} stay in the Workspace block while "
                 "runs are open, which may be of the earlier version. Run `make up` again later"
-            )
-            return
+            ]
         data = {key: value for key, value in document.data.items() if key not in _MOVED}
         for field, kind in SETTINGS.items():
             if not own[field]:
@@ -70,12 +69,13 @@ def _move(name: str) -> Iterator[str]:
             else:
                 data[field] = _saved(kind, name, own[field])
                 words = f"is in the block {kind.get_block_type_slug()}/{data[field]} now"
-            yield f"{me}: {_words(own[field])} {words}"
+            said.append(f"{me}: {_words(own[field])} {words}")
         Workspace.register_type_and_schema()  # after the load, which takes the document's schema
         changed = BlockDocumentUpdate(
             block_schema_id=Workspace._block_schema_id, data=data, merge_existing_data=False
         )
         client.update_block_document(document.id, changed)
+    return said
 
 
 def _saved(kind: type[Idleness | Tuning], name: str, settings: dict[str, Any]) -> str:
