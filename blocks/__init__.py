@@ -1,5 +1,5 @@
-"""Configuration and secrets, kept by Prefect: stores, providers, SSH identities, workspaces,
-budgets, stacks.
+"""Configuration and secrets, kept by Prefect: stores, providers, SSH identities, workspaces and
+their settings, budgets, stacks.
 
 ``prefect block register -m blocks`` adds the block types to a server.
 """
@@ -10,6 +10,7 @@ from blocks.budget import Budget
 from blocks.connection import connect
 from blocks.ec2_provider import Ec2Provider
 from blocks.gcp_provider import GcpProvider
+from blocks.idleness import Idleness
 from blocks.kubernetes_provider import KubernetesProvider
 from blocks.local_provider import LocalProvider
 from blocks.markets import (
@@ -22,6 +23,7 @@ from blocks.markets import (
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
 from blocks.stack import Stack
+from blocks.tuning import Tuning
 from blocks.workspace import Workspace
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Ec2Provider",
     "GcpProvider",
     "HostkeyProvider",
+    "Idleness",
     "KubernetesProvider",
     "LambdaProvider",
     "LocalProvider",
@@ -37,6 +40,7 @@ __all__ = [
     "SSHIdentity",
     "Stack",
     "TensordockProvider",
+    "Tuning",
     "VastProvider",
     "Workspace",
 ]

@@ -55,7 +55,7 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
         invalid = cause if isinstance(cause, ValidationError) else cause.__cause__
         if isinstance(invalid, ValidationError):
             raise InvalidInput(
-                f"{of}: the block {slug}/{name} cannot be used: {_faults(invalid)}; correct it on "
+                f"{of}: the block {slug}/{name} cannot be used: {faults(invalid)}; correct it on "
                 "the Blocks page"
             ) from None
         raise InvalidInput(
@@ -98,6 +98,14 @@ def saved_names(kind: type[Block]) -> list[str]:
     return [one.name for one in documents if one.name]
 
 
+def faults(invalid: ValidationError) -> str:
+    """The faults, without the input, which may be a secret."""
+    return "; ".join(
+        f"{'.'.join(str(step) for step in fault['loc']) or 'block'}: {fault['msg']}"
+        for fault in invalid.errors(include_input=False, include_url=False, include_context=False)
+    )
+
+
 def _as_reference(value: object) -> object:
     """Replace a saved block, given in Python, by its reference."""
     if isinstance(value, Block):
@@ -118,12 +126,9 @@ def _as_reference(value: object) -> object:
     return value
 
 
-def _faults(invalid: ValidationError) -> str:
-    """The faults, without the input, which may be a secret."""
-    return "; ".join(
-        f"{'.'.join(str(step) for step in fault['loc']) or 'block'}: {fault['msg']}"
-        for fault in invalid.errors(include_input=False, include_url=False, include_context=False)
-    )
+def _as_optional_reference(value: object) -> object:
+    nothing = value is None or (isinstance(value, str) and not value.strip())
+    return "" if nothing else _as_reference(value)
 
 
 def _first_line(error: Exception) -> str:
@@ -132,3 +137,6 @@ def _first_line(error: Exception) -> str:
 
 Reference = Annotated[str, BeforeValidator(_as_reference)]
 """A block's name or type/name; in Python also the saved block itself."""
+
+OptionalReference = Annotated[str, BeforeValidator(_as_optional_reference)]
+"""The same, or empty where no block is named."""

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self, TypeVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, field_validator
+from prefect.client.orchestration import PrefectClient
+from pydantic import Field, HttpUrl, ValidationError, field_validator, model_validator
 
 import blocks
+from blocks.idleness import Idleness
 from blocks.machine_paths import MachinePaths
 from blocks.markets import check_account_name
 from blocks.object_store import ObjectStore
-from blocks.reference import LOGOS, Reference, load, load_all, load_named, saved_names
+from blocks.reference import (
+    LOGOS,
+    OptionalReference,
+    Reference,
+    faults,
+    load,
+    load_all,
+    load_named,
+    saved_names,
+)
 from blocks.ssh_identity import SSHIdentity
+from blocks.tuning import Tuning
 from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
     BASE,
-    MIB,
     RESERVED,
-    Compression,
-    GpuUse,
-    IdleRules,
     Want,
     WorkspaceName,
     WorkspaceSpec,
     workspace_name,
 )
 
-MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
+KindT = TypeVar("KindT", Idleness, Tuning)
 
 
 class Workspace(Block):
     """Directories to keep, the store for their snapshots, and the GPU they need.
 
-    It holds no secrets: it names the blocks of the store, the provider and the SSH identity.
+    It holds no secrets: it names the blocks of the store, the provider and the SSH identity. Rules
+    of idleness and tuning are blocks of their own, too.
 
     Args:
         name: The workspace's name, also in the store and on machines.
@@ -53,33 +62,15 @@ class Workspace(Block):
         max_price_usd_h: The highest price, in dollars an hour.
         regions: The regions to rent in, as the providers name them.
         spot: Whether to rent spot machines.
-        min_reliability: The lowest reliability, 0 to 1.
-        rank: Whether the cheapest offer or the first provider comes first.
         image: The image of the machine.
         quiesce: A command that pauses work on the machine.
         resume: A command that continues that work, when the machine is kept.
-        quiesce_timeout_s: The time limit of each of these commands, in seconds.
         accept_changed: Patterns of files that may change while they are read.
-        left_behind: Whether files outside of the workspace keep a machine from being destroyed.
-        left_behind_gib: The size from which they do, in GiB.
         accept_lost: Directories outside of the workspace that may be lost with the machine.
-        parts: The number of parts of a transfer.
-        part_mib: The smallest part, in MiB.
-        smallest: Prefer smaller snapshots to faster ones.
-        gpu_encodes: Allow the machine's GPU to encode and decode weights.
-        gpu_python: A Python on the machine that can import CuPy.
-        gpu_install: Allow an install of CuPy into the agent's folder.
         when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
-        idle_minutes: How long a machine must have been idle, in minutes.
-        idle_share: The share of that time in which nothing ran, 0.5 to 0.99.
-        idle_gpu_percent: The highest activity of an idle GPU, in percent.
-        idle_cpu_percent: The highest CPU activity of an idle machine, in percent of one core.
-        idle_network_kib_s: The highest network activity of an idle machine, in KiB/s.
-        idle_disk_kib_s: The highest disk activity of an idle machine, in KiB/s.
-        idle_people: Whether the use of SSH and Jupyter counts as work.
-        when_left: What the flow `watch` does with a machine that a killed run left.
-        owner: The owner in the label of each machine.
+        idle: The block of idle rules.
         project: The project that its machines are paid for.
+        tuning: The block of tuning.
 
     Example:
         Describe a workspace, and put it to sleep:
@@ -173,19 +164,6 @@ class Workspace(Block):
             "Whether to rent spot machines, which cost less and may be taken away at any time."
         ),
     )
-    min_reliability: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        title="Lowest reliability",
-        description="The lowest reliability of a host, 0 to 1. Data centres that state none fit, "
-        "private hosts that state none do not.",
-    )
-    rank: Literal["price", "order"] = Field(
-        default="price",
-        title="Rank offers by",
-        description="price: the cheapest offer first. order: the first provider's offers first.",
-    )
     image: str = Field(
         default="", description="The image of the machine. Empty: the provider's usual one."
     )
@@ -206,34 +184,12 @@ class Workspace(Block):
             "fails or is killed. May stay empty."
         ),
     )
-    quiesce_timeout_s: float = Field(
-        default=300.0,
-        gt=0,
-        le=3600,
-        title="Quiesce timeout (seconds)",
-        description="The time limit of the quiesce command and of the resume command, in seconds.",
-    )
     accept_changed: list[str] = Field(
         default_factory=list,
         description=(
             "Patterns of files that may change while they are read, such as *.log. If any other "
             "file changes, the machine is not destroyed."
         ),
-    )
-    left_behind: Literal["report", "refuse"] = Field(
-        default="report",
-        title="Left behind",
-        description=(
-            "What a destroy does about files on the machine that are in no snapshot. report: name "
-            "them. refuse: keep the machine if there are more than the size below. A link of the "
-            "workspace that leads to such files always keeps the machine."
-        ),
-    )
-    left_behind_gib: float = Field(
-        default=1.0,
-        ge=0,
-        title="Left behind (GiB)",
-        description="The size above which `refuse` keeps the machine, in GiB.",
     )
     accept_lost: MachinePaths = Field(
         default_factory=list,
@@ -242,127 +198,31 @@ class Workspace(Block):
             "/data/cache: absolute paths, or paths that begin with ~/. They are not looked at."
         ),
     )
-    parts: int = Field(
-        default=32,
-        ge=1,
-        le=MAX_PARTS,
-        description="The number of parts of a transfer, 1 to 64. Each is retried on its own.",
-    )
-    part_mib: int = Field(
-        default=64,
-        ge=1,
-        le=4096,
-        title="Smallest part (MiB)",
-        description="The smallest part, in MiB. A small workspace has fewer parts.",
-    )
-    smallest: bool = Field(
-        default=False,
-        title="Fewest bytes",
-        description=(
-            "Prefer smaller snapshots to faster ones: compress text and programs harder. Otherwise "
-            "compression follows the speed of the link. Weights always get their smallest form."
-        ),
-    )
-    gpu_encodes: bool = Field(
-        default=False,
-        title="GPU encodes",
-        description=(
-            "Allow the machine's GPU to encode and decode weights where it proves faster than the "
-            "cores. Needs CuPy on the machine. Uses less than 1 GiB of the GPU's memory."
-        ),
-    )
-    gpu_python: str = Field(
-        default="",
-        title="Python with CuPy",
-        description=(
-            "The path of a Python on the machine that can import CuPy, for the GPU. Empty: the "
-            "agent looks for one."
-        ),
-    )
-    gpu_install: bool = Field(
-        default=False,
-        title="Install CuPy",
-        description=(
-            "Allow the agent to install CuPy (150 MB) into its own folder on the machine when no "
-            "Python there has it."
-        ),
-    )
-
     when_idle: Literal["hibernate", "report"] = Field(
         default="hibernate",
         title="When idle",
         description="What the flow `watch` does with an idle machine of this workspace.",
     )
-    idle_minutes: float = Field(
-        default=30.0,
-        ge=1,
-        le=240,
-        title="Idle minutes",
-        description="A machine counts as idle after this many minutes without work, 1 to 240.",
-    )
-    idle_share: float = Field(
-        default=0.95,
-        ge=0.5,
-        le=0.99,
-        title="Idle share",
-        description="The share of the seconds of that time in which nothing ran, 0.5 to 0.99.",
-    )
-    idle_gpu_percent: float = Field(
-        default=5.0,
-        ge=0,
-        lt=100,
-        title="Idle GPU (percent)",
+    idle: OptionalReference = Field(
+        default="",
+        title="Idle rules",
         description=(
-            "A GPU above this activity works. The busiest GPU counts. 0: any activity is work."
+            "The Idleness block that says when a machine is idle. Empty: 30 minutes without work, "
+            "and the other defaults of that block."
         ),
     )
-    idle_cpu_percent: float = Field(
-        default=50.0,
-        ge=0,
-        title="Idle CPU (percent of one core)",
-        description="CPU activity above this is work. 0: do not look at the CPU.",
-    )
-    idle_network_kib_s: float = Field(
-        default=100.0,
-        ge=0,
-        title="Idle network (KiB/s)",
-        description="Network activity above this is work. 0: do not look at the network.",
-    )
-    idle_disk_kib_s: float = Field(
-        default=1024.0,
-        ge=0,
-        title="Idle disk (KiB/s)",
-        description="Disk activity above this is work. 0: do not look at the disk.",
-    )
-    idle_people: bool = Field(
-        default=True,
-        title="People are work",
-        description="The use of SSH sessions and of Jupyter counts as work.",
-    )
-    when_left: Literal["end", "continue", "report"] = Field(
-        default="end",
-        title="When left by a killed run",
-        description=(
-            "What `watch` does with a machine that a killed run left before it was handed over, "
-            "after ten minutes. end: destroy it, or hibernate it if its restore is whole. "
-            "continue: wake the workspace on it. report: only notify. One that does not answer is "
-            "only reported."
-        ),
-    )
-
-    owner: str = Field(
-        default="torpor",
-        description=(
-            "The owner in the label of each machine. Installations that share a provider's account "
-            "need different owners."
-        ),
-    )
-
     project: str = Field(
         default="",
         description=(
             "The project that its machines are paid for, in `spend` and in budgets. Each rental "
             "keeps the project of its first moment. May stay empty."
+        ),
+    )
+    tuning: OptionalReference = Field(
+        default="",
+        description=(
+            "The Tuning block with the number of parts, compression, the choice of offers and what "
+            "a destroy may leave behind. Empty: the defaults of that block."
         ),
     )
 
@@ -377,8 +237,11 @@ class Workspace(Block):
             )
         return load(value.strip(), (cls,), of="this run")
 
-    def spec(self) -> WorkspaceSpec:
-        """The workspace as a plain value."""
+    def spec(self, tuning: Tuning | None = None) -> WorkspaceSpec:
+        """The workspace as a plain value, with the settings of the blocks that it names; raises
+        InvalidInput. ``tuning``: its tuning, where it is loaded already."""
+        tuning = tuning or self.open_tuning()
+        idleness = self._settings("idle", Idleness)
         return WorkspaceSpec(
             name=WorkspaceName(self.name),
             paths=list(self.paths),
@@ -391,46 +254,57 @@ class Workspace(Block):
                 max_price_usd_h=self.max_price_usd_h,
                 regions=list(self.regions),
                 spot=self.spot,
-                rank=self.rank,
-                min_reliability=self.min_reliability,
+                rank=tuning.rank,
+                min_reliability=tuning.min_reliability,
                 image=self.image,
             ),
             quiesce=list(self.quiesce),
             resume=list(self.resume),
-            quiesce_timeout_s=self.quiesce_timeout_s,
+            quiesce_timeout_s=tuning.quiesce_timeout_s,
             accept_changed=list(self.accept_changed),
             accept_lost=list(self.accept_lost),
-            left_behind=self.left_behind,
-            left_behind_gib=self.left_behind_gib,
-            parts=self.parts,
-            part_bytes=self.part_mib * MIB,
-            compression=Compression(
-                smallest=self.smallest,
-                gpu=GpuUse(self.gpu_python, self.gpu_install) if self.gpu_encodes else None,
-            ),
-            idle=IdleRules(
-                minutes=self.idle_minutes,
-                gpu_percent=self.idle_gpu_percent,
-                share=self.idle_share,
-                cpu_percent=self.idle_cpu_percent,
-                network_kib_s=self.idle_network_kib_s,
-                disk_kib_s=self.idle_disk_kib_s,
-                people=self.idle_people,
-                hibernate=self.when_idle == "hibernate",
-            ),
-            when_left=self.when_left,
+            left_behind=tuning.left_behind,
+            left_behind_gib=tuning.left_behind_gib,
+            parts=tuning.parts,
+            part_bytes=tuning.part_bytes,
+            compression=tuning.compression(),
+            idle=idleness.rules(hibernate=self.when_idle == "hibernate"),
+            when_left=idleness.when_left,
         )
 
     def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:
         """The same store, provider and identity under a reserved name; never saved."""
         changes = {
             "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [], "resume": [],
-            "accept_changed": [], "accept_lost": [], "left_behind": "report",
-            "parts": parts, "part_mib": part_mib,
+            "accept_changed": [], "accept_lost": [],
+            **self.open_tuning().model_dump(include={*Tuning.model_fields}), "tuning": "",
+            "left_behind": "report", "parts": parts, "part_mib": part_mib,
         }  # fmt: skip
         scratch = self.model_copy(update=changes)
         scratch._block_document_id = scratch._block_document_name = None
         return scratch
+
+    def save(
+        self,
+        name: str | None = None,
+        overwrite: bool = False,
+        client: PrefectClient | None = None,
+        **how: Any,
+    ) -> Any:
+        """As every block. InvalidInput if it holds settings that belong in another block."""
+        self._check_moved()
+        return super().save(name, overwrite, client, **how)
+
+    async def asave(
+        self, name: str | None = None, overwrite: bool = False, client: PrefectClient | None = None
+    ) -> Any:
+        """The same for async callers."""
+        self._check_moved()
+        return await super().asave(name, overwrite, client)
+
+    def open_tuning(self) -> Tuning:
+        """Its tuning; raises InvalidInput."""
+        return self._settings("tuning", Tuning)
 
     def open_store(self) -> S3Store:
         """Its object store, ready to use; raises InvalidInput."""
@@ -453,6 +327,31 @@ class Workspace(Block):
         """The SSH identity it logs in with; raises InvalidInput."""
         return load(self.identity, (SSHIdentity,), of=self._me())
 
+    def own(self, kind: type[Idleness | Tuning]) -> dict[str, Any]:
+        """The settings of that block which the workspace holds itself, other than the defaults.
+
+        Blocks that an earlier version saved hold them, until `make up` has moved them. They count
+        where no block is named."""
+        held = self.model_extra or {}
+        own = kind(**{field: held[field] for field in kind.model_fields if field in held})
+        return own.model_dump(include={*kind.model_fields}, exclude_defaults=True)
+
+    def _settings(self, field: Literal["idle", "tuning"], kind: type[KindT]) -> KindT:
+        named: str = getattr(self, field)
+        return load(named, (kind,), of=self._me()) if named else kind(**self.own(kind))
+
+    def _check_moved(self) -> None:
+        """Prefect saves declared fields only: it would drop these settings."""
+        for field, kind in SETTINGS.items():
+            if own := self.own(kind):
+                given = ", ".join(f"{name}={value!r}" for name, value in own.items())
+                made = f"{kind.__name__}({given})"
+                raise InvalidInput(
+                    f"{self._me()} was not saved: {', '.join(own)} belongs in a block of type "
+                    f"{kind.get_block_type_name()} now. Save {made} and name that block in "
+                    f"`{field}`. `make up` does so for workspaces that an earlier version saved"
+                )
+
     def _store(self) -> ObjectStore:
         return load(self.store, (ObjectStore,), of=self._me())
 
@@ -473,23 +372,6 @@ class Workspace(Block):
             )
         return name
 
-    @field_validator("owner", mode="after")
-    @classmethod
-    def _owned(cls, value: str) -> str:
-        try:
-            return workspace_name(value.strip())  # a label allows the same letters
-        except InvalidInput:
-            raise ValueError(
-                f"{value!r} is not an owner: use 1 to 63 lower-case letters, digits and hyphens"
-            ) from None
-
-    @field_validator("gpu_python", mode="after")
-    @classmethod
-    def _program(cls, value: str) -> str:
-        if value and (not value.startswith("/") or "\0" in value):
-            raise ValueError(f"{value!r} is not a program on a machine: give its whole path")
-        return value
-
     @field_validator("gpu", "project", mode="after")
     @classmethod
     def _trimmed(cls, value: str) -> str:
@@ -501,6 +383,20 @@ class Workspace(Block):
         if value and not value[0]:
             raise ValueError("the first item of a command is the program and cannot be empty")
         return value
+
+    @model_validator(mode="after")
+    def _own_settings(self) -> Self:
+        for kind in SETTINGS.values():
+            try:
+                self.own(kind)
+            except ValidationError as cause:
+                raise ValueError(faults(cause)) from None
+        return self
+
+
+SETTINGS: Final[dict[str, type[Idleness | Tuning]]] = {"idle": Idleness, "tuning": Tuning}
+"""The fields that name a block of settings, and its type. Earlier versions of torpor saved these
+settings in the Workspace block."""
 
 
 def open_provider(reference: str, *, of: str) -> Provider:

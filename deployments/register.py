@@ -26,10 +26,21 @@ from prefect.utilities.callables import parameter_schema
 from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
-from blocks import PROVIDERS, Budget, LocalProvider, ObjectStore, SSHIdentity, Stack, Workspace
+from blocks import (
+    PROVIDERS,
+    Budget,
+    Idleness,
+    LocalProvider,
+    ObjectStore,
+    SSHIdentity,
+    Stack,
+    Tuning,
+    Workspace,
+)
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
+from deployments.moved_settings import move_settings
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
@@ -48,6 +59,8 @@ def main() -> int:
     installation = Installation.here()
     try:
         register_types()
+        for words in move_settings():
+            print(f"  note      {words}")
         make_first_blocks(installation)
         serve_store(installation)
         make_pools()
@@ -67,6 +80,8 @@ def register_types() -> None:
         SSHIdentity,
         *PROVIDERS,
         Workspace,
+        Idleness,
+        Tuning,
         Budget,
         Stack,
         AwsCredentials,

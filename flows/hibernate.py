@@ -40,8 +40,8 @@ def hibernate(
         machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own, which is never destroyed. Empty: the workspace's only machine.
         accept_changed: Patterns of files that may change while they are read, such as *.log.
-        only_if_idle: Keep the machine unless it is idle by the rules of the Workspace block, now
-            and again right before it is destroyed.
+        only_if_idle: Keep the machine unless it is idle by the idle rules of the workspace, now and
+            again right before it is destroyed.
         accept_lost: Directories of the machine that may be lost with it, outside of the workspace.
     """
     began_s = boot_clock_s()

@@ -47,13 +47,13 @@ def watch(
     """Look at all machines of the installation, hibernate those that are idle or whose budget is
     spent, continue jobs whose run has gone, and tell people what is wrong.
 
-    A machine is idle by the rules of its Workspace block. One of which that cannot be said is kept,
-    with a warning and its reason. A machine whose provider block sets a deadline goes on only while
-    this flow renews it. When a budget will be spent by the time that hibernating takes,
-    the machines that it counts are hibernated, also those that work. A machine that a killed run
-    left is ended or woken as its Workspace block says, and that of a failed attempt is ended. The
-    rental of a machine that has gone without torpor is closed. Nothing else is ended: what may be
-    forgotten is only listed.
+    A machine is idle by the Idleness block of its workspace, or by the default rules. One of which
+    that cannot be said is kept, with a warning and its reason. A machine whose provider block sets
+    a deadline goes on only while this flow renews it. When a budget will be spent by the time that
+    hibernating takes, the machines that it counts are hibernated, also those that work. A machine
+    that a killed run left is ended or woken by the same rules (`when_left`), and that of a failed
+    attempt is ended. The rental of a machine that has gone without torpor is closed. Nothing else
+    is ended: what may be forgotten is only listed.
 
     Args:
         workspaces: The Workspace blocks to look at. Empty: all of them.

@@ -126,7 +126,8 @@ class OpenWorkspace(StoredWorkspace):
     def of(cls, workspace: Workspace | str) -> OpenWorkspace:
         """Load the blocks a workspace refers to; errors name the block and what to do."""
         block = Workspace.of(workspace)
-        spec = block.spec()
+        tuning = block.open_tuning()
+        spec = block.spec(tuning)
         store = block.open_store()
         identity = block.open_identity()
         store_key = block.store_key()
@@ -135,7 +136,7 @@ class OpenWorkspace(StoredWorkspace):
             store=store,
             providers=block.open_providers(),
             identity=identity.identity(),
-            owner=block.owner,
+            owner=tuning.owner,
             others=open_all_providers,
             each=open_each_provider,
             project=block.project,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -12,13 +13,31 @@ from prefect.deployments import run_deployment
 from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, SecretStr, ValidationError
 
-from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace, reference
+from blocks import (
+    Idleness,
+    LocalProvider,
+    ObjectStore,
+    SSHIdentity,
+    Tuning,
+    Workspace,
+    reference,
+)
 from blocks.reference import load, load_all
 from deployments.server import Server
+from tasks.opening import open_all
+from tasks.workspace import OpenWorkspace
 from tests.fixtures.prefect_api import ask
 from torpor.control.providers.local.provider import LocalProvider as LocalMachines
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import Compression, GpuUse, Want, WorkspaceSpec
+from torpor.shared.values import (
+    MIB,
+    Compression,
+    GpuUse,
+    IdleRules,
+    Want,
+    WorkspaceName,
+    WorkspaceSpec,
+)
 
 
 class Lookalike(Block):
@@ -83,6 +102,15 @@ def test_saved_and_loaded_it_opens_what_it_names(saved: Path) -> None:
 
 
 def test_every_field_survives_saving(prefect_server: Server) -> None:
+    Tuning(
+        quiesce_timeout_s=12.5,
+        parts=7,
+        gpu_encodes=True,
+        gpu_python="/opt/conda/bin/python",
+        gpu_install=True,
+        owner="team-a",
+    ).save("all-of-it", overwrite=True)
+    Idleness(idle_minutes=120, when_left="report").save("all-of-it", overwrite=True)
     fields = {
         "name": "all-of-it",
         "paths": ["/data", "~/work"],
@@ -94,13 +122,9 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
         "max_price_usd_h": 0.75,
         "quiesce": ["systemctl", "stop", "my job"],
         "resume": ["systemctl", "start", "my job"],
-        "quiesce_timeout_s": 12.5,
         "accept_changed": ["*.log"],
-        "parts": 7,
-        "gpu_encodes": True,
-        "gpu_python": "/opt/conda/bin/python",
-        "gpu_install": True,
-        "owner": "team-a",
+        "idle": "all-of-it",
+        "tuning": "tuning/all-of-it",
     }
     Workspace(**fields).save("all-of-it", overwrite=True)
     loaded = Workspace.of("all-of-it")
@@ -117,7 +141,46 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
         accept_changed=["*.log"],
         parts=7,
         compression=Compression(gpu=GpuUse("/opt/conda/bin/python", install=True)),
+        idle=IdleRules(minutes=120),
+        when_left="report",
     )
+    assert OpenWorkspace.of(workspace(tuning="all-of-it")).owner == "team-a"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_workspace_that_names_no_block_of_settings_has_their_defaults() -> None:
+    assert workspace().spec() == WorkspaceSpec(WorkspaceName("ws"), ["~/workspace"])
+    assert workspace(idle=None, tuning=" ").spec() == workspace().spec()
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_missing_block_of_settings_closes_its_own_workspace_only() -> None:
+    workspace(tuning="gone").save("lacks-tuning", overwrite=True)
+    workspace(idle="gone").save("lacks-idleness", overwrite=True)
+    opened, closed = open_all(["ws", "lacks-tuning", "lacks-idleness"])
+    assert [*opened] == ["ws"]
+    said = {name: str(error) for name, error in closed.items()}
+    assert "workspace ws: there is no block tuning/gone" in said["lacks-tuning"]
+    assert "workspace ws: there is no block idleness/gone" in said["lacks-idleness"]
+    for name in said:
+        Workspace.delete(name)
+
+
+def test_settings_of_another_block_are_named_when_they_are_not_saved() -> None:
+    block = workspace(idle_minutes=60, parts=4)
+    assert (block.spec().idle.minutes, block.spec().parts) == (60, 4)
+    with pytest.raises(InvalidInput, match=r"Idleness\(idle_minutes=60.0\).* in `idle`"):
+        block.save("never")
+    with pytest.raises(InvalidInput, match=r"Idleness\(idle_minutes=60.0\).* in `idle`"):
+        asyncio.run(block.asave("never"))
+
+
+def test_a_measurement_has_parts_of_its_own(saved: Path) -> None:
+    Tuning(parts=7, left_behind="refuse", smallest=True).save("measured", overwrite=True)
+    name = WorkspaceName("benchmark--ws")
+    spec = workspace(tuning="measured").for_measuring(name, "~/b", 3, 5).spec()
+    assert (spec.parts, spec.part_bytes, spec.left_behind) == (3, 5 * MIB, "report")
+    assert spec.compression.smallest
 
 
 @pytest.mark.usefixtures("saved")
@@ -175,7 +238,7 @@ def test_a_damaged_document_is_named_without_its_secrets(prefect_server: Server)
         ({"paths": ["~other/x"]}, "not a path on a machine"),
         ({"paths": ["/a/../b"]}, "goes up"),
         ({"gpu_count": 0}, "greater than or equal"),
-        ({"gpu_python": "python3"}, "not a program on a machine"),
+        ({"gpu_python": "python3"}, "gpu_python: .*not a program on a machine"),
         ({"max_price_usd_h": 0}, "greater than 0"),
         ({"disk_gib": -1}, "greater than or equal"),
         ({"parts": 65}, "less than or equal to 64"),

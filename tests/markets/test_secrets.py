@@ -15,7 +15,7 @@ import pytest
 from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
 
-from blocks import ObjectStore, SSHIdentity, VastProvider, Workspace
+from blocks import ObjectStore, SSHIdentity, Tuning, VastProvider, Workspace
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import create, hibernate, reconcile, wake
@@ -65,15 +65,15 @@ def saved_blocks(
 def _use(name: str) -> None:
     """The workspace names this market, and another one after it."""
     order = [f"{market}-provider/{BLOCK}" for market in (name, *(n for n in NAMES if n != name))]
+    Tuning(rank="order", parts=2).save(BLOCK, overwrite=True)
     Workspace(
         name=BLOCK,
         store=BLOCK,
         identity=BLOCK,
         provider=order[0],
         more_providers=order[1:2],
-        rank="order",
         gpu="H100",
-        parts=2,
+        tuning=BLOCK,
     ).save(BLOCK, overwrite=True)
 
 

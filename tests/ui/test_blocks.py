@@ -11,21 +11,30 @@ from tests.ui.conftest import click_for, edit_block, new_block, save_block
 
 
 def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: object) -> None:
+    new_block(page, torpor_up, "tuning", "ui-few")
+    page.get_by_label("Parts (Optional)").fill("8")
+    page.screenshot(path=f"{pictures}/block-tuning.png", full_page=True)
+    save_block(page)
+    new_block(page, torpor_up, "idleness", "ui-patient")
+    page.get_by_label("Idle minutes (Optional)").fill("120")
+    page.screenshot(path=f"{pictures}/block-idleness.png", full_page=True)
+    save_block(page)
     new_block(page, torpor_up, "workspace", "ui-made")
     page.get_by_label("Workspace name").fill("ui-made")
     page.get_by_role("button", name="Add item").first.click()
     page.locator("textarea").nth(2).fill("/data")
     page.get_by_label("GPU (Optional)").fill("RTX 4090")
-    page.get_by_label("Parts (Optional)").fill("8")
+    page.get_by_label("Idle rules (Optional)").fill("ui-patient")
+    page.get_by_label("Tuning (Optional)").fill("ui-few")
     page.screenshot(path=f"{pictures}/block-workspace.png", full_page=True)
     save_block(page)
     made = load_named(Workspace, "ui-made", of="test")
-    assert (made.name, made.paths, made.gpu, made.parts) == (
+    assert (made.name, made.paths, made.gpu) == (
         "ui-made",
         ["~/workspace", "/data"],
         "RTX 4090",
-        8,
     )
+    assert (made.spec().parts, made.spec().idle.minutes) == (8, 120)
     assert (made.store, made.provider, made.identity) == (
         "default",
         "local-provider/default",
@@ -35,11 +44,11 @@ def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: ob
     made.open_store().probe()
 
     edit_block(page, torpor_up, "workspace", "ui-made")
-    page.get_by_label("Parts (Optional)").fill("9")
+    page.get_by_label("Tuning (Optional)").fill("")
     save_block(page)
     edited = load_named(Workspace, "ui-made", of="test")
-    assert edited.model_dump(exclude={"parts"}) == made.model_dump(exclude={"parts"})
-    assert edited.parts == 9
+    assert edited.model_dump(exclude={"tuning"}) == made.model_dump(exclude={"tuning"})
+    assert (edited.tuning, edited.spec().parts) == ("", 32)
     edited.open_store().probe()
 
 

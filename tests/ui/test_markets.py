@@ -57,22 +57,28 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
         kind.load(NAME, _sync=True).open().check()
     assert blocks.Ec2Provider.load(NAME, _sync=True).region == REGION
 
-    Workspace(name=NAME, parts=2).save(NAME, overwrite=True, _sync=True)
+    new_block(page, torpor_up, "tuning", NAME)
+    page.get_by_label("Parts (Optional)").fill("2")
+    page.get_by_label("Lowest reliability (Optional)").fill("0.9")
+    forms.picture("block-tuning")
+    save_block(page)
+    Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)
     edit_block(page, torpor_up, "workspace", NAME)
     page.get_by_label("Provider (Optional)").fill(f"vast-provider/{NAME}")
     page.get_by_role("button", name="Add item").nth(3).click()
     page.locator("textarea").nth(4).fill(f"runpod-provider/{NAME}")  # below the provider
     page.get_by_label("GPU (Optional)").fill("RTX 4090")
-    page.get_by_label("Lowest reliability (Optional)").fill("0.9")
+    page.get_by_label("Tuning (Optional)").fill(NAME)
     forms.picture("block-workspace-two-providers")
     save_block(page)
     saved = Workspace.of(NAME)
-    assert (saved.provider, saved.more_providers, saved.gpu, saved.min_reliability) == (
+    tuning = saved.open_tuning()
+    assert (saved.provider, saved.more_providers, saved.gpu) == (
         f"vast-provider/{NAME}",
         [f"runpod-provider/{NAME}"],
         "RTX 4090",
-        0.9,
     )
+    assert (tuning.parts, tuning.min_reliability) == (2, 0.9)
 
     create(NAME)
     (made,) = markets.alive()
@@ -81,8 +87,8 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     hibernate(NAME)
     assert markets.alive() == []
 
-    saved.min_reliability = 0.0  # RunPod's community states none for its many owners
-    saved.save(NAME, overwrite=True, _sync=True)
+    tuning.min_reliability = 0.0  # RunPod's community states none for its many owners
+    tuning.save(NAME, overwrite=True, _sync=True)
     fakes["runpod"].faults.arm(Fault("no capacity", "create"))  # the cheapest
     forms.open("wake")
     forms.pick(NAME)

@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 
-from blocks import Budget, GcpProvider, LocalProvider, SSHIdentity, Workspace
+from blocks import Budget, GcpProvider, Idleness, LocalProvider, SSHIdentity, Tuning, Workspace
 from blocks.reference import load_named
 from tasks.opening import open_workspace
 from tests.fixtures.rentals import handed_over, standing
@@ -18,8 +18,13 @@ from tests.unattended.look import NAMES
 from torpor.control.providers.local.folder import folder_of
 from torpor.control.safety import never_handed_over
 
-QUIET = {"idle_minutes": 1, "idle_people": False}
-QUIET |= dict.fromkeys(("idle_cpu_percent", "idle_network_kib_s", "idle_disk_kib_s"), 1e9)
+QUIET = Idleness(
+    idle_minutes=1,
+    idle_people=False,
+    idle_cpu_percent=1e9,
+    idle_network_kib_s=1e9,
+    idle_disk_kib_s=1e9,
+)
 """The machines share this host, which is busy."""
 
 
@@ -29,14 +34,16 @@ def prepare(number: int, machines: str, hook: str, gcp: dict[str, Any]) -> dict[
         name="tests", url=hook, json_data={"subject": "{{subject}}", "body": "{{body}}"}
     ).save("tests", overwrite=True)
     LocalProvider(folder=machines, price_usd_h=1.0).save("paid", overwrite=True)
+    QUIET.save("quiet", overwrite=True)
+    Tuning(parts=1).save("small", overwrite=True)
     for name, settings in (
-        (f"idle{number}", QUIET),
+        (f"idle{number}", {"idle": "quiet"}),
         (f"spent{number}", {"when_idle": "report"}),
         (f"kept{number}", {"when_idle": "report"}),
         (f"work{number}", {"when_idle": "report"}),
         (f"left{number}", {}),
     ):
-        paid = {"provider": "local-provider/paid", "parts": 1}
+        paid = {"provider": "local-provider/paid", "tuning": "small"}
         Workspace(name=name, **paid, **settings).save(name, overwrite=True)
     idle = None
     for name in (f"spent{number}", f"kept{number}", f"work{number}", f"idle{number}"):

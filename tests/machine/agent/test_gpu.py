@@ -79,7 +79,7 @@ def test_without_any_cupy_the_words_say_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_python(monkeypatch)
-    with pytest.raises(GpuError, match=r"none was found.*name one in the workspace block, or all"):
+    with pytest.raises(GpuError, match=r"none was found.*name one in the Tuning block .*or allow"):
         opened(tmp_path, GpuUse(), tmp_path)
 
 

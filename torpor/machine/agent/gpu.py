@@ -81,7 +81,7 @@ class MachineGpu:
         raise GpuError(
             f"none of {len(tried)} Python environments of this machine can import CuPy "
             f"({', '.join(tried[:3]) or 'none was found'}): install torpor[gpu] in one, name one "
-            "in the workspace block, or allow the install"
+            "in the Tuning block (`gpu_python`), or allow the install (`gpu_install`)"
         )
 
     def _install(self, target: Path, stopped: Callable[[], bool]) -> None:

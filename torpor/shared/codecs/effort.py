@@ -78,7 +78,7 @@ class Effort:
     def words(self) -> str:
         """The level that was taken and why, for the report."""
         if self._smallest:
-            return f"zstd {SMALLEST_LEVEL}: the workspace block asks for the fewest bytes"
+            return f"zstd {SMALLEST_LEVEL}: the workspace's tuning asks for the fewest bytes"
         with self._lock:
             low, high = LEVELS[self._lowest], LEVELS[self._highest]
             if not self._sent:
