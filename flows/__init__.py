@@ -36,7 +36,6 @@ from flows.restore_path import restore_path
 from flows.snapshots import snapshots
 from flows.spend import spend
 from flows.sync import sync
-from flows.unpin import unpin
 from flows.verify import verify
 from flows.wake import wake
 from flows.watch import watch
@@ -76,7 +75,6 @@ __all__ = [
     "snapshots",
     "spend",
     "sync",
-    "unpin",
     "verify",
     "wake",
     "watch",

@@ -122,7 +122,11 @@ STAGES: list[dict[str, Parameters]] = [
         "job-log": _over,
     },
     {"hibernate": _nothing_more},  # not beside an open job, which would refuse it
-    {"wake": _nothing_more, "unpin": _oldest, "benchmark-deploy": _starts},
+    {
+        "wake": _nothing_more,
+        "pin": lambda: {**_oldest(), "remove": True},
+        "benchmark-deploy": _starts,
+    },
     {"sync": _oldest, "diff": _nothing_more, "deploy": _deploy},
     {
         "restore-path": _restored,
@@ -140,7 +144,7 @@ def test_every_deployment_has_a_run_here() -> None:
     deployments = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())["deployments"]
     named = [deployment["name"] for deployment in deployments]
     assert len(named) > 10
-    planned = [name.rpartition("/")[2] for stage in STAGES for name in stage]
+    planned = {name.rpartition("/")[2] for stage in STAGES for name in stage}
     assert sorted(planned) == sorted(named), "give every deployment a run in STAGES"
 
 

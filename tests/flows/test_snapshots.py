@@ -69,7 +69,7 @@ def test_snapshots_are_listed_with_their_pins(standing: Lab, history: list[Snaps
     assert [row["work also in"] for row in table.rows()] == ["no other", newest, newest]
     day = history[0]
     assert table.rows()[2]["made"].startswith(f"{day[:4]}-{day[4:6]}-{day[6:8]} ")
-    _run(standing, "unpin", history[0])
+    _run(standing, "pin", history[0], remove=True)
     with plain(standing.opened):
         kept = frame(list_kept("demo"))
     assert list(kept.columns) == [
@@ -170,8 +170,11 @@ def test_snapshots_are_deleted_by_name_and_never_pinned_ones(
     standing: Lab, history: list[SnapshotId], events: deque[dict[str, Any]]
 ) -> None:
     first, second, newest = history
+    for options, why in (({}, "needs a reason"), ({"reason": "no", "remove": True}, "without a")):
+        with raises(InvalidInput, why):
+            _run(standing, "pin", second, **options)
     _run(standing, "pin", second, "why")
-    with raises(SnapshotKept, f"{second} .*is pinned", "unpin it first"):
+    with raises(SnapshotKept, f"{second} .*is pinned", "`pin` with `remove`"):
         _run(standing, "delete_snapshots", [first, second])
     with raises(SnapshotKept, f"{newest} is the newest", "even_newest"):
         _run(standing, "delete_snapshots", [first, newest])

@@ -71,7 +71,6 @@ USES: Final = (
     Use("delete-snapshots", parameters=lambda bench: {"snapshots": [bench.oldest()]}),
     Use("prune", parameters=lambda bench: {"dry_run": False}),
     Use("pin", parameters=lambda bench: {"snapshot": bench.oldest(), "reason": "a test"}),
-    Use("unpin", parameters=lambda bench: {"snapshot": bench.oldest()}),
     Use("reconcile"),
     Use("check-backup", changes=False),
     Use("snapshots", changes=False),
