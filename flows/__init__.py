@@ -13,7 +13,6 @@ from flows.create import create
 from flows.delete_snapshots import delete_snapshots
 from flows.deploy import deploy
 from flows.diff import diff
-from flows.find import find
 from flows.hibernate import hibernate
 from flows.job import job
 from flows.job_log import job_log
@@ -55,7 +54,6 @@ __all__ = [
     "delete_snapshots",
     "deploy",
     "diff",
-    "find",
     "find_files",
     "frame",
     "hibernate",

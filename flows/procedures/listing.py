@@ -178,15 +178,17 @@ def compare_snapshots(
     return differences.compare(read_snapshot(opened, earlier), later)
 
 
-def find_files(workspace: Workspace | str, pattern: str) -> Found:
-    """Every name that fits a glob in any snapshot of the workspace, with its versions.
+def find_files(workspace: Workspace | str, pattern: str, snapshot: str = "") -> Found:
+    """Every name that fits a glob in any snapshot of the workspace, with its versions; or in the
+    one that ``snapshot`` names.
 
     ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one by
-    one. The search skips and names those that cannot be read.
+    one. The search of all skips and names those that cannot be read.
     """
     opened = open_workspace(workspace)
     unread: list[str] = []
-    versions = differences.find(_readable(opened, unread), pattern)
+    read = [read_snapshot(opened, snapshot)] if snapshot else _readable(opened, unread)
+    versions = differences.find(read, pattern)
     return Found(opened.spec.name, versions, unread)
 
 

@@ -99,8 +99,7 @@ STAGES: list[dict[str, Parameters]] = [
     {"backup": lambda: {"keep_last": 5}, "backup/backup-all": lambda: {"dry_run": True}},
     {
         "check-backup": _nothing_more,
-        "snapshots": _nothing_more,
-        "find": lambda: {"pattern": "*.txt"},
+        "snapshots": lambda: {"find": "*.txt"},
         "pin": lambda: {**_newest(), "reason": "a test"},
         "verify": _nothing_more,
     },

@@ -111,13 +111,15 @@ def test_two_snapshots_are_compared(standing: Lab, history: list[SnapshotId]) ->
 
 
 def test_a_file_is_found_in_its_versions(standing: Lab, history: list[SnapshotId]) -> None:
-    table = _run(standing, "find", "notes/*.txt")
+    table = _run(standing, "snapshots", find="notes/*.txt")
     assert [(row["bytes"], row["first in"], row["snapshots"]) for row in table.rows()] == [
         (str(6 * 2**number), history[number], "1") for number in (0, 1, 2)
     ]
-    (whole,) = _run(standing, "find", "weights.bin").rows()
+    (whole,) = _run(standing, "snapshots", find="weights.bin").rows()
     assert (whole["first in"], whole["last in"]) == (history[0], history[2])
-    assert _run(standing, "find", "nothing*").rows() == [{"result": "nothing"}]
+    (one,) = _run(standing, "snapshots", history[1], find="notes/*.txt").rows()
+    assert (one["bytes"], one["first in"], one["last in"]) == ("12", history[1], history[1])
+    assert _run(standing, "snapshots", find="nothing*").rows() == [{"result": "nothing"}]
 
 
 def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
@@ -132,7 +134,7 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
         assert [one.first for one in found.versions] == [history[0], history[2]]
         (unread,) = found.unread
         assert unread.startswith(f"{history[1]}: ")
-        assert "1 snapshots could not be read" in _run(standing, "find", "a.txt").heading
+        assert "1 snapshots could not be read" in _run(standing, "snapshots", find="a.txt").heading
         assert len(_run(standing, "snapshots").rows()) == 3
     finally:
         standing.store.put(key, whole)

@@ -73,9 +73,8 @@ USES: Final = (
     Use("pin", parameters=lambda bench: {"snapshot": bench.oldest(), "reason": "a test"}),
     Use("reconcile"),
     Use("check-backup", changes=False),
-    Use("snapshots", changes=False),
     Use("diff", changes=False),
-    Use("find", parameters=lambda bench: {"pattern": "*.py"}, changes=False),
+    Use("snapshots", parameters=lambda bench: {"find": "*.py"}, changes=False),
     Use("job-status", parameters=_ended_job, changes=False),
     Use("job-log", parameters=_ended_job, changes=False),
 )
