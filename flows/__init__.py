@@ -17,16 +17,16 @@ from flows.hibernate import hibernate
 from flows.job import job
 from flows.job_log import job_log
 from flows.job_status import job_status
-from flows.list_jobs import list_jobs
+from flows.jobs import jobs
 from flows.pin import pin
 from flows.procedures.listing import (
-    compare_snapshots,
-    find_files,
     frame,
+    list_differences,
     list_entries,
     list_kept,
     list_machines,
     list_snapshots,
+    list_versions,
 )
 from flows.prune import prune
 from flows.reconcile import reconcile
@@ -49,22 +49,22 @@ __all__ = [
     "cancel_job",
     "check_backup",
     "compare",
-    "compare_snapshots",
     "create",
     "delete_snapshots",
     "deploy",
     "diff",
-    "find_files",
     "frame",
     "hibernate",
     "job",
     "job_log",
     "job_status",
+    "jobs",
+    "list_differences",
     "list_entries",
-    "list_jobs",
     "list_kept",
     "list_machines",
     "list_snapshots",
+    "list_versions",
     "pin",
     "prune",
     "reconcile",

@@ -23,7 +23,7 @@ def job_log(
 
     Args:
         workspace: The Workspace block that the job works on, or its name.
-        job: The id of the job, as list-jobs shows it.
+        job: The id of the job, as `jobs` shows it.
         lines: How many lines, 1 to 1000.
     """
     opened = open_workspace(workspace)

@@ -16,7 +16,7 @@ def job_status(workspace: Workspace | str, job: str) -> JobAnswer:
 
     Args:
         workspace: The Workspace block that the job works on, or its name.
-        job: The id of the job, as list-jobs shows it.
+        job: The id of the job, as `jobs` shows it.
     """
     opened = open_workspace(workspace)
     record, queued = found_job(opened, workspace, job)

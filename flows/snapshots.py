@@ -6,7 +6,7 @@ Listing has no steps to retry: the store's adapter repeats its own requests.
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.listing import find_files, list_entries, list_kept
+from flows.procedures.listing import list_entries, list_kept, list_versions
 from tasks.flow import flow
 from tasks.opening import open_workspace
 from torpor.control.upkeep.reports import Table
@@ -24,7 +24,7 @@ def snapshots(workspace: Workspace | str, snapshot: str = "", find: str = "") ->
     """
     name = open_workspace(workspace).spec.name
     if find:
-        found = find_files(workspace, find, snapshot)
+        found = list_versions(workspace, find, snapshot)
         return Table.of(name, found.title(find), found.versions)
     if not snapshot:
         return Table.of(name, f"Snapshots of workspace {name}", list_kept(workspace))

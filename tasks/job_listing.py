@@ -118,7 +118,7 @@ def found_job(
     if record is None and queued is None:
         raise InvalidInput(
             f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}, and none "
-            "waits in a queue: `list-jobs` shows all jobs"
+            "waits in a queue: `jobs` shows all jobs"
         )
     return record, queued
 

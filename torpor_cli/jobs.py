@@ -61,7 +61,7 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
         workspace: Only the jobs of these workspaces.
         ended: How many ended jobs of each workspace to list.
     """
-    run("list_jobs", options, workspaces=list(workspace), ended=ended)
+    run("jobs", options, workspaces=list(workspace), ended=ended)
 
 
 @job.command

@@ -116,7 +116,7 @@ STAGES: list[dict[str, Parameters]] = [
         "job/high": _over,
         "job/normal": _over,
         "job/low": _over,
-        "list-jobs": _nothing_more,
+        "jobs": _nothing_more,
         "job-status": _over,
         "job-log": _over,
     },
@@ -155,7 +155,7 @@ def test_every_deployment_is_run_by_a_worker(
         runs = {}
         for name, parameters in stage.items():
             # Other tests' workspaces are not looked at.
-            of_some = name in ("watch", "watch/watch-dry-run", "list-jobs")
+            of_some = name in ("watch", "watch/watch-dry-run", "jobs")
             given = {"workspaces": [NAME]} if of_some else {"workspace": NAME}
             given |= parameters()
             if name in ("benchmark", "benchmark-deploy"):

@@ -22,7 +22,7 @@ from flows import (
     cancel_job,
     create,
     job_log,
-    list_jobs,
+    jobs,
     list_machines,
     list_snapshots,
     watch,
@@ -79,16 +79,16 @@ def _works(run: str) -> bool:
 
 def _ended_job() -> str:
     """A run that continues it ends at once."""
-    jobs = _jobs()
-    facts: dict[str, Any] = {"workspace": jobs.workspace, "block": NAME, "command": ["true"]}
-    begun = jobs.take(Job(id="e" * 12, created_unix=0.0, **facts), "a run")
-    return jobs.end(msgspec.structs.replace(begun, state="succeeded")).id
+    records = _jobs()
+    facts: dict[str, Any] = {"workspace": records.workspace, "block": NAME, "command": ["true"]}
+    begun = records.take(Job(id="e" * 12, created_unix=0.0, **facts), "a run")
+    return records.end(msgspec.structs.replace(begun, state="succeeded")).id
 
 
 def _silent(run: str) -> None:
     """Nothing was heard of the job's driver for long enough; the test does not wait for that."""
-    jobs = _jobs()
-    key = ObjectKey(f"workspaces/{jobs.workspace}/jobs/open/{new_job_id(run)}")
+    records = _jobs()
+    key = ObjectKey(f"workspaces/{records.workspace}/jobs/open/{new_job_id(run)}")
     store = open_workspace(NAME).store
     record = msgspec.json.decode(store.get(key, max_bytes=1 << 20))
     store.put(key, msgspec.json.encode({**record, "process": "", "driven_unix": 0.0}))
@@ -146,7 +146,7 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     critical = deployed.start("job/critical", ended)
     by_form = {"$ref": {"block_document_id": _block(torpor_up)}}
     late = deployed.start("job/low", {"workspace": by_form, "command": ["true"]})
-    queued = {job.run: job for job in list_jobs([NAME]).queued}
+    queued = {job.run: job for job in jobs([NAME]).queued}
     assert queued.keys() | {low[0]} == {critical, late, *low}  # which may have ended by now
     assert (queued[late].workspace, queued[late].queue) == (NAME, "low")
     assert cancel_job(NAME, new_job_id(late)).answer["now"] == "taken out of its queue"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import cancel_job, job_log, job_status, list_jobs
+from flows import cancel_job, job_log, job_status, jobs
 from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -83,10 +83,10 @@ def test_jobs_are_listed_the_newest_first_with_those_in_queues(
     waiting = {"workspace": DEMO, "command": ["sleep", "9" * 200]}
     runs = {RUN: waiting, "another": {"workspace": DEMO, "job": left.id}}
     with Queues(lab.opened, **runs) as queues:
-        found = list_jobs.fn(ended=2)
+        found = jobs.fn(ended=2)
     assert [one.id for one in found.open] == [f"{10:012x}", left.id]
     assert len(found.ended) == 2
-    rows = queues.tables["list-jobs"]
+    rows = queues.tables["jobs"]
     assert [row["job"] for row in rows][:3] == [left.id, f"{10:012x}", new_job_id(RUN)]
     assert [row["state"] for row in rows] == [
         "waiting, its run waits in low",
@@ -103,14 +103,14 @@ def test_jobs_are_listed_the_newest_first_with_those_in_queues(
 def test_one_workspace_that_cannot_be_read_leaves_the_others(lab: Lab) -> None:
     _job(lab, 10)
     with Queues(lab.opened):
-        found = list_jobs.fn(workspaces=["nowhere", DEMO])
+        found = jobs.fn(workspaces=["nowhere", DEMO])
     assert [one.id for one in found.open] == [f"{10:012x}"]
     assert "knows" in found.unread["nowhere"]
     with Queues(lab.opened):
-        assert list_jobs.fn(workspaces=["nowhere"]).rows()[0]["workspace"] == "nowhere"
+        assert jobs.fn(workspaces=["nowhere"]).rows()[0]["workspace"] == "nowhere"
     lab.store.fails = StoreDenied("the key is refused")
     with Queues(lab.opened):
-        assert "the key is refused" in list_jobs.fn(workspaces=[DEMO]).unread[DEMO]
+        assert "the key is refused" in jobs.fn(workspaces=[DEMO]).unread[DEMO]
 
 
 def test_a_status_says_who_drives_the_job_and_what_was_asked(lab: Lab) -> None:
@@ -222,8 +222,8 @@ def test_a_status_names_the_machine_of_a_job_while_it_is_woken_and_when_its_comm
     ended = attempt_on(machine, rental, end="command ended", status=0)
     lab.opened.jobs.keep(msgspec.structs.replace(begun, attempts=[ended], state="hibernating"))
     with Queues(lab.opened) as queues:
-        list_jobs.fn()
-    assert queues.tables["list-jobs"][0]["runs on"] == f"{machine.id} at {machine.provider}"
+        jobs.fn()
+    assert queues.tables["jobs"][0]["runs on"] == f"{machine.id} at {machine.provider}"
 
 
 def test_a_job_that_has_ended_is_not_cancelled(lab: Lab) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 import flows
 from flows import (
-    compare_snapshots,
-    find_files,
     frame,
+    list_differences,
     list_entries,
     list_kept,
+    list_versions,
     restore_path,
 )
 from tests.fixtures.errors import raises
@@ -102,10 +102,10 @@ def test_two_snapshots_are_compared(standing: Lab, history: list[SnapshotId]) ->
     }
     assert f"{history[1]} to {history[2]}: 1 added, 1 removed, 1 changed, 2 meta" in table.heading
     with plain(standing.opened):
-        whole = compare_snapshots("demo", history[0], history[2])
+        whole = list_differences("demo", history[0], history[2])
         assert len(frame(whole.changes)) == 4
         with raises(SnapshotMissing, "no snapshot before", "nothing to compare"):
-            compare_snapshots("demo", after=history[0])
+            list_differences("demo", after=history[0])
     assert whole.new_bytes >= 24  # small files share a chunk, which is new as a whole
     assert whole.count("changed") == 1
 
@@ -130,7 +130,7 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
     standing.store.put(key, whole[:-10] + bytes(10))
     try:
         with plain(standing.opened):
-            found = find_files("demo", "a.txt")
+            found = list_versions("demo", "a.txt")
         assert [one.first for one in found.versions] == [history[0], history[2]]
         (unread,) = found.unread
         assert unread.startswith(f"{history[1]}: ")

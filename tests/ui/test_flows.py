@@ -33,7 +33,7 @@ FIELDS = {
     },
     "cancel-job": {
         "workspace": "The Workspace block that the job works on, or its name.",
-        "job": "The id of the job, as list-jobs shows it.",
+        "job": "The id of the job, as",
         "machine (Optional)": "What becomes of its machine.",
     },
     "compare": {
