@@ -15,7 +15,6 @@ from flows.deploy import deploy
 from flows.diff import diff
 from flows.hibernate import hibernate
 from flows.job import job
-from flows.job_log import job_log
 from flows.job_status import job_status
 from flows.jobs import jobs
 from flows.pin import pin
@@ -56,7 +55,6 @@ __all__ = [
     "frame",
     "hibernate",
     "job",
-    "job_log",
     "job_status",
     "jobs",
     "list_differences",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
@@ -72,7 +73,7 @@ def status(workspace: str, job: str, *, options: Options | None = None) -> None:
         workspace: The workspace.
         job: The job's id.
     """
-    run("job_status", options, workspace=workspace, job=job)
+    run("job_status", options, workspace=workspace, job=job, lines=0)
 
 
 @job.command
@@ -84,7 +85,14 @@ def log(workspace: str, job: str, *, lines: int = 200, options: Options | None =
         job: The job's id.
         lines: How many lines, 1 to 1000.
     """
-    run("job_log", options, workspace=workspace, job=job, lines=lines)
+    run(
+        "job_status",
+        options,
+        part=attrgetter("log"),
+        workspace=workspace,
+        job=job,
+        lines=lines,
+    )
 
 
 @job.command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -37,9 +38,16 @@ class Format:
     json: Annotated[bool, Parameter(negative=())] = False
 
 
-def run(name: str, options: Options | None, deployment: str = "", **parameters: Any) -> Any:
-    """Run the flow of that name, print its report, and return it. With ``detach``, the worker runs
-    it, and None is returned. ``deployment``: the one to use then, if it is not called as the flow.
+def run(
+    name: str,
+    options: Options | None,
+    deployment: str = "",
+    part: Callable[[Any], Any] = lambda report: report,
+    **parameters: Any,
+) -> Any:
+    """Run the flow of that name, print ``part`` of its report, and return the report. With
+    ``detach``, the worker runs it, and None is returned. ``deployment``: the one to use then, if it
+    is not called as the flow.
     """
     chosen = options or Options()
     with connected() as ui:
@@ -56,7 +64,7 @@ def run(name: str, options: Options | None, deployment: str = "", **parameters: 
             return None
         with quiet(chosen.json):
             report = flow(**parameters)
-        print_report(report, as_json=chosen.json)
+        print_report(part(report), as_json=chosen.json)
         return report
 
 

@@ -118,7 +118,6 @@ STAGES: list[dict[str, Parameters]] = [
         "job/low": _over,
         "jobs": _nothing_more,
         "job-status": _over,
-        "job-log": _over,
     },
     {"hibernate": _nothing_more},  # not beside an open job, which would refuse it
     {

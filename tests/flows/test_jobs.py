@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import msgspec
 import pytest
 
-from flows import cancel_job, job_log, job_status, jobs
+from flows import cancel_job, job_status, jobs
 from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -136,11 +137,27 @@ def test_a_status_says_who_drives_the_job_and_what_was_asked(lab: Lab) -> None:
 def test_a_job_without_machine_and_snapshot_has_no_log(lab: Lab) -> None:
     begun = _job(lab, 10)
     with Queues(lab.opened):
-        log = job_log.fn(DEMO, begun.id)
-    assert (log.text, "nowhere" in log.source) == ("", True)
-    waiting = Queues(lab.opened, **{RUN: {"workspace": DEMO}})
-    with waiting, pytest.raises(InvalidInput, match="waits in queue low"):
-        job_log.fn(DEMO, new_job_id(RUN))
+        log = job_status.fn(DEMO, begun.id).log
+    assert log is not None and (log.text, "nowhere" in log.source) == ("", True)
+    with Queues(lab.opened, **{RUN: {"workspace": DEMO}}):
+        waits = job_status.fn(DEMO, new_job_id(RUN))
+        assert waits.log is not None and "has not begun" in waits.log.source
+        assert job_status.fn(DEMO, new_job_id(RUN), lines=0).log is None
+
+
+def test_a_log_that_cannot_be_read_leaves_the_status(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = _job(lab, 10)
+
+    def fails(*_: object) -> None:
+        raise StoreDenied("the key is refused")
+
+    monkeypatch.setattr(import_module("flows.job_status"), "read_log", fails)
+    with Queues(lab.opened) as queues, pytest.raises(StoreDenied, match="the key is refused"):
+        job_status.fn(DEMO, begun.id)
+    (shown,) = queues.tables.values()
+    assert {"what": "driven by", "value": f"run {DRIVER}"} in shown
 
 
 def test_a_job_in_a_queue_is_taken_out_of_it(lab: Lab) -> None:

@@ -76,6 +76,5 @@ USES: Final = (
     Use("diff", changes=False),
     Use("snapshots", parameters=lambda bench: {"find": "*.py"}, changes=False),
     Use("job-status", parameters=_ended_job, changes=False),
-    Use("job-log", parameters=_ended_job, changes=False),
 )
 """All of prefect.yaml that take one workspace, but benchmarks: they leave the workspace alone."""

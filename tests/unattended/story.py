@@ -45,8 +45,8 @@ echo "counted to $i"
 """
 """Ends only where it went on from a save: the first machine is lost."""
 LOG: Final = """
-from flows import job_log
-say(job_log(sys.argv[1], sys.argv[2]).text)
+from flows import job_status
+say(job_status(sys.argv[1], sys.argv[2], lines=200).log.text)
 """
 
 

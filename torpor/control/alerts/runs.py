@@ -32,7 +32,7 @@ _NEXT: Final = {
     "delete anything",
     "watch": "machines may not have been hibernated, renewed or continued: correct the cause; the "
     "next look tries again",
-    "job": "see job-status and job-log; correct the cause and submit the job again",
+    "job": "see job-status with the end of its log; correct the cause and submit the job again",
 }
 
 
