@@ -5,7 +5,6 @@ from flows import hibernate, wake
 
 from flows.backup import backup
 from flows.benchmark import benchmark
-from flows.benchmark_deploy import benchmark_deploy
 from flows.cancel_job import cancel_job
 from flows.check_backup import check_backup
 from flows.compare import compare
@@ -44,7 +43,6 @@ install()
 __all__ = [
     "backup",
     "benchmark",
-    "benchmark_deploy",
     "cancel_job",
     "check_backup",
     "compare",

@@ -123,7 +123,7 @@ STAGES: list[dict[str, Parameters]] = [
     {
         "wake": _nothing_more,
         "pin": lambda: {**_oldest(), "remove": True},
-        "benchmark-deploy": _starts,
+        "benchmark": _starts,
     },
     {"sync": _oldest, "diff": _nothing_more, "deploy": _deploy},
     {
@@ -157,7 +157,7 @@ def test_every_deployment_is_run_by_a_worker(
             of_some = name in ("watch", "watch/watch-dry-run", "jobs")
             given = {"workspaces": [NAME]} if of_some else {"workspace": NAME}
             given |= parameters()
-            if name in ("benchmark", "benchmark-deploy"):
+            if name == "benchmark":
                 given["folder"] = str(tmp_path)
             runs[name] = deployed.start(name, given)
         for name, run in runs.items():
