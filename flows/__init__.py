@@ -6,7 +6,6 @@ from flows import hibernate, wake
 from flows.backup import backup
 from flows.benchmark import benchmark
 from flows.cancel_job import cancel_job
-from flows.check_backup import check_backup
 from flows.compare import compare
 from flows.create import create
 from flows.delete_snapshots import delete_snapshots
@@ -44,7 +43,6 @@ __all__ = [
     "backup",
     "benchmark",
     "cancel_job",
-    "check_backup",
     "compare",
     "create",
     "delete_snapshots",

@@ -4,11 +4,14 @@ and continue jobs."""
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import msgspec
+from pydantic import Field
 
 from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
 from flows.procedures.watch.alarms import Look, see_alarms, tell_of
+from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
 from flows.procedures.watch.rows import asleep, in_use, is_missing, newest_snapshots, not_there
@@ -41,6 +44,7 @@ def watch(
     dry_run: bool = True,
     metrics: str = "",
     notify: list[str] = [],  # noqa: B006
+    backup_hours: Annotated[float, Field(ge=0, le=24 * 366)] = 0,
 ) -> WatchReport:
     """Look at all machines of the installation, hibernate those that are idle or whose budget is
     spent, continue jobs whose run has gone, and tell people what is wrong.
@@ -60,6 +64,9 @@ def watch(
             node_exporter's textfile collector. Empty: write none.
         notify: Notification blocks that tell of alerts, as type/name. Empty: those that
             `make automations NOTIFY=type/name` has named.
+        backup_hours: The highest age of the newest verified snapshot, in hours, of a workspace that
+            has had a rented machine for that long. Older is an alert. 26 suits a daily backup. 0:
+            do not check.
     """
     blocks, closed = open_all(workspaces or runner().workspaces())
     named: dict[WorkspaceName, list[str]] = {}
@@ -76,11 +83,12 @@ def watch(
         _free_slots(blocks, faults)  # first: a run that is stuck is not one that waits
     jobs, unread_jobs = see_jobs(opened)
     with_job = {seen.job.workspace for seen in jobs}
-    unread = {**standing.unread, **troubles, **unread_jobs}
+    in_hand = _handed_over(standing, opened)
+    missed, unread_backups = missed_backups(in_hand, backup_hours)
+    unread = {**standing.unread, **troubles, **unread_jobs, **unread_backups}
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     if not dry_run:
         _renew(standing.findings, opened, faults)
-    in_hand = _handed_over(standing, opened)
     over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
     looks = [
         (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
@@ -124,6 +132,7 @@ def watch(
         jobs=seen_jobs,
         unread=budgets.unread,
         left=left,
+        missed=missed,
     )
     alarms = see_alarms(
         Look(

@@ -98,7 +98,6 @@ STAGES: list[dict[str, Parameters]] = [
     {"create": _nothing_more},
     {"backup": lambda: {"keep_last": 5}, "backup/backup-all": lambda: {"dry_run": True}},
     {
-        "check-backup": _nothing_more,
         "snapshots": lambda: {"find": "*.txt"},
         "pin": lambda: {**_newest(), "reason": "a test"},
         "verify": _nothing_more,
@@ -108,7 +107,7 @@ STAGES: list[dict[str, Parameters]] = [
         "reconcile": _nothing_more,
         "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
-        "watch": lambda: {"dry_run": False},
+        "watch": lambda: {"dry_run": False, "backup_hours": 26},
         "watch/watch-dry-run": _nothing_more,  # beside the one that acts
     },
     {

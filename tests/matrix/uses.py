@@ -72,7 +72,6 @@ USES: Final = (
     Use("prune", parameters=lambda bench: {"dry_run": False}),
     Use("pin", parameters=lambda bench: {"snapshot": bench.oldest(), "reason": "a test"}),
     Use("reconcile"),
-    Use("check-backup", changes=False),
     Use("diff", changes=False),
     Use("snapshots", parameters=lambda bench: {"find": "*.py"}, changes=False),
     Use("job-status", parameters=_ended_job, changes=False),
