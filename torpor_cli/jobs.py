@@ -44,7 +44,7 @@ def run_(
     run(
         "job",
         options,
-        deployment=queue,
+        queue=queue,
         workspace=workspace,
         command=list(command),
         env=env or [],

@@ -41,13 +41,13 @@ class Format:
 def run(
     name: str,
     options: Options | None,
-    deployment: str = "",
+    queue: str = "",
     part: Callable[[Any], Any] = lambda report: report,
     **parameters: Any,
 ) -> Any:
     """Run the flow of that name, print ``part`` of its report, and return the report. With
-    ``detach``, the worker runs it, and None is returned. ``deployment``: the one to use then, if it
-    is not called as the flow.
+    ``detach``, the worker runs it, and None is returned. ``queue``: the work queue that it
+    then waits in, if it is not the deployment's own.
     """
     chosen = options or Options()
     with connected() as ui:
@@ -55,7 +55,7 @@ def run(
 
         flow = getattr(flows, name)
         if chosen.detach:
-            started = _submit(f"{flow.name}/{deployment or flow.name}", parameters)
+            started = _submit(f"{flow.name}/{flow.name}", parameters, queue)
             address = f"{ui}/runs/flow-run/{started.id}"
             if chosen.json:
                 print_report({"run": str(started.id), "address": address}, as_json=True)
@@ -68,7 +68,13 @@ def run(
         return report
 
 
-def _submit(deployment: str, parameters: dict[str, Any]) -> Any:
+def _submit(deployment: str, parameters: dict[str, Any], queue: str) -> Any:
     from prefect.deployments import run_deployment
 
-    return run_deployment(deployment, parameters=parameters, timeout=0, as_subflow=False)
+    return run_deployment(
+        deployment,
+        parameters=parameters,
+        timeout=0,
+        as_subflow=False,
+        work_queue_name=queue or None,
+    )

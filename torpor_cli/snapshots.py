@@ -80,7 +80,6 @@ def restore(
     run(
         "restore_path",
         options,
-        deployment="restore-path",
         workspace=workspace,
         path=path,
         into=into,

@@ -111,10 +111,7 @@ STAGES: list[dict[str, Parameters]] = [
         "watch/watch-dry-run": _nothing_more,  # beside the one that acts
     },
     {
-        "job/critical": _over,
-        "job/high": _over,
-        "job/normal": _over,
-        "job/low": _over,
+        "job": _over,
         "jobs": _nothing_more,
         "job-status": _over,
     },
@@ -162,9 +159,7 @@ def test_every_deployment_is_run_by_a_worker(
         for name, run in runs.items():
             ended = deployed.end(run)
             assert ended["state_type"] == "COMPLETED", f"{name}: {ended['state']['message']}"
-            pool, queue = (
-                ("torpor-jobs", name[4:]) if name.startswith("job/") else ("torpor", "default")
-            )
+            pool, queue = ("torpor-jobs", "normal") if name == "job" else ("torpor", "default")
             assert (ended["work_pool_name"], ended["work_queue_name"]) == (pool, queue)
             assert ended["infrastructure_pid"]  # a worker's process, not this one
             if name != "create":

@@ -27,7 +27,7 @@ COMMAND = f"echo started; touch begun; {WORK}; echo done"
 SUBMIT = """
 from prefect.deployments import run_deployment
 given = {"workspace": "demo", "command": ["sh", "-c", sys.argv[1]]}
-say(str(run_deployment("job/normal", parameters=given, timeout=0).id))
+say(str(run_deployment("job/job", parameters=given, timeout=0).id))
 """
 CONTINUE = """
 from flows import watch

@@ -119,10 +119,10 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = {"workspace": NAME, "job": _ended_job()}
-    first = deployed.start("job/low", {"workspace": NAME, "command": UNTIL_GO})
+    first = deployed.start("job", {"workspace": NAME, "command": UNTIL_GO}, "low")
     until(lambda: _record(first).attempts, "its command was started", every_s=0.5)
     until(partial(_works, first), "its command works", every_s=0.5)
-    low = [deployed.start("job/low", ended) for _ in range(WAITING)]
+    low = [deployed.start("job", ended, "low") for _ in range(WAITING)]
     deployed.take(low[0])  # as a worker does that is lost before it starts it
 
     killed, *its_runs = sorted(
@@ -148,9 +148,9 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
         every_s=0.5,
     )
     assert again != first
-    critical = deployed.start("job/critical", ended)
+    critical = deployed.start("job", ended, "critical")
     by_form = {"$ref": {"block_document_id": _block(torpor_up)}}
-    late = deployed.start("job/low", {"workspace": by_form, "command": ["true"]})
+    late = deployed.start("job", {"workspace": by_form, "command": ["true"]}, "low")
     queued = {job.run: job for job in jobs([NAME]).queued}
     assert queued.keys() | {low[0]} == {critical, late, *low}  # which may have ended by now
     assert (queued[late].workspace, queued[late].queue) == (NAME, "low")
@@ -182,7 +182,7 @@ def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
     deployed: Deployed, place: Path
 ) -> None:
     before = len(list_snapshots(NAME))
-    run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
+    run = deployed.start("job", {"workspace": NAME, "command": UNTIL_GO}, "high")
     until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
     until(partial(_works, run), "its command works", every_s=0.5)
     deployed.cancel(run)
@@ -195,7 +195,7 @@ def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
 
 
 def test_a_job_is_cancelled_by_its_id(deployed: Deployed, place: Path) -> None:
-    run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
+    run = deployed.start("job", {"workspace": NAME, "command": UNTIL_GO}, "high")
     until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
     said = cancel_job(NAME, new_job_id(run), machine="keep").answer
     assert said["now"] == f"run {run} stops it"

@@ -61,7 +61,7 @@ USES: Final = (
     Use("wake", "asleep"),
     Use("replicate", "asleep", lambda bench: {"count": 2}),
     Use("deploy", "asleep", _stack),
-    Use("job/normal", "asleep", lambda bench: {"command": ["true"]}),
+    Use("job", "asleep", lambda bench: {"command": ["true"]}),
     Use("hibernate"),
     Use("backup", parameters=lambda bench: {"keep_last": 1}),
     Use("sync", parameters=lambda bench: {"snapshot": bench.oldest()}),

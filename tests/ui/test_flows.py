@@ -56,7 +56,7 @@ FIELDS = {
         "accept_changed (Optional)": "Patterns of files that may change",
         "accept_lost (Optional)": "Directories of the machine that may be lost",
     },
-    "normal": {
+    "job": {
         "workspace": "The Workspace block to work on, or its name.",
         "command (Optional)": "A line for",
         "env (Optional)": "Environment variables of the command, each as NAME=VALUE.",

@@ -103,7 +103,7 @@ class Story:
             if item["key"] == DEADLINE_KEY:
                 item["value"] = str(time.time() + 600)
         with Api(self.alone.server) as api:
-            deployment = api.ask("GET", "deployments/name/job/normal")
+            deployment = api.ask("GET", "deployments/name/job/job")
             given = {
                 "workspace": f"work{self.number}",
                 "command": ["sh", "-c", COUNT],
