@@ -41,6 +41,7 @@ from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
 from deployments.moved_settings import move_settings
+from deployments.outdated import delete_outdated
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
@@ -65,6 +66,7 @@ def main() -> int:
         serve_store(installation)
         make_pools()
         deploy(installation)
+        delete_outdated()
         offer_schedules()
         first_machine(installation)
     except TorporError as error:

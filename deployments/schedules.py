@@ -26,7 +26,6 @@ class Offered(NamedTuple):
 WATCH: Final = "watch/watch"
 OFFERED: Final = (
     Offered("backup/backup-all", "nightly", "0 3 * * *"),
-    Offered("check-backup/check-backup", "hourly", "30 * * * *"),
     Offered(WATCH, "every-two-minutes", "*/2 * * * *"),
 )
 

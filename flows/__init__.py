@@ -10,29 +10,25 @@ check_own_packages()
 from flows.adopt import adopt
 from flows.backup import backup
 from flows.benchmark import benchmark
-from flows.benchmark_deploy import benchmark_deploy
 from flows.cancel_job import cancel_job
-from flows.check_backup import check_backup
 from flows.compare import compare
 from flows.create import create
 from flows.delete_snapshots import delete_snapshots
 from flows.deploy import deploy
 from flows.diff import diff
-from flows.find import find
 from flows.hibernate import hibernate
 from flows.job import job
-from flows.job_log import job_log
 from flows.job_status import job_status
-from flows.list_jobs import list_jobs
+from flows.jobs import jobs
 from flows.pin import pin
 from flows.procedures.listing import (
-    compare_snapshots,
-    find_files,
     frame,
+    list_differences,
     list_entries,
     list_kept,
     list_machines,
     list_snapshots,
+    list_versions,
 )
 from flows.prune import prune
 from flows.reconcile import reconcile
@@ -41,7 +37,6 @@ from flows.restore_path import restore_path
 from flows.snapshots import snapshots
 from flows.spend import spend
 from flows.sync import sync
-from flows.unpin import unpin
 from flows.verify import verify
 from flows.wake import wake
 from flows.watch import watch
@@ -53,27 +48,23 @@ __all__ = [
     "adopt",
     "backup",
     "benchmark",
-    "benchmark_deploy",
     "cancel_job",
-    "check_backup",
     "compare",
-    "compare_snapshots",
     "create",
     "delete_snapshots",
     "deploy",
     "diff",
-    "find",
-    "find_files",
     "frame",
     "hibernate",
     "job",
-    "job_log",
     "job_status",
+    "jobs",
+    "list_differences",
     "list_entries",
-    "list_jobs",
     "list_kept",
     "list_machines",
     "list_snapshots",
+    "list_versions",
     "pin",
     "prune",
     "reconcile",
@@ -82,7 +73,6 @@ __all__ = [
     "snapshots",
     "spend",
     "sync",
-    "unpin",
     "verify",
     "wake",
     "watch",

@@ -30,7 +30,7 @@ def cancel_job(
 
     Args:
         workspace: The Workspace block that the job works on, or its name.
-        job: The id of the job, as list-jobs shows it.
+        job: The id of the job, as `jobs` shows it.
         machine: What becomes of its machine. "as submitted" is what the job's on_cancel says.
             "keep" stores nothing; the machine costs money until you hibernate it.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.listing import PREVIOUS, compare_snapshots
+from flows.procedures.listing import PREVIOUS, list_differences
 from tasks.flow import flow
 from tasks.restore import NEWEST
 from torpor.control.upkeep.reports import Table
@@ -18,5 +18,5 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
         before: The earlier snapshot's id, or previous for the one right before the later.
         after: The later snapshot's id, or newest.
     """
-    found = compare_snapshots(workspace, before, after)
+    found = list_differences(workspace, before, after)
     return Table.of(found.workspace, found.title(), found.changes)

@@ -1,25 +1,35 @@
-"""Pin a snapshot, so that nobody deletes it."""
+"""Pin a snapshot, so that nobody deletes it, or remove its pin."""
 
 from __future__ import annotations
 
 from blocks import Workspace
 from tasks.flow import flow
 from tasks.opening import open_workspace
-from tasks.retention import pin_one
+from tasks.retention import pin_one, unpin_one
 from torpor.control.upkeep.reports import Table, pinning
+from torpor.shared.errors import InvalidInput
 from torpor.shared.values import snapshot_id
 
 
 @flow("pin")
-def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
-    """Pin a snapshot: neither retention nor a person can delete it until you unpin it.
+def pin(workspace: Workspace | str, snapshot: str, reason: str = "", remove: bool = False) -> Table:
+    """Pin a snapshot: neither retention nor a person can delete it until its pin is removed.
 
     Args:
         workspace: The Workspace block that the snapshot is of, or its name.
         snapshot: The snapshot's id.
-        reason: Why to keep it, for later readers.
+        reason: Why to keep it, for later readers. A pin needs one.
+        remove: Remove the pin instead. Deletes no snapshot itself.
     """
+    if remove and reason.strip():
+        raise InvalidInput(
+            f"a pin is removed without a reason, this one was given: {reason!r}. Leave `reason` "
+            "empty to remove the pin, or switch `remove` off to pin the snapshot"
+        )
     opened = open_workspace(workspace)
     wanted = snapshot_id(snapshot.strip())
+    if remove:
+        unpin_one(opened, wanted)
+        return pinning(opened.spec.name, wanted, "not pinned")
     pin_one(opened, wanted, reason)
     return pinning(opened.spec.name, wanted, f"pinned: {reason}")

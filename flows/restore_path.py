@@ -34,7 +34,7 @@ def restore_path(
 
     Args:
         workspace: The Workspace block that the snapshot is of, or its name.
-        path: The path, as `find` shows it, such as ~/workspace/notes/a.txt; or below the
+        path: The path, as `snapshots` shows it, such as ~/workspace/notes/a.txt; or below the
             workspace's directory, such as notes/a.txt.
         into: The target directory on the machine. It is created if it is missing.
         snapshot: The snapshot's id, or newest.

@@ -1,4 +1,4 @@
-"""Snapshots: list those of a workspace, or the files of one.
+"""Snapshots: list those of a workspace, or the files of one, or find a file in them.
 
 Listing has no steps to retry: the store's adapter repeats its own requests.
 """
@@ -6,21 +6,26 @@ Listing has no steps to retry: the store's adapter repeats its own requests.
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.listing import list_entries, list_kept
+from flows.procedures.listing import list_entries, list_kept, list_versions
 from tasks.flow import flow
 from tasks.opening import open_workspace
 from torpor.control.upkeep.reports import Table
 
 
 @flow("snapshots")
-def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
-    """List the snapshots of a workspace, or the files of one of them.
+def snapshots(workspace: Workspace | str, snapshot: str = "", find: str = "") -> Table:
+    """List the snapshots of a workspace, or the files of one, or find a file in them.
 
     Args:
         workspace: The Workspace block whose snapshots are listed, or its name.
         snapshot: The id of a snapshot, or newest, to list its files. Empty: list the snapshots.
+        find: A name such as *.safetensors, or the end of a path such as notes/*.txt, to list its
+            versions in all snapshots, or in the one that `snapshot` names.
     """
     name = open_workspace(workspace).spec.name
+    if find:
+        found = list_versions(workspace, find, snapshot)
+        return Table.of(name, found.title(find), found.versions)
     if not snapshot:
         return Table.of(name, f"Snapshots of workspace {name}", list_kept(workspace))
     entries = list_entries(workspace, snapshot)

@@ -4,11 +4,14 @@ and continue jobs."""
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import msgspec
+from pydantic import Field
 
 from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
 from flows.procedures.watch.alarms import Look, see_alarms, tell_of
+from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
 from flows.procedures.watch.rows import asleep, in_use, is_missing, newest_snapshots, not_there
@@ -43,6 +46,7 @@ def watch(
     metrics: str = "",
     notify: list[str] = [],  # noqa: B006
     only_report: bool = False,
+    backup_hours: Annotated[float, Field(ge=0, le=24 * 366)] = 0,
 ) -> WatchReport:
     """Look at all machines of the installation, hibernate those that are idle or whose budget is
     spent, continue jobs whose run has gone, and tell people what is wrong.
@@ -63,6 +67,9 @@ def watch(
         notify: Notification blocks that tell of alerts, as type/name. Empty: those that
             `torpor up --notify type/name` has named.
         only_report: Hibernate no idle machine, whatever its Workspace block says: report it.
+        backup_hours: The highest age of the newest verified snapshot, in hours, of a workspace that
+            has had a rented machine for that long. Older is an alert. 26 suits a daily backup. 0:
+            do not check.
     """
     blocks, closed = open_all(workspaces or runner().workspaces())
     named: dict[WorkspaceName, list[str]] = {}
@@ -80,11 +87,12 @@ def watch(
         _free_slots(blocks, faults)  # first: a run that is stuck is not one that waits
     jobs, unread_jobs = see_jobs(opened)
     with_job = {seen.job.workspace for seen in jobs}
-    unread = {**standing.unread, **troubles, **unread_jobs}
+    in_hand = _handed_over(standing, opened)
+    missed, unread_backups = missed_backups(in_hand, backup_hours)
+    unread = {**standing.unread, **troubles, **unread_jobs, **unread_backups}
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     if not dry_run:
         _renew(standing.findings, opened, faults)
-    in_hand = _handed_over(standing, opened)
     over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
     looks = [
         (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
@@ -128,6 +136,7 @@ def watch(
         jobs=seen_jobs,
         unread=budgets.unread,
         left=left,
+        missed=missed,
     )
     alarms = see_alarms(
         Look(

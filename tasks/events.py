@@ -133,7 +133,7 @@ class BackupFailed(WorkspaceEvent, frozen=True, kw_only=True):
 
 
 class BackupMissed(WorkspaceEvent, frozen=True, kw_only=True):
-    """The newest snapshot is too old, or there is none, or the store does not answer."""
+    """The newest verified snapshot is too old, or there is none, or the store does not answer."""
 
     event: ClassVar[str] = "torpor.backup.missed"
     expected_hours: float

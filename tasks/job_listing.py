@@ -118,7 +118,7 @@ def found_job(
     if record is None and queued is None:
         raise InvalidInput(
             f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}, and none "
-            "waits in a queue: `list-jobs` shows all jobs"
+            "waits in a queue: `jobs` shows all jobs"
         )
     return record, queued
 
@@ -178,9 +178,10 @@ def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
         said = f"Its log could not be read: {error}. "
     return JobFailed(
         f"job {job.id} of workspace {job.workspace} is {job.outcome}. Its work is in snapshot "
-        f"{job.newest}. {said}`job-log` shows more; all of it is {log_path(opened.spec, job.id)} "
-        "in that snapshot: `restore-path` with `machine=here` brings it without a rental. `Retry` "
-        "on the page of the run that began the job runs it again"
+        f"{job.newest}. {said}`job-status` shows more; all of it is "
+        f"{log_path(opened.spec, job.id)} in that snapshot: `restore-path` with `machine=here` "
+        "brings it without a rental. `Retry` on the page of the run that began the job runs it "
+        "again"
     )
 
 

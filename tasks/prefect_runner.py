@@ -102,10 +102,11 @@ class PrefectRunner:
             return ""
         for again in range(MOST_CRASHED + 1):
             started = run_deployment(
-                f"{flow.name}/{queue or flow.name}",
+                f"{flow.name}/{flow.name}",
                 parameters=parameters,
                 timeout=0,
                 as_subflow=False,
+                work_queue_name=queue or None,
                 idempotency_key=f"{key}-{again}" if again else key,
             )
             run = cast(FlowRun, started)

@@ -15,7 +15,6 @@ from torpor.control.safety import Verified
 from torpor.control.upkeep.deletion import delete_snapshot, expire
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.pins import pin, pinned, unpin
-from torpor.control.upkeep.reports import FreshnessReport
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
 from torpor.shared.format.lineage import Lineage
@@ -96,8 +95,8 @@ def unpin_one(opened: OpenWorkspace, snapshot: SnapshotId) -> None:
 
 
 @step("look at the newest snapshot")
-def look_at_newest(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
-    """The age of the newest verified snapshot; SnapshotOverdue or SnapshotMissing if it is no
+def look_at_newest(opened: OpenWorkspace, most_hours: float) -> SnapshotId:
+    """The newest verified snapshot; SnapshotOverdue or SnapshotMissing if it is no
     recent backup. Newer ones that nobody has verified are looked at."""
     newest, faults = newest_that_counts(
         opened.store, opened.spec.name, opened.seal, opened.spec.paths
@@ -123,7 +122,7 @@ def look_at_newest(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
             f"the newest verified snapshot of {where}, {newest}, is {-age_hours:.1f} hours in the "
             "future, so its age is unknown: set the clocks of the hosts where flows run"
         )
-    return FreshnessReport(opened.spec.name, newest, max(0.0, age_hours), most_hours)
+    return newest
 
 
 def tell_of_deletion(opened: StoredWorkspace, snapshot: SnapshotId, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
@@ -43,7 +44,7 @@ def run_(
     run(
         "job",
         options,
-        deployment=queue,
+        queue=queue,
         workspace=workspace,
         command=list(command),
         env=env or [],
@@ -61,7 +62,7 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
         workspace: Only the jobs of these workspaces.
         ended: How many ended jobs of each workspace to list.
     """
-    run("list_jobs", options, workspaces=list(workspace), ended=ended)
+    run("jobs", options, workspaces=list(workspace), ended=ended)
 
 
 @job.command
@@ -72,7 +73,7 @@ def status(workspace: str, job: str, *, options: Options | None = None) -> None:
         workspace: The workspace.
         job: The job's id.
     """
-    run("job_status", options, workspace=workspace, job=job)
+    run("job_status", options, workspace=workspace, job=job, lines=0)
 
 
 @job.command
@@ -84,7 +85,14 @@ def log(workspace: str, job: str, *, lines: int = 200, options: Options | None =
         job: The job's id.
         lines: How many lines, 1 to 1000.
     """
-    run("job_log", options, workspace=workspace, job=job, lines=lines)
+    run(
+        "job_status",
+        options,
+        part=attrgetter("log"),
+        workspace=workspace,
+        job=job,
+        lines=lines,
+    )
 
 
 @job.command

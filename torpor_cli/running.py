@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -37,9 +38,16 @@ class Format:
     json: Annotated[bool, Parameter(negative=())] = False
 
 
-def run(name: str, options: Options | None, deployment: str = "", **parameters: Any) -> Any:
-    """Run the flow of that name, print its report, and return it. With ``detach``, the worker runs
-    it, and None is returned. ``deployment``: the one to use then, if it is not called as the flow.
+def run(
+    name: str,
+    options: Options | None,
+    queue: str = "",
+    part: Callable[[Any], Any] = lambda report: report,
+    **parameters: Any,
+) -> Any:
+    """Run the flow of that name, print ``part`` of its report, and return the report. With
+    ``detach``, the worker runs it, and None is returned. ``queue``: the work queue that it
+    then waits in, if it is not the deployment's own.
     """
     chosen = options or Options()
     with connected() as ui:
@@ -47,7 +55,7 @@ def run(name: str, options: Options | None, deployment: str = "", **parameters: 
 
         flow = getattr(flows, name)
         if chosen.detach:
-            started = _submit(f"{flow.name}/{deployment or flow.name}", parameters)
+            started = _submit(f"{flow.name}/{flow.name}", parameters, queue)
             address = f"{ui}/runs/flow-run/{started.id}"
             if chosen.json:
                 print_report({"run": str(started.id), "address": address}, as_json=True)
@@ -56,11 +64,17 @@ def run(name: str, options: Options | None, deployment: str = "", **parameters: 
             return None
         with quiet(chosen.json):
             report = flow(**parameters)
-        print_report(report, as_json=chosen.json)
+        print_report(part(report), as_json=chosen.json)
         return report
 
 
-def _submit(deployment: str, parameters: dict[str, Any]) -> Any:
+def _submit(deployment: str, parameters: dict[str, Any], queue: str) -> Any:
     from prefect.deployments import run_deployment
 
-    return run_deployment(deployment, parameters=parameters, timeout=0, as_subflow=False)
+    return run_deployment(
+        deployment,
+        parameters=parameters,
+        timeout=0,
+        as_subflow=False,
+        work_queue_name=queue or None,
+    )

@@ -12,14 +12,17 @@ Flag = Annotated[bool, Parameter(negative=())]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
-def snapshots(workspace: str, snapshot: str = "", *, options: Options | None = None) -> None:
-    """List the snapshots of a workspace, or the files of one of them.
+def snapshots(
+    workspace: str, snapshot: str = "", *, find: str = "", options: Options | None = None
+) -> None:
+    """List the snapshots of a workspace, or the files of one, or find a file in them.
 
     Args:
         workspace: The workspace.
         snapshot: A snapshot, or newest, to list its files.
+        find: A name or the end of a path, such as *.txt, to list its versions.
     """
-    run("snapshots", options, workspace=workspace, snapshot=snapshot)
+    run("snapshots", options, workspace=workspace, snapshot=snapshot, find=find)
 
 
 def backup(
@@ -77,7 +80,6 @@ def restore(
     run(
         "restore_path",
         options,
-        deployment="restore-path",
         workspace=workspace,
         path=path,
         into=into,

@@ -1,5 +1,7 @@
 """Lists the machines and snapshots of a workspace: plain functions, without a Prefect run.
 
+A flow has the name of its deployment, such as ``snapshots`` or ``diff``. A plain function is called
+``list_`` and what it returns, such as ``list_versions`` or ``list_differences``, and no flow is.
 ``frame`` turns any list that one of them returns into a pandas table.
 """
 
@@ -39,15 +41,15 @@ from torpor.shared.values import (
 __all__ = [
     "Found",
     "KeptSnapshot",
-    "compare_snapshots",
-    "find_files",
     "frame",
+    "list_differences",
     "list_entries",
     "list_kept",
     "list_logins",
     "list_machines",
     "list_offers",
     "list_snapshots",
+    "list_versions",
 ]
 
 PREVIOUS: Final = "previous"
@@ -166,7 +168,7 @@ def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Lis
     return list(differences.listed(read_snapshot(opened, snapshot)))
 
 
-def compare_snapshots(
+def list_differences(
     workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
 ) -> SnapshotDiff:
     """The differences of ``after`` from ``before``; previous is the snapshot right before
@@ -178,15 +180,17 @@ def compare_snapshots(
     return differences.compare(read_snapshot(opened, earlier), later)
 
 
-def find_files(workspace: Workspace | str, pattern: str) -> Found:
-    """Every name that fits a glob in any snapshot of the workspace, with its versions.
+def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") -> Found:
+    """Every name that fits a glob in any snapshot of the workspace, with its versions; or in the
+    one that ``snapshot`` names.
 
     ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one by
-    one. The search skips and names those that cannot be read.
+    one. The search of all skips and names those that cannot be read.
     """
     opened = open_workspace(workspace)
     unread: list[str] = []
-    versions = differences.find(_readable(opened, unread), pattern)
+    read = [read_snapshot(opened, snapshot)] if snapshot else _readable(opened, unread)
+    versions = differences.find(read, pattern)
     return Found(opened.spec.name, versions, unread)
 
 

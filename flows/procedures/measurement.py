@@ -14,7 +14,7 @@ from msgspec import structs
 
 from blocks import Workspace
 from flows.hibernate import hibernate
-from flows.procedures.scratch_machine import ScratchMachine
+from flows.procedures.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
 from flows.replicate import replicate
 from flows.wake import wake
 from tasks.measure import (
@@ -25,9 +25,11 @@ from tasks.measure import (
     measure_codecs,
     measure_peer,
     measure_store,
+    open_stores,
     rate,
     remove_machine_content,
 )
+from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -49,6 +51,38 @@ _SHARES: Final = {"stores": 0.12, "flows": 0.72, "replicas": 0.8, "others": 0.95
 and the pictures, which take seconds."""
 
 Report = TypeVar("Report")
+
+
+def measure_stores(
+    workspace: Workspace | str,
+    sizes: Sizes,
+    stores: list[str],
+    machine: str,
+    minutes: float,
+    folder: str,
+    *,
+    other_tools: bool,
+) -> BenchmarkReport:
+    """Measure the workspace's store and ``stores``, and on scratch machines hibernate, wake and
+    replicate, and other tools; and the encodings on this host."""
+    began = time.monotonic()
+    block = Workspace.of(workspace)
+    measured = open_stores(block, stores)
+    opened = open_workspace(measured_block(block, sizes, 1))
+    probe_store(opened)
+    work = Measurement(block, opened, measured, sizes, began, 60 * minutes)
+    name = WorkspaceName(block.name)
+    with (
+        held_and_cleared(opened, name, runner().run),
+        scratch_machines(opened, name, machine, max(sizes.machines, default=1)) as scratch,
+    ):
+        work.stores(scratch[0])
+        work.flows(scratch[0])
+        work.replicas(scratch)
+        if other_tools:
+            work.others(scratch[0])
+    work.codecs()
+    return work.judge(folder)
 
 
 class Measurement:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from deployments.installation import CHECKOUT
+from torpor.control.jobs.listing import JobAnswer, JobLog
+from torpor.shared.values import WorkspaceName
+from torpor_cli.app import app
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,19 @@ def test_wrong_use_ends_with_2_and_one_message(arguments: list[str], says: str) 
     assert says in done.stderr.lower() or says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_the_log_of_a_job_is_what_its_status_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def status(workspace: str, job: str, lines: int) -> JobAnswer:
+        log = JobLog(job, WorkspaceName(workspace), f"{lines} lines", "machine m", "its.log")
+        return JobAnswer(job, WorkspaceName(workspace), {}, log)
+
+    monkeypatch.setattr("torpor_cli.running.connected", lambda: nullcontext("http://ui"))
+    monkeypatch.setattr("flows.job_status", status)
+    app(["job", "log", "demo", "a", "--lines", "3", "--json"], exit_on_error=False)
+    assert json.loads(capsys.readouterr().out)["text"] == "3 lines"
 
 
 def test_help_imports_nothing_that_is_slow() -> None:

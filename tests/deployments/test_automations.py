@@ -92,18 +92,18 @@ def test_events_pause_prune_and_watch_tells_of_failures(
 
     # a run of the worker fails; the next run of watch tells of it by the block, once
     Workspace(name=NAME).save(NAME, overwrite=True)
-    run = deployed.end(deployed.start("check-backup", {"workspace": NAME}))
+    run = deployed.end(deployed.start("wake", {"workspace": NAME}))
     assert run["state_type"] == "FAILED"
     for _ in range(2):
         seen = deployed.end(deployed.start("watch", {"workspaces": [NAME], "dry_run": False}))
         assert seen["state_type"] == "COMPLETED", seen["state"]
-    (told,) = inbox.of(f"torpor: check-backup for workspace {NAME} failed")
+    (told,) = inbox.of(f"torpor: wake for workspace {NAME} failed")
     for words in (
-        "Flow: check-backup",
-        "Deployment: check-backup/check-backup",
+        "Flow: wake",
+        "Deployment: wake/wake",
         f"Run: {run['name']}",
-        "has no snapshot at all",
-        "Next step: see what the last run of backup says",
+        f"workspace {NAME} has no snapshot",
+        "Next step: correct the cause and wake the workspace again",
     ):
         assert words in told["body"]
 

@@ -98,9 +98,7 @@ STAGES: list[dict[str, Parameters]] = [
     {"create": _nothing_more, "adopt": lambda: {"release": True}},
     {"backup": lambda: {"keep_last": 5}, "backup/backup-all": lambda: {"dry_run": True}},
     {
-        "check-backup": _nothing_more,
-        "snapshots": _nothing_more,
-        "find": lambda: {"pattern": "*.txt"},
+        "snapshots": lambda: {"find": "*.txt"},
         "pin": lambda: {**_newest(), "reason": "a test"},
         "verify": _nothing_more,
     },
@@ -109,20 +107,20 @@ STAGES: list[dict[str, Parameters]] = [
         "reconcile": _nothing_more,
         "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
-        "watch": lambda: {"dry_run": False},
+        "watch": lambda: {"dry_run": False, "backup_hours": 26},
         "watch/watch-dry-run": _nothing_more,  # beside the one that acts
     },
     {
-        "job/critical": _over,
-        "job/high": _over,
-        "job/normal": _over,
-        "job/low": _over,
-        "list-jobs": _nothing_more,
+        "job": _over,
+        "jobs": _nothing_more,
         "job-status": _over,
-        "job-log": _over,
     },
     {"hibernate": _nothing_more},  # not beside an open job, which would refuse it
-    {"wake": _nothing_more, "unpin": _oldest, "benchmark-deploy": _starts},
+    {
+        "wake": _nothing_more,
+        "pin": lambda: {**_oldest(), "remove": True},
+        "benchmark": _starts,
+    },
     {"sync": _oldest, "diff": _nothing_more, "deploy": _deploy},
     {
         "restore-path": _restored,
@@ -140,7 +138,7 @@ def test_every_deployment_has_a_run_here() -> None:
     deployments = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())["deployments"]
     named = [deployment["name"] for deployment in deployments]
     assert len(named) > 10
-    planned = [name.rpartition("/")[2] for stage in STAGES for name in stage]
+    planned = {name.rpartition("/")[2] for stage in STAGES for name in stage}
     assert sorted(planned) == sorted(named), "give every deployment a run in STAGES"
 
 
@@ -152,18 +150,16 @@ def test_every_deployment_is_run_by_a_worker(
         runs = {}
         for name, parameters in stage.items():
             # Other tests' workspaces are not looked at.
-            of_some = name in ("watch", "watch/watch-dry-run", "list-jobs")
+            of_some = name in ("watch", "watch/watch-dry-run", "jobs")
             given = {"workspaces": [NAME]} if of_some else {"workspace": NAME}
             given |= parameters()
-            if name in ("benchmark", "benchmark-deploy"):
+            if name == "benchmark":
                 given["folder"] = str(tmp_path)
             runs[name] = deployed.start(name, given)
         for name, run in runs.items():
             ended = deployed.end(run)
             assert ended["state_type"] == "COMPLETED", f"{name}: {ended['state']['message']}"
-            pool, queue = (
-                ("torpor-jobs", name[4:]) if name.startswith("job/") else ("torpor", "default")
-            )
+            pool, queue = ("torpor-jobs", "normal") if name == "job" else ("torpor", "default")
             assert (ended["work_pool_name"], ended["work_queue_name"]) == (pool, queue)
             assert ended["infrastructure_pid"]  # a worker's process, not this one
             if name != "create":

@@ -27,7 +27,7 @@ COMMAND = f"echo started; touch begun; {WORK}; echo done"
 SUBMIT = """
 from prefect.deployments import run_deployment
 given = {"workspace": "demo", "command": ["sh", "-c", sys.argv[1]]}
-say(str(run_deployment("job/normal", parameters=given, timeout=0).id))
+say(str(run_deployment("job/job", parameters=given, timeout=0).id))
 """
 CONTINUE = """
 from flows import watch
@@ -50,14 +50,15 @@ say(jobs.open()[0].driver)
 """
 RESULT = """
 import time
-from flows import job_log, list_machines
+from flows import job_status, list_machines
 from tasks.opening import open_workspace
 jobs = open_workspace("demo").jobs
 while jobs.open():
     time.sleep(0.5)
 (job,) = jobs.ended()
 say({"state": job.state, "ends": [attempt.end for attempt in job.attempts], "driver": job.driver,
-     "log": job_log("demo", job.id).text, "machines": len(list_machines("demo"))})
+     "log": job_status("demo", job.id, lines=200).log.text,
+     "machines": len(list_machines("demo"))})
 """
 
 

@@ -21,8 +21,8 @@ from deployments.server import Server
 from flows import (
     cancel_job,
     create,
-    job_log,
-    list_jobs,
+    job_status,
+    jobs,
     list_machines,
     list_snapshots,
     watch,
@@ -74,21 +74,26 @@ def _record(run: str) -> Job:
 
 
 def _works(run: str) -> bool:
-    return "started" in job_log(NAME, new_job_id(run)).text
+    return "started" in _log(new_job_id(run))
+
+
+def _log(job: str) -> str:
+    log = job_status(NAME, job, lines=200).log
+    return log.text if log else ""
 
 
 def _ended_job() -> str:
     """A run that continues it ends at once."""
-    jobs = _jobs()
-    facts: dict[str, Any] = {"workspace": jobs.workspace, "block": NAME, "command": ["true"]}
-    begun = jobs.take(Job(id="e" * 12, created_unix=0.0, **facts), "a run")
-    return jobs.end(msgspec.structs.replace(begun, state="succeeded")).id
+    records = _jobs()
+    facts: dict[str, Any] = {"workspace": records.workspace, "block": NAME, "command": ["true"]}
+    begun = records.take(Job(id="e" * 12, created_unix=0.0, **facts), "a run")
+    return records.end(msgspec.structs.replace(begun, state="succeeded")).id
 
 
 def _silent(run: str) -> None:
     """Nothing was heard of the job's driver for long enough; the test does not wait for that."""
-    jobs = _jobs()
-    key = ObjectKey(f"workspaces/{jobs.workspace}/jobs/open/{new_job_id(run)}")
+    records = _jobs()
+    key = ObjectKey(f"workspaces/{records.workspace}/jobs/open/{new_job_id(run)}")
     store = open_workspace(NAME).store
     record = msgspec.json.decode(store.get(key, max_bytes=1 << 20))
     store.put(key, msgspec.json.encode({**record, "process": "", "driven_unix": 0.0}))
@@ -114,10 +119,10 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = {"workspace": NAME, "job": _ended_job()}
-    first = deployed.start("job/low", {"workspace": NAME, "command": UNTIL_GO})
+    first = deployed.start("job", {"workspace": NAME, "command": UNTIL_GO}, "low")
     until(lambda: _record(first).attempts, "its command was started", every_s=0.5)
     until(partial(_works, first), "its command works", every_s=0.5)
-    low = [deployed.start("job/low", ended) for _ in range(WAITING)]
+    low = [deployed.start("job", ended, "low") for _ in range(WAITING)]
     deployed.take(low[0])  # as a worker does that is lost before it starts it
 
     killed, *its_runs = sorted(
@@ -143,10 +148,10 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
         every_s=0.5,
     )
     assert again != first
-    critical = deployed.start("job/critical", ended)
+    critical = deployed.start("job", ended, "critical")
     by_form = {"$ref": {"block_document_id": _block(torpor_up)}}
-    late = deployed.start("job/low", {"workspace": by_form, "command": ["true"]})
-    queued = {job.run: job for job in list_jobs([NAME]).queued}
+    late = deployed.start("job", {"workspace": by_form, "command": ["true"]}, "low")
+    queued = {job.run: job for job in jobs([NAME]).queued}
     assert queued.keys() | {low[0]} == {critical, late, *low}  # which may have ended by now
     assert (queued[late].workspace, queued[late].queue) == (NAME, "low")
     assert cancel_job(NAME, new_job_id(late)).answer["now"] == "taken out of its queue"
@@ -168,7 +173,7 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
 
     record = _record(first)
     assert (record.state, len(record.attempts)) == ("succeeded", 1)
-    said = [line for line in job_log(NAME, record.id).text.splitlines() if "torpor:" not in line]
+    said = [line for line in _log(record.id).splitlines() if "torpor:" not in line]
     assert said == ["started", "done"]  # the command was started once
     assert list_machines(NAME) == []
 
@@ -177,7 +182,7 @@ def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
     deployed: Deployed, place: Path
 ) -> None:
     before = len(list_snapshots(NAME))
-    run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
+    run = deployed.start("job", {"workspace": NAME, "command": UNTIL_GO}, "high")
     until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
     until(partial(_works, run), "its command works", every_s=0.5)
     deployed.cancel(run)
@@ -190,7 +195,7 @@ def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
 
 
 def test_a_job_is_cancelled_by_its_id(deployed: Deployed, place: Path) -> None:
-    run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
+    run = deployed.start("job", {"workspace": NAME, "command": UNTIL_GO}, "high")
     until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
     said = cancel_job(NAME, new_job_id(run), machine="keep").answer
     assert said["now"] == f"run {run} stops it"

@@ -12,31 +12,31 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import backup, check_backup, delete_snapshots
+from flows import backup, delete_snapshots, watch
 from flows.procedures.each import NOT_RENTED
 from tasks.phases import phases_told_to
+from tasks.retention import look_at_newest
 from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
-from tests.fixtures.waiting import until
+from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
+from torpor.control.watching import WatchReport
 from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,
     SnapshotKept,
-    SnapshotMissing,
-    SnapshotOverdue,
     StoreUnavailable,
     WorkspaceInvalid,
 )
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key, packs_prefix
-from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
+from torpor.shared.values import SnapshotId, new_snapshot_id
 
 Told = deque[dict[str, Any]]
 
@@ -121,7 +121,7 @@ def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
     unpin(standing.store, WORKSPACE, pinned)
 
 
-def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(events: Told) -> None:
+def test_all_workspaces_are_backed_up_also_after_one_fails() -> None:
     """What a schedule runs: Prefect leaves it no parameters."""
     with make_lab() as standing:
         home = standing.workspace(standing.rent().id)
@@ -143,22 +143,6 @@ def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(events: T
         assert said["broken"].startswith("failed: ")
         (newest,) = _ids(standing)
         assert newest > first.snapshot  # taken, and `keep_last` reached it
-
-        shows = Shows(standing.opened, off, broken, retries=0)
-        with shows:  # a machine that is younger than the limit owes no backup yet
-            young = check_backup.fn().results
-        assert young["demo"] == "nothing: its machine was rented less than 26 hours ago"
-        # The ids of two snapshots of one second differ: the later one is of the next second.
-        until(lambda: made_at(newest).timestamp() < time.time(), "the newest one is of the past")
-        with (
-            Shows(standing.opened, off, broken, retries=0),
-            raises(SnapshotOverdue, "workspace demo"),
-        ):
-            check_backup.fn(most_hours=1e-9)
-        assert [one["payload"]["workspace"] for one in _named(events, "torpor.backup.missed")] == [
-            "demo",
-            "broken",
-        ]
 
         twice = Shows(standing.opened, retries=0)
         twice.workspaces = lambda: ["demo", "demo-2"]  # type: ignore[method-assign]
@@ -246,7 +230,8 @@ def test_a_backup_that_failed_its_check_counts_as_none() -> None:
         with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
             _backup(lab, keep_last=1)
         (bad,) = set(_ids(lab)) - {good}
-        assert run_plainly(lab.opened, check_backup).newest == good
+        with plain(lab.opened):
+            assert look_at_newest(lab.opened, 26.0) == good
 
         verdicts = _backup(lab, keep_last=1, dry_run=True).verdicts
         assert {one.snapshot: one.reasons for one in verdicts}[good] == []  # the next is verified
@@ -277,25 +262,49 @@ def test_an_invalid_retention_is_refused_before_anything_is_stored(
 def test_a_missed_backup_is_found_and_reported(standing: Lab, home: Path, events: Told) -> None:
     newest = _backup(standing).snapshot
     events.clear()
-    report = run_plainly(standing.opened, check_backup, 1.0)
-    assert (report.newest, report.most_hours) == (newest, 1.0)
-    assert report.age_hours < 0.5
-    assert not events
+    (rental,) = standing.opened.rentals.open()
+    _rented_days_ago(standing, rental, 0)
     (old,) = _aged(standing, 2)
     _only(standing, old)
-    with raises(SnapshotOverdue, old, "48.0 hours old", "limit is 26", "worker runs"):
-        run_plainly(standing.opened, check_backup)
+    assert not _watched(standing, 26).missed  # its machine is young
+    _rented_days_ago(standing, rental, 3)
+    assert not _watched(standing, 0).missed
+    assert not _watched(standing, 49).missed
+    assert not _named(events, "torpor.backup.missed")
+    seen = _watched(standing, 26)
+    (row,) = [row for row in seen.rows() if row["verdict"] == "backup missed"]
+    for words in (old, "48.0 hours old", "limit is 26", "worker runs"):
+        assert words in row["reason"]
+    assert "workspace demo has missed its backup" in seen.alerts
     _only(standing)
-    with raises(SnapshotMissing, "has no snapshot at all", "run backup"):
-        run_plainly(standing.opened, check_backup)
+    assert "has no snapshot at all" in _watched(standing, 26).missed[WORKSPACE]
+    sent = _named(events, "torpor.backup.missed")
+    assert [one["payload"]["expected_hours"] for one in sent] == [26.0, 26.0]
+    _backup(standing)
+    assert not _watched(standing, 26).missed
+    assert newest != old
 
 
-def test_a_check_that_cannot_reach_the_store_fails(standing: Lab, events: Told) -> None:
-    standing.store.fails = StoreUnavailable("no answer")
-    try:
-        with pytest.raises(StoreUnavailable), plain(standing.opened, 0):
-            check_backup.fn("demo")
-    finally:
-        standing.store.fails = None
-    (missed,) = _named(events, "torpor.backup.missed")
-    assert missed["payload"]["expected_hours"] == 26.0
+def test_a_store_that_does_not_answer_is_no_missed_backup(
+    standing: Lab, home: Path, events: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rental,) = standing.opened.rentals.open()
+    _rented_days_ago(standing, rental, 3)
+
+    def fails(*_: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr("tasks.retention.newest_that_counts", fails)
+    seen = _watched(standing, 26)
+    assert not seen.missed
+    assert ("unknown", "no answer") in {(one.kind, one.reason) for one in seen.watched}
+    assert len(_named(events, "torpor.backup.missed")) == 1
+
+
+def _watched(lab: Lab, hours: float) -> WatchReport:
+    with plain(lab.opened, 0):
+        return watch.fn(workspaces=[lab.opened.spec.name], backup_hours=hours)
+
+
+def _rented_days_ago(lab: Lab, rental: Rental, days: float) -> None:
+    lab.opened.rentals.change(rental, created_unix=time.time() - days * 24 * 3600)

@@ -178,7 +178,7 @@ class Flow(NamedTuple):
 def _find(bucket: Bucket) -> None:
     """What it cannot trust it names beside what it finds; here that is the error. It writes
     nothing, so it lists any directory, under its own name."""
-    found = bucket.run(flows.find_files, "*")
+    found = bucket.run(flows.list_versions, "*")
     assert bucket.newest not in {one.last for one in found.versions}
     (unread,) = found.unread
     raise ManifestInvalid(unread)
@@ -300,7 +300,7 @@ def test_a_forged_manifest_is_refused_before_anything_is_rented_or_written(
 ) -> None:
     forgery.edit(bucket)
     if forgery.roots and flow.name == "find":
-        bucket.run(flows.find_files, "*")
+        bucket.run(flows.list_versions, "*")
         assert bucket.rented() == 0
         return
     said = _refused(bucket, flow, ManifestInvalid, SnapshotDamaged, WrongKey)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import msgspec
 import pytest
 
-from flows import cancel_job, job_log, job_status, list_jobs
+from flows import cancel_job, job_status, jobs
 from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -83,10 +84,10 @@ def test_jobs_are_listed_the_newest_first_with_those_in_queues(
     waiting = {"workspace": DEMO, "command": ["sleep", "9" * 200]}
     runs = {RUN: waiting, "another": {"workspace": DEMO, "job": left.id}}
     with Queues(lab.opened, **runs) as queues:
-        found = list_jobs.fn(ended=2)
+        found = jobs.fn(ended=2)
     assert [one.id for one in found.open] == [f"{10:012x}", left.id]
     assert len(found.ended) == 2
-    rows = queues.tables["list-jobs"]
+    rows = queues.tables["jobs"]
     assert [row["job"] for row in rows][:3] == [left.id, f"{10:012x}", new_job_id(RUN)]
     assert [row["state"] for row in rows] == [
         "waiting, its run waits in low",
@@ -103,14 +104,14 @@ def test_jobs_are_listed_the_newest_first_with_those_in_queues(
 def test_one_workspace_that_cannot_be_read_leaves_the_others(lab: Lab) -> None:
     _job(lab, 10)
     with Queues(lab.opened):
-        found = list_jobs.fn(workspaces=["nowhere", DEMO])
+        found = jobs.fn(workspaces=["nowhere", DEMO])
     assert [one.id for one in found.open] == [f"{10:012x}"]
     assert "knows" in found.unread["nowhere"]
     with Queues(lab.opened):
-        assert list_jobs.fn(workspaces=["nowhere"]).rows()[0]["workspace"] == "nowhere"
+        assert jobs.fn(workspaces=["nowhere"]).rows()[0]["workspace"] == "nowhere"
     lab.store.fails = StoreDenied("the key is refused")
     with Queues(lab.opened):
-        assert "the key is refused" in list_jobs.fn(workspaces=[DEMO]).unread[DEMO]
+        assert "the key is refused" in jobs.fn(workspaces=[DEMO]).unread[DEMO]
 
 
 def test_a_status_says_who_drives_the_job_and_what_was_asked(lab: Lab) -> None:
@@ -136,11 +137,27 @@ def test_a_status_says_who_drives_the_job_and_what_was_asked(lab: Lab) -> None:
 def test_a_job_without_machine_and_snapshot_has_no_log(lab: Lab) -> None:
     begun = _job(lab, 10)
     with Queues(lab.opened):
-        log = job_log.fn(DEMO, begun.id)
-    assert (log.text, "nowhere" in log.source) == ("", True)
-    waiting = Queues(lab.opened, **{RUN: {"workspace": DEMO}})
-    with waiting, pytest.raises(InvalidInput, match="waits in queue low"):
-        job_log.fn(DEMO, new_job_id(RUN))
+        log = job_status.fn(DEMO, begun.id).log
+    assert log is not None and (log.text, "nowhere" in log.source) == ("", True)
+    with Queues(lab.opened, **{RUN: {"workspace": DEMO}}):
+        waits = job_status.fn(DEMO, new_job_id(RUN))
+        assert waits.log is not None and "has not begun" in waits.log.source
+        assert job_status.fn(DEMO, new_job_id(RUN), lines=0).log is None
+
+
+def test_a_log_that_cannot_be_read_leaves_the_status(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = _job(lab, 10)
+
+    def fails(*_: object) -> None:
+        raise StoreDenied("the key is refused")
+
+    monkeypatch.setattr(import_module("flows.job_status"), "read_log", fails)
+    with Queues(lab.opened) as queues, pytest.raises(StoreDenied, match="the key is refused"):
+        job_status.fn(DEMO, begun.id)
+    (shown,) = queues.tables.values()
+    assert {"what": "driven by", "value": f"run {DRIVER}"} in shown
 
 
 def test_a_job_in_a_queue_is_taken_out_of_it(lab: Lab) -> None:
@@ -222,8 +239,8 @@ def test_a_status_names_the_machine_of_a_job_while_it_is_woken_and_when_its_comm
     ended = attempt_on(machine, rental, end="command ended", status=0)
     lab.opened.jobs.keep(msgspec.structs.replace(begun, attempts=[ended], state="hibernating"))
     with Queues(lab.opened) as queues:
-        list_jobs.fn()
-    assert queues.tables["list-jobs"][0]["runs on"] == f"{machine.id} at {machine.provider}"
+        jobs.fn()
+    assert queues.tables["jobs"][0]["runs on"] == f"{machine.id} at {machine.provider}"
 
 
 def test_a_job_that_has_ended_is_not_cancelled(lab: Lab) -> None:

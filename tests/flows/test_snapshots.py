@@ -11,11 +11,11 @@ import pytest
 
 import flows
 from flows import (
-    compare_snapshots,
-    find_files,
     frame,
+    list_differences,
     list_entries,
     list_kept,
+    list_versions,
     restore_path,
 )
 from tests.fixtures.errors import raises
@@ -69,7 +69,7 @@ def test_snapshots_are_listed_with_their_pins(standing: Lab, history: list[Snaps
     assert [row["work also in"] for row in table.rows()] == ["no other", newest, newest]
     day = history[0]
     assert table.rows()[2]["made"].startswith(f"{day[:4]}-{day[4:6]}-{day[6:8]} ")
-    _run(standing, "unpin", history[0])
+    _run(standing, "pin", history[0], remove=True)
     with plain(standing.opened):
         kept = frame(list_kept("demo"))
     assert list(kept.columns) == [
@@ -102,22 +102,24 @@ def test_two_snapshots_are_compared(standing: Lab, history: list[SnapshotId]) ->
     }
     assert f"{history[1]} to {history[2]}: 1 added, 1 removed, 1 changed, 2 meta" in table.heading
     with plain(standing.opened):
-        whole = compare_snapshots("demo", history[0], history[2])
+        whole = list_differences("demo", history[0], history[2])
         assert len(frame(whole.changes)) == 4
         with raises(SnapshotMissing, "no snapshot before", "nothing to compare"):
-            compare_snapshots("demo", after=history[0])
+            list_differences("demo", after=history[0])
     assert whole.new_bytes >= 24  # small files share a chunk, which is new as a whole
     assert whole.count("changed") == 1
 
 
 def test_a_file_is_found_in_its_versions(standing: Lab, history: list[SnapshotId]) -> None:
-    table = _run(standing, "find", "notes/*.txt")
+    table = _run(standing, "snapshots", find="notes/*.txt")
     assert [(row["bytes"], row["first in"], row["snapshots"]) for row in table.rows()] == [
         (str(6 * 2**number), history[number], "1") for number in (0, 1, 2)
     ]
-    (whole,) = _run(standing, "find", "weights.bin").rows()
+    (whole,) = _run(standing, "snapshots", find="weights.bin").rows()
     assert (whole["first in"], whole["last in"]) == (history[0], history[2])
-    assert _run(standing, "find", "nothing*").rows() == [{"result": "nothing"}]
+    (one,) = _run(standing, "snapshots", history[1], find="notes/*.txt").rows()
+    assert (one["bytes"], one["first in"], one["last in"]) == ("12", history[1], history[1])
+    assert _run(standing, "snapshots", find="nothing*").rows() == [{"result": "nothing"}]
 
 
 def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
@@ -128,11 +130,11 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
     standing.store.put(key, whole[:-10] + bytes(10))
     try:
         with plain(standing.opened):
-            found = find_files("demo", "a.txt")
+            found = list_versions("demo", "a.txt")
         assert [one.first for one in found.versions] == [history[0], history[2]]
         (unread,) = found.unread
         assert unread.startswith(f"{history[1]}: ")
-        assert "1 snapshots could not be read" in _run(standing, "find", "a.txt").heading
+        assert "1 snapshots could not be read" in _run(standing, "snapshots", find="a.txt").heading
         assert len(_run(standing, "snapshots").rows()) == 3
     finally:
         standing.store.put(key, whole)
@@ -170,8 +172,11 @@ def test_snapshots_are_deleted_by_name_and_never_pinned_ones(
     standing: Lab, history: list[SnapshotId], events: deque[dict[str, Any]]
 ) -> None:
     first, second, newest = history
+    for options, why in (({}, "needs a reason"), ({"reason": "no", "remove": True}, "without a")):
+        with raises(InvalidInput, why):
+            _run(standing, "pin", second, **options)
     _run(standing, "pin", second, "why")
-    with raises(SnapshotKept, f"{second} .*is pinned", "unpin it first"):
+    with raises(SnapshotKept, f"{second} .*is pinned", "`pin` with `remove`"):
         _run(standing, "delete_snapshots", [first, second])
     with raises(SnapshotKept, f"{newest} is the newest", "even_newest"):
         _run(standing, "delete_snapshots", [first, newest])

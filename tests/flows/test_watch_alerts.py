@@ -248,6 +248,19 @@ def test_a_backup_that_made_no_snapshot_and_a_schedule_that_stands_still(
     assert "no schedule renews it" in _watch(lab.opened, server)[1].tables["watch"]
 
 
+def test_a_missed_backup_is_told_once_with_the_next_step_and_its_end(
+    lab: Lab, server: AlertMemory
+) -> None:
+    _, rental = handed_over(lab.opened)
+    lab.opened.rentals.change(rental, created_unix=time.time() - 30 * HOUR)
+    ((subject, body),) = _watch(lab.opened, server, backup_hours=26)[2]
+    assert subject == "torpor: workspace demo has missed its backup"
+    assert "has no snapshot at all" in body and "Next step: run backup" in body
+    assert _watch(lab.opened, server, backup_hours=26)[2] == []
+    ((subject, _),) = _watch(lab.opened, server, backup_hours=31)[2]
+    assert subject == "torpor: over: workspace demo has missed its backup"
+
+
 def test_a_workspace_without_a_machine_misses_no_backup(lab: Lab, server: AlertMemory) -> None:
     """It fails each night, and nothing has changed since its newest snapshot."""
     server.failed = [_failed("backup", state="Failed", message="it is on no machine")]

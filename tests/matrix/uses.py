@@ -61,7 +61,7 @@ USES: Final = (
     Use("wake", "asleep"),
     Use("replicate", "asleep", lambda bench: {"count": 2}),
     Use("deploy", "asleep", _stack),
-    Use("job/normal", "asleep", lambda bench: {"command": ["true"]}),
+    Use("job", "asleep", lambda bench: {"command": ["true"]}),
     Use("hibernate"),
     Use("backup", parameters=lambda bench: {"keep_last": 1}),
     Use("sync", parameters=lambda bench: {"snapshot": bench.oldest()}),
@@ -71,13 +71,9 @@ USES: Final = (
     Use("delete-snapshots", parameters=lambda bench: {"snapshots": [bench.oldest()]}),
     Use("prune", parameters=lambda bench: {"dry_run": False}),
     Use("pin", parameters=lambda bench: {"snapshot": bench.oldest(), "reason": "a test"}),
-    Use("unpin", parameters=lambda bench: {"snapshot": bench.oldest()}),
     Use("reconcile"),
-    Use("check-backup", changes=False),
-    Use("snapshots", changes=False),
     Use("diff", changes=False),
-    Use("find", parameters=lambda bench: {"pattern": "*.py"}, changes=False),
+    Use("snapshots", parameters=lambda bench: {"find": "*.py"}, changes=False),
     Use("job-status", parameters=_ended_job, changes=False),
-    Use("job-log", parameters=_ended_job, changes=False),
 )
 """All of prefect.yaml that take one workspace, but benchmarks: they leave the workspace alone."""

@@ -195,6 +195,7 @@ def test_a_run_of_a_deployment_starts_a_deployment_once_for_each_key(
         "parameters": {"workspace": "mywork", "only_if_idle": True},
         "timeout": 0,
         "as_subflow": False,
+        "work_queue_name": None,
         "idempotency_key": "key",
     }
     assert started == [("hibernate/hibernate", options)]
@@ -225,3 +226,6 @@ def test_a_run_that_was_killed_is_followed_by_another_at_once(
         started.clear()
         PrefectRunner().start(flow, key, queue=queue)
         assert [options["idempotency_key"] for _, options in started] == keys
+        assert {(name, options["work_queue_name"] or "") for name, options in started} == {
+            (f"{flow.name}/{flow.name}", queue)
+        }

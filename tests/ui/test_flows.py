@@ -33,7 +33,7 @@ FIELDS = {
     },
     "cancel-job": {
         "workspace": "The Workspace block that the job works on, or its name.",
-        "job": "The id of the job, as list-jobs shows it.",
+        "job": "The id of the job, as",
         "machine (Optional)": "What becomes of its machine.",
     },
     "compare": {
@@ -56,7 +56,7 @@ FIELDS = {
         "accept_changed (Optional)": "Patterns of files that may change",
         "accept_lost (Optional)": "Directories of the machine that may be lost",
     },
-    "normal": {
+    "job": {
         "workspace": "The Workspace block to work on, or its name.",
         "command (Optional)": "A line for",
         "env (Optional)": "Environment variables of the command, each as NAME=VALUE.",

@@ -13,6 +13,7 @@ from deployments.server import Server
 from flows import list_machines
 from tests.fixtures.deployed import Deployed, place_of
 from tests.fixtures.prefect_api import ask
+from tests.ui.conftest import click_for
 from tests.ui.test_flows import Deployments
 from torpor.control.jobs.records import new_job_id
 
@@ -37,12 +38,16 @@ def test_a_job_from_the_form_to_its_report(
     place.mkdir()
     deployments = Deployments(torpor_up, page, pictures)
 
-    deployments.open("normal")
-    deployments.see_fields("normal")
+    deployments.open("job")
+    deployments.see_fields("job")
     deployments.pick(NAME)
     page.locator("textarea").first.fill(COUNT)
     page.get_by_label("save_minutes (Optional)").fill("15")
-    run = deployments.submitted("normal")
+    queues = page.get_by_label("Work Queue for torpor-jobs (Optional)")
+    high = page.get_by_role("option", name="high", exact=True)
+    click_for(queues, high)
+    high.click()
+    run = deployments.submitted("job")
 
     page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run}")
     expect(page.get_by_text("step 3", exact=True).first).to_be_visible()
@@ -63,6 +68,7 @@ def test_a_job_from_the_form_to_its_report(
     assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
     assert ended["parameters"]["command"] == COUNT
     assert ended["parameters"]["save_minutes"] == 15
+    assert ended["work_queue_name"] == "high"
     assert ended["name"] == f"job-{NAME}"
     deployments.artifact(f"job-{new_job_id(run)}", run)
     outcome = "succeeded: the command ended with status 0"

@@ -30,7 +30,7 @@ from torpor.control.remote.probe import DEFAULT_HOME
 from torpor.control.safety import never_handed_over
 from torpor.machine.sampler.ring import RING
 
-EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 60, "check-backup/check-backup": 120}
+EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 60}
 KEEP_LAST: Final = 2
 STEPS: Final = 100
 VISIT: Final = f"until [ -e {DEFAULT_HOME}/{RING} ]; do sleep 1; done; sleep 60"
@@ -45,8 +45,8 @@ echo "counted to $i"
 """
 """Ends only where it went on from a save: the first machine is lost."""
 LOG: Final = """
-from flows import job_log
-say(job_log(sys.argv[1], sys.argv[2]).text)
+from flows import job_status
+say(job_status(sys.argv[1], sys.argv[2], lines=200).log.text)
 """
 
 
@@ -78,6 +78,7 @@ class Story:
                     api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
                 if name == "watch/watch":
                     wanted = {**deployment["parameters"], "notify": ["custom-webhook/tests"]}
+                    wanted |= {"backup_hours": 26}
                     api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
                 (schedule,) = deployment["schedules"]
                 url = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
@@ -102,7 +103,7 @@ class Story:
             if item["key"] == DEADLINE_KEY:
                 item["value"] = str(time.time() + 600)
         with Api(self.alone.server) as api:
-            deployment = api.ask("GET", "deployments/name/job/normal")
+            deployment = api.ask("GET", "deployments/name/job/job")
             given = {
                 "workspace": f"work{self.number}",
                 "command": ["sh", "-c", COUNT],

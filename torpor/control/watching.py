@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,6 +12,8 @@ from torpor.control.reconciliation import Finding
 from torpor.control.reports import Report, Row, moment
 from torpor.shared.values import Label, MachineId, WorkspaceName
 
+BACK_UP: Final = "run backup, and see what its last run says and that its schedule is on"
+"""The next step for a workspace that has missed its backup."""
 _MOST_JOBS = 5  # of one workspace, in its row
 _MOST_ALERTS = 5  # in the sentence; the table `alerts` has all
 _SHOWN_IN_MIN = 90  # an age above it is shown in hours
@@ -82,8 +84,8 @@ class WatchReport(Report, frozen=True):
     """``findings``: what else stands at the providers, as reconcile names it. ``silent``: the
     providers that did not answer. ``unread``: why budgets could not be looked at. ``left``: more
     about the machines among the findings that were never handed over. ``alerts``: the titles of
-    what a person must hear of. ``valid_unix``: until when
-    the report holds; None: no schedule renews it."""
+    what a person must hear of. ``valid_unix``: until when the report holds; None: no schedule
+    renews it. ``missed``: why a workspace on a machine has no recent backup."""
 
     at_unix: float
     watched: list[Watched]
@@ -94,13 +96,15 @@ class WatchReport(Report, frozen=True):
     left: list[Left] = msgspec.field(default_factory=list)
     alerts: list[str] = msgspec.field(default_factory=list)
     valid_unix: float | None = None
+    missed: dict[WorkspaceName, str] = msgspec.field(default_factory=dict)
 
     def rows(self) -> list[Row]:
-        """One row for each machine and finding."""
+        """One row for each machine, each missed backup and each finding."""
         of: dict[WorkspaceName, list[WatchedJob]] = {}
         for job in self.jobs:
             of.setdefault(job.workspace, []).append(job)
         rows = [entry.row(self.at_unix, of.get(entry.workspace, ())) for entry in self.watched]
+        rows += [self._missed(name, why) for name, why in self.missed.items()]
         left = {machine.label: machine for machine in self.left}
         for finding in self.findings:
             row = finding.row(self.at_unix)
@@ -120,6 +124,10 @@ class WatchReport(Report, frozen=True):
                 }
             )
         return rows
+
+    def _missed(self, name: WorkspaceName, why: str) -> Row:
+        row = Watched(name, "off", why, BACK_UP).row(self.at_unix)
+        return {**row, "verdict": "backup missed", "newest snapshot": "", "runs on": ""}
 
     def title(self) -> str:
         """The message with its time: a table stays as it is when `watch` has stopped."""

@@ -18,7 +18,7 @@ from torpor.control.watching import WatchReport
 from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
 
-_SCHEDULED = ("watch", "backup", "check-backup")
+_SCHEDULED = ("watch", "backup")
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,7 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         *sights.of_left(report.left, now_unix),
         *sights.of_providers(look.silent, now_unix),
         *sights.of_jobs(report.jobs, now_unix),
+        *sights.of_missed(report, look.named),
     ]
     kinds: set[str] = set()
     if look.some or look.unread or look.silent:  # what it would say is not all

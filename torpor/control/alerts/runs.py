@@ -27,12 +27,11 @@ _NEXT: Final = {
     "wake": "correct the cause and wake the workspace again; watch shows what the run left",
     "backup": "there is no new snapshot, and nothing was deleted: correct the cause and run "
     "backup again",
-    "check-backup": "see what the last run of backup says, and that its schedule is on",
     "verify": "stored objects may be missing or changed: see the run's table before you prune or "
     "delete anything",
     "watch": "machines may not have been hibernated, renewed or continued: correct the cause; the "
     "next look tries again",
-    "job": "see job-status and job-log; correct the cause and submit the job again",
+    "job": "see job-status with the end of its log; correct the cause and submit the job again",
 }
 
 
@@ -104,8 +103,7 @@ def of_failures(runs: Sequence[FailedRun], asleep: frozenset[str] = frozenset())
     return [
         _failed(run)
         for run in newest.values()
-        if not run.mended
-        and not (run.flow in ("backup", "check-backup") and run.workspace in asleep)
+        if not run.mended and not (run.flow == "backup" and run.workspace in asleep)
     ]
 
 

@@ -11,7 +11,8 @@ from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.supervision import told
-from torpor.control.watching import Left, Watched, WatchedJob
+from torpor.control.watching import BACK_UP, Left, Watched, WatchedJob, WatchReport
+from torpor.shared.values import WorkspaceName
 
 UNKNOWN_S: Final = 1800.0
 """An alert is sent once a machine could not be judged for this long."""
@@ -166,6 +167,23 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
         for words in seen.unread
     ]
     return found
+
+
+def of_missed(report: WatchReport, blocks: Mapping[WorkspaceName, Sequence[str]]) -> list[Alert]:
+    """The workspaces on a machine whose newest verified snapshot is too old. ``blocks``: those of
+    each workspace."""
+    return [
+        Alert(
+            kind="backup missed",
+            subject=blocks[name][0],
+            workspace=blocks[name][0],
+            title=f"workspace {blocks[name][0]} has missed its backup",
+            cause=f"{why}. Work since then is on its machine alone.",
+            next_step=BACK_UP,
+            at_unix=report.at_unix,
+        )
+        for name, why in report.missed.items()
+    ]
 
 
 def of_installation(folder: Path, now_unix: float) -> list[Alert]:

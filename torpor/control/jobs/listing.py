@@ -52,24 +52,6 @@ class JobList(Report, frozen=True):
         )
 
 
-class JobAnswer(Report, frozen=True):
-    """The current facts about one job, as rows of what and value."""
-
-    job: str
-    workspace: WorkspaceName
-    answer: dict[str, str]
-
-    @property
-    def about(self) -> str:
-        return self.job
-
-    def title(self) -> str:
-        return f"Job {self.job} of workspace {self.workspace}"
-
-    def rows(self) -> list[Row]:
-        return [{"what": what, "value": value} for what, value in self.answer.items()]
-
-
 class JobLog(msgspec.Struct, frozen=True):
     """The newest lines of a job's log. ``source`` and ``path``: where they were read, and where
     all of it lies."""
@@ -83,6 +65,26 @@ class JobLog(msgspec.Struct, frozen=True):
     def markdown(self) -> str:
         lines = "\n".join(f"    {line}" for line in self.text.splitlines())
         return f"From {self.source}. All of the log is in `{self.path}`.\n\n{lines}\n"
+
+
+class JobAnswer(Report, frozen=True):
+    """The current facts about one job, as rows of what and value. ``log``: None where no line of it
+    was asked for."""
+
+    job: str
+    workspace: WorkspaceName
+    answer: dict[str, str]
+    log: JobLog | None = None
+
+    @property
+    def about(self) -> str:
+        return self.job
+
+    def title(self) -> str:
+        return f"Job {self.job} of workspace {self.workspace}"
+
+    def rows(self) -> list[Row]:
+        return [{"what": what, "value": value} for what, value in self.answer.items()]
 
 
 def where(job: Job) -> str:

@@ -110,5 +110,5 @@ def _check_not_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: Sn
         raise SnapshotKept(
             f"snapshot {snapshot} of workspace {workspace} in {store.address} is pinned "
             f"({pinned(store, workspace).get(snapshot, 'unpinned meanwhile')}): it was not deleted;"
-            " unpin it first"
+            " remove its pin first, by `pin` with `remove`"
         )

@@ -221,7 +221,7 @@ def entry_at(manifest: Manifest, path: str) -> tuple[int, bytes]:
         )
     raise InvalidInput(
         f"snapshot {manifest.snapshot} of workspace {manifest.workspace} has no {path!r} in "
-        f"{', '.join(manifest.roots)}: search with `find`, or name another snapshot"
+        f"{', '.join(manifest.roots)}: search with `find` of `snapshots`, or name another snapshot"
     )
 
 

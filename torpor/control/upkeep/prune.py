@@ -220,7 +220,7 @@ def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
             raise SnapshotMissing(
                 f"snapshot {pin} of workspace {workspace} is pinned but missing from "
                 f"{store.address}: nothing was pruned, because its packs may still exist. Put its "
-                "manifest back, or unpin it"
+                "manifest back, or remove its pin, by `pin` with `remove`"
             )
     return there
 

@@ -106,24 +106,6 @@ class EachReport(Report, frozen=True):
         return [{"workspace block": block, "result": said} for block, said in self.results.items()]
 
 
-class FreshnessReport(WorkspaceReport, frozen=True):
-    """The newest snapshot is young enough for the schedule."""
-
-    newest: SnapshotId
-    age_hours: float
-    most_hours: float
-
-    def title(self) -> str:
-        return f"Workspace {self.workspace} has a backup that is young enough"
-
-    def rows(self) -> list[Row]:
-        return [
-            {"what": "newest snapshot", "value": self.newest},
-            {"what": "age", "value": f"{self.age_hours:.1f} hours"},
-            {"what": "allowed", "value": f"{self.most_hours:.1f} hours"},
-        ]
-
-
 class PathReport(WorkspaceReport, frozen=True):
     """A file or directory that was restored onto a machine and compared, byte for byte."""
 

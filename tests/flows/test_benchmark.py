@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 
-from flows import benchmark_deploy, deploy
+from flows import benchmark, deploy
+from flows.procedures.deploy import measurement
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.served import small_stack
@@ -39,11 +39,11 @@ def test_starts_are_measured_and_their_machines_and_environments_go(
     def opens(name: str) -> StackValue:
         return msgspec.structs.replace(stacks[name].value(), name=name)
 
-    monkeypatch.setattr(import_module("flows.benchmark_deploy"), "open_stack", opens)
+    monkeypatch.setattr(measurement, "open_stack", opens)
     pages: list[str] = []
     monkeypatch.setattr(PlainRunner, "page", lambda _, **page: pages.append(page["markdown"]))
     report: BenchmarkReport = run_plainly(
-        world.opened, benchmark_deploy, ["good", "bad"], strategies=["stored", "official"],
+        world.opened, benchmark, ["good", "bad"], strategies=["stored", "official"],
         rounds=1, folder=str(tmp_path),
     )  # fmt: skip
     (about,) = report.advice
@@ -75,7 +75,7 @@ def test_the_environment_of_a_start_that_fails_goes(
     name, by which the next benchmark also finds what a killed one left."""
     fetch = ["sh", "-euc", 'echo fetched > "$1"', "sh", "{model_path}"]
     stack = msgspec.structs.replace(small_stack(fetch=fetch).value(), name="good")
-    monkeypatch.setattr(import_module("flows.benchmark_deploy"), "open_stack", lambda _: stack)
+    monkeypatch.setattr(measurement, "open_stack", lambda _: stack)
     seen: list[list[str]] = []
 
     def kept() -> list[str]:
@@ -91,9 +91,9 @@ def test_the_environment_of_a_start_that_fails_goes(
         raise StoreError("the store does not answer")
 
     monkeypatch.setattr("flows.procedures.deploy.server.Serving.check_serving", ended)
-    monkeypatch.setattr(import_module("flows.benchmark_deploy"), "forget_base", fails)
+    monkeypatch.setattr(measurement, "forget_base", fails)
     with pytest.raises(InvalidInput, match=r"has ended.*may still be in the store"):
-        run_plainly(world.opened, benchmark_deploy, ["good"], rounds=1, folder=str(tmp_path))
+        run_plainly(world.opened, benchmark, ["good"], rounds=1, folder=str(tmp_path))
     scratch = scratch_name(world.opened.spec.name)
     assert [why.startswith(f"{scratch}: ") for why in seen[1]] == [True]
     assert kept() == []
@@ -104,16 +104,22 @@ def test_a_benchmark_without_a_way_is_refused(
 ) -> None:
     monkeypatch.setattr("blocks.Stack.of", lambda name: small_stack())
     with pytest.raises(InvalidInput, match="has no own image"):
-        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["own"])
+        run_plainly(world.opened, benchmark, ["good"], strategies=["own"])
     with pytest.raises(InvalidInput, match="'D' is not a strategy"):
-        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["D"])
-    with pytest.raises(InvalidInput, match="name at least one stack"):
-        run_plainly(world.opened, benchmark_deploy, [])
+        run_plainly(world.opened, benchmark, ["good"], strategies=["D"])
+    with pytest.raises(InvalidInput, match="name at least one stack and one strategy"):
+        run_plainly(world.opened, benchmark, ["good"], strategies=[])
 
 
-@pytest.mark.parametrize(
-    ("flow", "field"), [(deploy, "strategy"), (benchmark_deploy, "strategies")]
-)
+def test_parameters_of_the_other_benchmark_are_refused(world: World) -> None:
+    with pytest.raises(InvalidInput, match=r"`parts`, `stores` belong to the benchmark of stores"):
+        run_plainly(world.opened, benchmark, ["good"], parts=[1], stores=["*"])
+    with pytest.raises(InvalidInput, match=r"`providers` belong to .* deploys: name `stacks`"):
+        run_plainly(world.opened, benchmark, providers=["local-provider/default"])
+    assert not world.machines()
+
+
+@pytest.mark.parametrize(("flow", "field"), [(deploy, "strategy"), (benchmark, "strategies")])
 def test_the_form_offers_the_four_strategies(flow: Flow[..., Any], field: str) -> None:
     form = json.dumps(parameter_schema(flow).model_dump()["properties"][field])
     assert '["official", "setup", "own", "stored"]' in form

@@ -1,4 +1,4 @@
-"""List jobs: those that run, that wait, and that ended last."""
+"""Jobs: list those that run, that wait, and that ended last."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torpor.control.jobs.listing import JobList
 from torpor.control.jobs.records import MOST_ENDED
 
 
-@flow("list-jobs")
-def list_jobs(
+@flow("jobs")
+def jobs(
     workspaces: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     ended: Annotated[int, Field(ge=0, le=MOST_ENDED)] = 20,
 ) -> JobList:
@@ -25,8 +25,8 @@ def list_jobs(
         ended: How many ended jobs of each workspace to list, 0 to 200.
     """
     names = workspaces or runner().workspaces()
-    jobs, unread = read_all_jobs(names, ended)
+    found, unread = read_all_jobs(names, ended)
     queued = [run for run in queued_jobs() if not workspaces or run.workspace in names]
     return JobList(
-        [job for job in jobs if not job.ended], queued, [job for job in jobs if job.ended], unread
+        [job for job in found if not job.ended], queued, [job for job in found if job.ended], unread
     )

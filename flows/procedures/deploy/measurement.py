@@ -1,4 +1,4 @@
-"""Benchmark of deploys: which strategy brings up a server soonest, at which provider."""
+"""The order of a benchmark of deploys: which strategy brings up a server soonest, and where."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
-
-from pydantic import Field
+from typing import Final, NamedTuple
 
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
@@ -16,10 +14,8 @@ from flows.deploy import deploy_stack
 from flows.procedures.deploy.deployment import Trial
 from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploying import forget_base, open_stack
-from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import measured_phases, phase, seconds_by_phase
-from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy import stack as of_deploys
@@ -46,32 +42,18 @@ _MOST_FAILED: Final = 2
 """After so many failed starts in a row, a way is measured no more."""
 
 
-@flow("benchmark-deploy")
-def benchmark_deploy(
+def measure_deploys(
     workspace: Workspace | str,
     stacks: list[str],
-    strategies: list[StrategyName] = ["stored"],  # noqa: B006 - a form shows it; it is never changed
-    providers: list[str] = [],  # noqa: B006
-    rounds: Annotated[int, Field(ge=1, le=50)] = 5,
-    minutes: Annotated[float, Field(ge=0.1, le=1440)] = 60.0,
-    snapshot: str = NEWEST,
-    folder: str = "",
+    strategies: list[StrategyName],
+    providers: list[str],
+    snapshot: str,
+    rounds: int,
+    minutes: float,
+    folder: str,
 ) -> BenchmarkReport:
-    """Measure deploys of stacks on new machines, and advise which strategy to use.
-
-    Each start rents a machine, deploys, and destroys the machine. Your own machines, snapshots and
-    stored environments are not touched.
-
-    Args:
-        workspace: The Workspace block whose newest snapshot is deployed, or its name.
-        stacks: Names of the Stack blocks to measure.
-        strategies: The strategies to compare. `stored` is measured cold and warm.
-        providers: Names of provider blocks to compare. Empty: those of the workspace.
-        rounds: The highest number of starts of each stack, strategy and provider.
-        minutes: After this time no new round begins. The first round always runs.
-        snapshot: The snapshot to deploy: its id, or newest.
-        folder: The folder for table, JSON and pictures. Empty: ~/.local/state/torpor/benchmarks.
-    """
+    """Measure the deploys of these stacks by each strategy at each provider, or at those of the
+    workspace. Each start rents a machine, deploys, and destroys the machine."""
     began, started = time.monotonic(), datetime.now(timezone.utc)
     opened = open_workspace(workspace)
     probe_store(opened)

@@ -1,0 +1,56 @@
+"""Deployments of earlier versions, which prefect.yaml no longer names: `make up` deletes them.
+
+Their schedules go with them: each run would fail, because its flow has gone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    DeploymentFilterTags,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.responses import DeploymentResponse
+
+from deployments.installation import CHECKOUT
+
+_TAG: Final = "torpor"
+"""Each deployment of prefect.yaml has it."""
+_MERGED: Final = frozenset({"job/critical", "job/high", "job/normal", "job/low"})
+"""Deployments whose flow is there, under another deployment."""
+
+
+def delete_outdated() -> None:
+    """Delete what an earlier version deployed, and say so in a line for each. Other deployments of
+    a flow that is there stay: their user made them."""
+    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[_TAG]))
+    with get_client(sync_client=True) as client:
+        for deployment in client.read_deployments(deployment_filter=ours):
+            file, _, function = (deployment.entrypoint or "").partition(":")
+            name = f"{function.replace('_', '-')}/{deployment.name}"
+            gone = file.startswith("flows/") and not (CHECKOUT / file).exists()
+            if not gone and name not in _MERGED:
+                continue
+            if not gone and _has_waiting_runs(client, deployment):  # they would be deleted too
+                print(f"  note      deployment {name} of an earlier version stays: its runs wait")
+                continue
+            client.delete_deployment(deployment.id)
+            also = ", with its schedules" if deployment.schedules else ""
+            print(f"  note      deployment {name} of an earlier version was deleted{also}")
+
+
+def _has_waiting_runs(client: SyncPrefectClient, deployment: DeploymentResponse) -> bool:
+    scheduled = FlowRunFilterStateType(any_=[StateType.SCHEDULED])
+    waiting = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=scheduled)),
+        limit=1,
+    )
+    return bool(waiting)

@@ -1,0 +1,45 @@
+"""What an earlier version deployed goes at `make up`, and what its user deployed stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.outdated import delete_outdated
+from deployments.server import Server
+from tests.fixtures.prefect_api import ask
+
+SAYS = "  note      deployment {} of an earlier version {}"
+
+
+def test_a_deployment_of_an_earlier_version_goes_with_its_schedule_and_without_runs_that_wait(
+    prefect_server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deployed(name: str, entrypoint: str, **fields: Any) -> str:
+        flow = ask("POST", f"{prefect_server.api_url}/flows/", {"name": "outdated"})
+        wanted = {"flow_id": flow["id"], "name": name, "entrypoint": entrypoint}
+        wanted |= {"tags": ["torpor"], **fields}
+        return str(ask("POST", f"{prefect_server.api_url}/deployments/", wanted)["id"])
+
+    hourly = [{"schedule": {"cron": "30 * * * *"}, "slug": "hourly", "active": False}]
+    gone = deployed("gone", "flows/gone.py:is_gone", schedules=hourly)
+    merged = deployed("high", "flows/job.py:job")
+    waits = deployed("low", "flows/job.py:job")
+    run = f"{prefect_server.api_url}/deployments/{waits}/create_flow_run"
+    ask("POST", run, {"state": {"type": "SCHEDULED"}})
+    mine = deployed("mine", "flows/job.py:job")
+    others = deployed("others", "flows/gone.py:is_gone", tags=["another"])
+
+    delete_outdated()
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        SAYS.format("is-gone/gone", "was deleted, with its schedules"),
+        SAYS.format("job/high", "was deleted"),
+        SAYS.format("job/low", "stays: its runs wait"),
+    ]
+    found = ask("POST", f"{prefect_server.api_url}/deployments/filter", {})
+    there = {deployment["id"] for deployment in found}
+    assert there.isdisjoint({gone, merged})
+    assert {waits, mine, others} <= there
+    for left in (waits, mine, others):
+        ask("DELETE", f"{prefect_server.api_url}/deployments/{left}")
