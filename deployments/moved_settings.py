@@ -55,7 +55,7 @@ def _move(name: str) -> list[str]:
             return []
         block = load_named(Workspace, name, of="make up")
         own = {field: block.own(kind) for field, kind in SETTINGS.items()}
-        if any(own.values()) and _has_open_runs(client):
+        if any(own.values()) and has_open_runs(client):
             return [
                 f"{me}: its settings {_words(*own.values())} stay in the Workspace block while "
                 "runs are open, which may be of the earlier version. Run `make up` again later"
@@ -96,7 +96,7 @@ def _settings(block: Idleness | Tuning) -> dict[str, Any]:
     return block.model_dump(include={*type(block).model_fields})
 
 
-def _has_open_runs(client: SyncPrefectClient) -> bool:
+def has_open_runs(client: SyncPrefectClient) -> bool:
     """Whether a run of this installation is open: the code of an earlier version would take a moved
     setting for the default."""
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN))

@@ -100,7 +100,7 @@ MEANT = WorkspaceSpec(
 def saved(prefect_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The id of a block with all of that, as the version before saved it; none is left."""
     # Others share the server, and their runs may be open.
-    monkeypatch.setattr(moved_settings, "_has_open_runs", lambda client: False)
+    monkeypatch.setattr(moved_settings, "has_open_runs", lambda client: False)
     register.register_types()
     register.make_pools()
     yield _save_as_before(prefect_server, NAME, {**KEPT, **TUNING, **IDLENESS})
