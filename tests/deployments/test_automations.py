@@ -173,6 +173,6 @@ def test_without_a_server_the_next_step_is_said(
     monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert main([]) == 1
-    assert "no Prefect server answers at http://127.0.0.1:9/api: run `make up`" in (
+    assert "no Prefect server answers at http://127.0.0.1:9/api: run `torpor up`" in (
         capsys.readouterr().err
     )

@@ -60,5 +60,5 @@ def test_with_a_server_of_the_users_own_it_is_refused(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
     assert boot.main() == 1
-    assert "`PREFECT_API_URL=https://prefect.example/api make -C " in capsys.readouterr().err
+    assert "`PREFECT_API_URL=https://prefect.example/api torpor up`" in capsys.readouterr().err
     assert not (tmp_path / "units").exists()

@@ -46,7 +46,7 @@ def test_it_shows_what_a_market_offers_and_changes_nothing(fake: FakeVast) -> No
     assert f"provider  {provider.identity}" in lines
     assert "account   me@example.com, balance 100.00 $" in lines
     assert "ability   host_key = installed" in lines
-    assert "offers    3 of 6 fit, 3 shown" in lines
+    assert "offers    3 of 3 fit, 3 shown" in lines  # the market is asked for this GPU alone
     assert "1x RTX 4090  US" in text
     assert KEY not in text
     assert {method for method, path in fake.calls if "bundles" not in path} == {"GET"}
