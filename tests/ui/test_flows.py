@@ -271,6 +271,7 @@ def test_forms_filled_and_submitted(
         "machine": "",
         "full_check": False,
         "accept_paths": [],
+        "dry_run": False,
     }
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)
