@@ -68,7 +68,10 @@ def overview(
     context = copy_context()
 
     def look(block: str) -> Overview:
-        seen = context.copy().run(_look_at, block, opened[block], machines, asleep_too)
+        try:
+            seen = context.copy().run(_look_at, block, opened[block], machines, asleep_too)
+        except Exception as error:  # noqa: BLE001 - the server may be away, and `watch` acts all the same
+            seen = Overview(block=block, trouble=f"it cannot be looked at: {error}")
         runs = [one for one in coming if one.flow != "watch" and one.workspace in (block, ALL)]
         first = min(runs, key=lambda one: one.at_unix, default=None)
         return msgspec.structs.replace(seen, coming=first.words() if first else "")

@@ -190,6 +190,19 @@ def test_what_awake_machines_cost_is_told_once_a_day_with_what_they_would_cost_a
     assert not [one for one in _watch(opened, server)[2] if "cost" in one[0]]
 
 
+def test_a_workspace_whose_costs_cannot_be_looked_at_holds_up_nothing(
+    lab: Lab, server: AlertMemory
+) -> None:
+    def away() -> None:
+        raise ConnectionError("the server of blocks is away")
+
+    handed_over(lab.opened)
+    report, runs, _ = _watch(replace(lab.opened, store_price=away), server)
+    (row,) = runs.rows["workspaces"]
+    assert row["note"] == "it cannot be looked at: the server of blocks is away"
+    assert [entry.workspace for entry in report.watched] == ["demo"]
+
+
 def test_a_dry_run_tells_nobody_and_remembers_nothing(lab: Lab, server: AlertMemory) -> None:
     server.failed = [_failed()]
     assert _watch(lab.opened, server, dry_run=True)[2] == []
