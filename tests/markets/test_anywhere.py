@@ -42,7 +42,6 @@ OUTCOMES = [
     ("vast", r"machine 500002"),
     ("runpod", r"its GPU is RTX 4090, H100 is wanted"),
     ("lambda", r"its GPU is A10 PCIe, H100 is wanted"),
-    ("vast", r"its GPU is RTX 4090, H100 is wanted"),
 ]
 """In the order of the report; an outcome may stand on several lines."""
 
