@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from typing import Final
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -152,6 +153,8 @@ class Ec2Provider(Block):
     @field_validator("region", "image", "security_group", "ssh_from", mode="after")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
+        if info.field_name == "ssh_from" and value.strip():
+            ip_network(value.strip())  # ValueError where the address is not the network's: a typo
         return _checked(value, info.field_name or "")
 
     @field_validator("subnets", "types", mode="after")

@@ -145,10 +145,25 @@ class TestHostkey(MarketContract):
     @pytest.mark.parametrize(
         "told",
         [
+            {"code": -1, "message": "AsyncKey cb-603548 not found"},
+            {"result": "OK", "scope": "pending", "message": "0 errors on terror-1"},
+        ],
+    )
+    def test_a_key_that_is_gone_and_words_that_are_no_fault_end_no_order(
+        self, shop: Shop, told: dict[str, Any]
+    ) -> None:
+        """A deployed order's key is gone, too."""
+        shop.fake.callbacks, shop.fake.callback_says = "order", told
+        shop.market.next_hidden_looks = 1000
+        with pytest.raises(CreateUncertain, match="has no server yet"):
+            shop.create()
+
+    @pytest.mark.parametrize(
+        "told",
+        [
             {"result": "Error", "scope": "cancelled", "debug": "order cancelled in panel"},
             {"result": "OK", "scope": {}, "context": {"action": "deploy", "status": "cancelled"}},
             {"result": "OK", "scope": "pending", "context": {"error": "deploy aborted by panel"}},
-            {"code": -1, "message": "AsyncKey cb-603548 not found"},
         ],
     )
     @pytest.mark.parametrize("callbacks", ["order", "update_servers"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import httpx
 import msgspec
@@ -86,7 +85,6 @@ class MarketClient:
         self._refusal_in = refusal_in
         self.denies = denies
         self.is_gone = is_gone
-        self._longest_wait_s = _LONGEST_WAIT_S
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if bearer else {},
@@ -94,12 +92,6 @@ class MarketClient:
             timeout=timeout,
             limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
         )
-
-    def patient(self, longest_wait_s: float) -> Self:
-        """A copy that waits this long where the market names the time."""
-        other = copy.copy(self)
-        other._longest_wait_s = longest_wait_s
-        return other
 
     def read(self, shape: type[_Shape], path: str, params: Mapping[str, str] = {}) -> _Shape:
         """GET. Any refusal is an error."""
@@ -197,7 +189,7 @@ class MarketClient:
                 if not tries_left:
                     raise
                 asked_s = error.retry_after_s
-            if asked_s > self._longest_wait_s:
+            if asked_s > _LONGEST_WAIT_S:
                 raise self._unavailable(f"asks to wait {asked_s:.0f} s", doing, asked_s)
             self._sleep(max(asked_s, wait_s * random.uniform(0.75, 1.25)))  # noqa: S311
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)

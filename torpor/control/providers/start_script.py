@@ -30,7 +30,7 @@ PermitRootLogin prohibit-password
 PasswordAuthentication no'
     printf SetEnv
     env -0 ${ld_path:+"LD_LIBRARY_PATH=$ld_path"} ${ld_preload:+"LD_PRELOAD=$ld_preload"} |
-        tr '\n\0' '\1\n' | sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
+        tr '\n\0' '\1\n' | LC_ALL=C sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
 /^(_|HOME|LOGNAME|MAIL|(OLD)?PWD|SHELL|SHLVL|SSH_.*|TERM|USER)=/d
 s/[\\"]/\\&/g; s/.*/ "&"/' | tr -d '\n'
     echo

@@ -241,7 +241,7 @@ class Ec2Setup:
             )
         return answer.subnets
 
-    def _found_group(self, vpc: str) -> _Group:
+    def _found_group(self, vpc: str, *, makes: bool = True) -> _Group:
         asked: dict[str, Any] = (
             {"GroupIds": [self._group]}
             if self._group
@@ -256,7 +256,7 @@ class Ec2Setup:
             if group.vpc_id == vpc:
                 self._open_ssh(group)
                 return group
-        if self._ssh_from:
+        if self._ssh_from and makes:
             return self._made_group(vpc)
         raise self._missing(
             f"VPC {vpc} has no security group {self._group or GROUP}",
@@ -271,7 +271,7 @@ class Ec2Setup:
         if isinstance(answer, AwsRefusal):
             if answer.code != "InvalidGroup.Duplicate":
                 raise self._client.refused(answer, f"create the security group {GROUP}")
-            return self._found_group(vpc)  # another run made it meanwhile
+            return self._found_group(vpc, makes=False)  # another run made it meanwhile
         made = _Group(answer.group_id, vpc)
         self._open_ssh(made)
         return made

@@ -14,7 +14,7 @@ from torpor.shared.values import Label, MachineId
 _NAMES: Final = frozenset({"hostname", "server_name"})
 _DEPLOYED: Final = re.compile(r"deploy_done|autodeploy completed")
 _FAILED: Final = re.compile(
-    r"cancell?ed|cancel_request|'status': 'cancel'|aborted|rejected|failure|failed|error"
+    r"\b(?:cancell?ed|cancel_request|aborted|rejected|failure|failed|error)\b|'status': 'cancel'"
 )
 """In what is told of an order that will have no server: as HOSTKEY's own client reads it (its
 Terraform provider 0.1.9, invapi/callback.go)."""
@@ -72,7 +72,7 @@ def deploy_fault(answer: Body, label: Label) -> str:
     """The word that ends an order in what ``eq_callback/check`` tells of it; empty: none does."""
     if _DEPLOYED.search(str(answer.get("scope")).lower()):
         return ""
-    keys = ("result", "scope", "context", "debug", "message", "error")
+    keys = ("result", "scope", "context", "message", "error")
     told = " ".join(str(answer.get(key) or "") for key in keys).lower()
     found = _FAILED.search(told.replace(label_name(label), ""))  # a workspace has any name
     return found[0] if found else ""

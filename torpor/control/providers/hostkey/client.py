@@ -188,7 +188,7 @@ def is_gone(refusal: Refusal) -> bool:
 
 
 def _is_success(body: Body) -> bool:
-    return body.get("result") in _SUCCESS
+    return body.get("result") is not False and body.get("result") in _SUCCESS
 
 
 def _refusal_in(body: Body) -> Refusal | None:

@@ -355,8 +355,8 @@ class HostkeyProvider:
         answer = self._client.ask("eq_callback", "check", key=callback)
         if isinstance(answer, Refusal):
             body = answer.body if isinstance(answer.body, dict) else {}
-            gone = "its key is gone" if is_gone(answer) else ""  # a deployed order's key, too
-            return "", gone or deploy_fault(body, label)
+            # The key of an order that was deployed is gone, too: that alone says nothing.
+            return "", "" if is_gone(answer) else deploy_fault(body, label)
         context = answer.get("context")
         server = str(context.get("id") or "") if isinstance(context, dict) else ""
         return server, "" if server else deploy_fault(answer, label)
