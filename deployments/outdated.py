@@ -23,6 +23,11 @@ from deployments.installation import CHECKOUT
 
 _TAG: Final = "torpor"
 """Each deployment of prefect.yaml has it."""
+_RETIRED: Final = frozenset(
+    f"{name}/{name}"
+    for name in ("benchmark-deploy", "check-backup", "find", "job-log", "list-jobs", "unpin")
+)
+"""Deployments whose flow is gone. A user's own and a newer version's stay, whatever their tag."""
 _MERGED: Final = frozenset({"job/critical", "job/high", "job/normal", "job/low"})
 """Deployments whose flow is there, under another deployment."""
 
@@ -35,7 +40,7 @@ def delete_outdated() -> None:
         for deployment in client.read_deployments(deployment_filter=ours):
             file, _, function = (deployment.entrypoint or "").partition(":")
             name = f"{function.replace('_', '-')}/{deployment.name}"
-            gone = file.startswith("flows/") and not (CHECKOUT / file).exists()
+            gone = name in _RETIRED and not (CHECKOUT / file).exists()
             if not gone and name not in _MERGED:
                 continue
             if not gone and _has_waiting_runs(client, deployment):  # they would be deleted too
@@ -47,7 +52,7 @@ def delete_outdated() -> None:
 
 
 def _has_waiting_runs(client: SyncPrefectClient, deployment: DeploymentResponse) -> bool:
-    scheduled = FlowRunFilterStateType(any_=[StateType.SCHEDULED])
+    scheduled = FlowRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING])
     waiting = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=scheduled)),

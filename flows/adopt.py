@@ -97,7 +97,10 @@ def _look_around(opened: OpenWorkspace, session: Agent) -> tuple[int, list[str]]
 
 
 def _warnings(opened: OpenWorkspace, found: Adoptable, host_key: str) -> list[str]:
-    warnings = []
+    warnings = [
+        "files outside of the workspace that are older than the machine's last start may be on it "
+        "without being listed: a hibernate loses them. Name every directory with data in `paths`"
+    ]
     if not host_key and found.rental is None:
         warnings.append("the host key is that of the first login: compare it with the machine's")
     newest = newest_snapshot(opened.store, opened.spec.name)

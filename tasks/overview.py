@@ -46,11 +46,11 @@ def show_overview(
     """Renew the table of all workspaces in the UI, from the ``machines`` that a look has found. The
     month's cost is read for those that are awake: a look comes every few minutes."""
     try:
-        coming = runner().alerts.coming()
+        coming: list[ComingRun] | None = runner().alerts.coming()
     except Exception as error:  # noqa: BLE001 - the machines are shown without the server's schedules
         runner().log.warning("schedules cannot be read: %s", error)
-        coming = []
-    seen = Overviews(overview(opened, machines, coming, asleep_too=False), _watching(coming))
+        coming = None
+    seen = Overviews(overview(opened, machines, coming or [], asleep_too=False), _watching(coming))
     title = f"{seen.title()}. Seen at {moment(time.time())}"
     runner().table(key="workspaces", rows=seen.rows(), description=title)
     return seen
@@ -122,7 +122,9 @@ def _look_at(
     )
 
 
-def _watching(coming: Sequence[ComingRun]) -> str:
+def _watching(coming: Sequence[ComingRun] | None) -> str:
+    if coming is None:
+        return ""
     looks = [one.at_unix for one in coming if one.flow == "watch"]
     if not looks:
         return "The schedule of watch is off: nobody notices an idle machine"

@@ -23,17 +23,17 @@ def test_a_deployment_of_an_earlier_version_goes_with_its_schedule_and_without_r
         return str(ask("POST", f"{prefect_server.api_url}/deployments/", wanted)["id"])
 
     hourly = [{"schedule": {"cron": "30 * * * *"}, "slug": "hourly", "active": False}]
-    gone = deployed("gone", "flows/gone.py:is_gone", schedules=hourly)
+    gone = deployed("check-backup", "flows/check_backup.py:check_backup", schedules=hourly)
     merged = deployed("high", "flows/job.py:job")
     waits = deployed("low", "flows/job.py:job")
     run = f"{prefect_server.api_url}/deployments/{waits}/create_flow_run"
     ask("POST", run, {"state": {"type": "SCHEDULED"}})
     mine = deployed("mine", "flows/job.py:job")
-    others = deployed("others", "flows/gone.py:is_gone", tags=["another"])
+    others = deployed("others", "flows/gone.py:is_gone")  # a user's own flow, or a newer version's
 
     delete_outdated()
     assert sorted(capsys.readouterr().out.splitlines()) == [
-        SAYS.format("is-gone/gone", "was deleted, with its schedules"),
+        SAYS.format("check-backup/check-backup", "was deleted, with its schedules"),
         SAYS.format("job/high", "was deleted"),
         SAYS.format("job/low", "stays: its runs wait"),
     ]
