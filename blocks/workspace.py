@@ -338,6 +338,12 @@ class Workspace(Block):
 
     def _settings(self, field: Literal["idle", "tuning"], kind: type[KindT]) -> KindT:
         named: str = getattr(self, field)
+        if named and (own := self.own(kind)):
+            raise InvalidInput(
+                f"{self._me()} names the {kind.get_block_type_name()} block {named} and also says "
+                f"{', '.join(own)} itself: leave that out, or write it into the block. `make up` "
+                "moves what an earlier version saved"
+            )
         return load(named, (kind,), of=self._me()) if named else kind(**self.own(kind))
 
     def _check_moved(self) -> None:

@@ -24,9 +24,14 @@ from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.events.actions import PauseDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    temporary_settings,
+)
 
 from deployments.installation import Installation
-from deployments.server import answers, asking, server_of
+from deployments.server import answers, server_of
 from tasks.events import VerificationFailed
 from tasks.prefect_alerts import NOTIFIERS, TAG
 from torpor.shared.errors import InvalidInput, TorporError
@@ -53,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not answers(server):
             raise InvalidInput(f"no Prefect server answers at {server.api_url}: run `torpor up`")
-        with asking(server):
+        login = server.login or PREFECT_API_AUTH_STRING.value()
+        settings = {PREFECT_API_URL: server.api_url, PREFECT_API_AUTH_STRING: login}
+        with temporary_settings(updates=settings):
             names = remove() if options.remove else install(options.notify, options.silent_minutes)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)

@@ -38,10 +38,13 @@ def choose(installation: Installation, idle: Idle) -> None:
     """Switch the schedule of `watch`, and say what its runs do with idle machines."""
     with get_client(sync_client=True) as client:
         watch = client.read_deployment_by_name(WATCH)
-        parameters = {**watch.parameters, "only_report": idle == "report"}
+        parameters = {**watch.parameters, "only_report": idle == "report", "dry_run": False}
         client.update_deployment(watch.id, DeploymentUpdate(parameters=parameters))
         for schedule in watch.schedules:
-            client.update_deployment_schedule(watch.id, schedule.id, active=idle != "off")
+            own = {k: v for k, v in schedule.parameters.items() if k not in parameters}
+            client.update_deployment_schedule(
+                watch.id, schedule.id, active=idle != "off", parameters=own
+            )
     _file(installation).write_text(f"{idle}\n")
 
 
@@ -49,7 +52,10 @@ def ask() -> Idle:
     """The answer of whoever is at the terminal; nothing typed means report."""
     print(QUESTION, end="")
     while True:
-        answer = input("hibernate, report or off [report]: ").strip().lower() or "report"
+        try:
+            answer = input("hibernate, report or off [report]: ").strip().lower() or "report"
+        except EOFError:
+            answer = "off"
         fitting = [idle for idle in get_args(Idle) if idle.startswith(answer)]
         if len(fitting) == 1:
             chosen: Idle = fitting[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
@@ -20,6 +21,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 
 from deployments.installation import CHECKOUT
+from deployments.schedules import WATCH
 
 _TAG: Final = "torpor"
 """Each deployment of prefect.yaml has it."""
@@ -28,6 +30,8 @@ _RETIRED: Final = frozenset(
     for name in ("benchmark-deploy", "check-backup", "find", "job-log", "list-jobs", "unpin")
 )
 """Deployments whose flow is gone. A user's own and a newer version's stay, whatever their tag."""
+_CHECK: Final = "check-backup/check-backup"
+_DAILY_HOURS: Final = 26.0
 _MERGED: Final = frozenset({"job/critical", "job/high", "job/normal", "job/low"})
 """Deployments whose flow is there, under another deployment."""
 
@@ -46,9 +50,21 @@ def delete_outdated() -> None:
             if not gone and _has_waiting_runs(client, deployment):  # they would be deleted too
                 print(f"  note      deployment {name} of an earlier version stays: its runs wait")
                 continue
+            if name == _CHECK and any(one.active for one in deployment.schedules):
+                _check_by_watch(client, deployment.parameters.get("most_hours", _DAILY_HOURS))
             client.delete_deployment(deployment.id)
             also = ", with its schedules" if deployment.schedules else ""
             print(f"  note      deployment {name} of an earlier version was deleted{also}")
+
+
+def _check_by_watch(client: SyncPrefectClient, hours: float) -> None:
+    """What the schedule of `check-backup` did, `watch` goes on doing."""
+    watch = client.read_deployment_by_name(WATCH)
+    if not watch.parameters.get("backup_hours"):
+        parameters = {**watch.parameters, "backup_hours": hours}
+        client.update_deployment(watch.id, DeploymentUpdate(parameters=parameters))
+        on = "" if any(one.active for one in watch.schedules) else ", once its schedule is on"
+        print(f"  note      watch checks backups now{on}: backup_hours is {hours:g}")
 
 
 def _has_waiting_runs(client: SyncPrefectClient, deployment: DeploymentResponse) -> bool:

@@ -9,8 +9,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -73,17 +71,6 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
         return Server(given, own=False)
     chosen = port or recorded_port(installation.folder) or _choose_port()
     return Server(api_url(chosen), True, installation.login())
-
-
-@contextmanager
-def asking(server: Server) -> Iterator[None]:
-    """Prefect's client asks this server."""
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-
-    login = server.login or PREFECT_API_AUTH_STRING.value()
-    settings = {PREFECT_API_URL: server.api_url, PREFECT_API_AUTH_STRING: login}
-    with temporary_settings(updates=settings):
-        yield
 
 
 def users_own(installation: Installation) -> str | None:

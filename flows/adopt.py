@@ -52,12 +52,12 @@ def adopt(
             first login is pinned.
         dry_run: Only look, and report what is in the workspace and what would be lost. Off: adopt.
         release: Give up the workspace's adopted machine instead: its mark and its record go, and
-            the machine runs on.
+            the machine runs on. `machine` may stay empty.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
     if release:
-        return _released(opened)
+        return _released(opened, machine, dry_run)
     found = find_adoptable(opened, machine, price_usd_h)
     session, shown = log_in_to_adopt(opened, found, host_key)
     with session:
@@ -97,10 +97,7 @@ def _look_around(opened: OpenWorkspace, session: Agent) -> tuple[int, list[str]]
 
 
 def _warnings(opened: OpenWorkspace, found: Adoptable, host_key: str) -> list[str]:
-    warnings = [
-        "files outside of the workspace that are older than the machine's last start may be on it "
-        "without being listed: a hibernate loses them. Name every directory with data in `paths`"
-    ]
+    warnings = []
     if not host_key and found.rental is None:
         warnings.append("the host key is that of the first login: compare it with the machine's")
     newest = newest_snapshot(opened.store, opened.spec.name)
@@ -117,13 +114,17 @@ def _warnings(opened: OpenWorkspace, found: Adoptable, host_key: str) -> list[st
     return warnings
 
 
-def _released(opened: OpenWorkspace) -> AdoptReport:
+def _released(opened: OpenWorkspace, machine: str, dry_run: bool) -> AdoptReport:
     mine = [rental for rental in opened.rentals.open() if rental.adopted]
-    for rental in mine:
+    if machine:
+        wanted = machine.strip().rpartition(":")[2]
+        mine = [rental for rental in mine if rental.machine == wanted]
+    for rental in mine if not dry_run else ():
         give_up(opened, rental)
+    done = "can be given up" if dry_run else "given up"
     return AdoptReport(
         workspace=opened.spec.name,
         machine=", ".join(str(rental.machine) for rental in mine),
         provider=", ".join(rental.provider for rental in mine),
-        state="given up" if mine else "not adopted",
+        state=done if mine else "not adopted",
     )

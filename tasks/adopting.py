@@ -10,7 +10,9 @@ import asyncssh
 import msgspec
 
 from tasks.machines import endpoint_of, renting
+from tasks.opening import open_all
 from tasks.retrying import ONCE
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.money.storage import look
@@ -26,7 +28,7 @@ from torpor.control.rental.adoption import (
 from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental, Rentals
 from torpor.shared.errors import HostKeyChanged, InvalidInput, MachineDenied, ProviderUnavailable
-from torpor.shared.values import Label, Machine, WorkspaceName
+from torpor.shared.values import Label, Machine
 
 _SHOWN_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
 """The waits before the looks for a mark that was just made: markets may list it late."""
@@ -41,7 +43,7 @@ class Adoptable:
     machine: Machine
     price_usd_h: float
     rental: Rental | None
-    names: tuple[WorkspaceName, ...]  # of all workspaces in the store
+    ledgers: tuple[Rentals, ...]  # in which the machine may be another workspace's
 
 
 @step("find machine to adopt")
@@ -51,12 +53,12 @@ def find_adoptable(opened: OpenWorkspace, wanted: str, price_usd_h: float) -> Ad
     workspace is on another one. Changes nothing."""
     markets = opened.markets
     provider, machine = provider_of(wanted, opened.each(), markets.named, markets.every())
-    names = (*look(opened.store),)
+    ledgers = _ledgers(opened, provider)
     mine = opened.rentals.open()
     own = adopted_before(mine, provider, machine)
     recall([provider], mine)
     live = usable(provider, machine, own)
-    check_free((Rentals(opened.store, name) for name in names), provider, machine, own)
+    check_free(ledgers, provider, machine, own)
     check_asleep(mine, renting(opened).machines(), live, own)
     price = price_usd_h or (own.price_usd_h if own else live.price_usd_h)
     if price <= 0:
@@ -64,7 +66,7 @@ def find_adoptable(opened: OpenWorkspace, wanted: str, price_usd_h: float) -> Ad
             f"{provider.identity} does not state what machine {machine} costs: state it, in "
             "dollars an hour, with --price"
         )
-    return Adoptable(provider, live, price, own, names)
+    return Adoptable(provider, live, price, own, ledgers)
 
 
 @step("log in to adopt", phase="connect", retries=ONCE)
@@ -98,19 +100,37 @@ def log_in_to_adopt(opened: OpenWorkspace, found: Adoptable, host_key: str) -> t
 def record_adoption(opened: OpenWorkspace, found: Adoptable, host_key: str) -> Rental:
     """Write the rental, before anything is changed at the market: whatever is killed afterwards,
     the machine is on record as one that holds work."""
-    if found.rental is not None:
-        return found.rental
+    if (before := found.rental) is not None:
+        if before.price_usd_h == found.price_usd_h:
+            return before
+        return opened.rentals.change(before, price_usd_h=found.price_usd_h)
     label = opened.rentals.new_label(opened.owner)
-    rental = opened.rentals.adopt(label, found.machine, host_key, found.price_usd_h, opened.project)
+    rental = opened.rentals.adopt(
+        label, found.machine, host_key, found.price_usd_h, opened.project, opened.spec.want
+    )
     try:  # another run may have done the same meanwhile
-        names = {*found.names, opened.spec.name}
-        ledgers = (Rentals(opened.store, name) for name in names)
+        ledgers = (*found.ledgers, opened.rentals)
         check_free(ledgers, found.provider, found.machine.id, rental)
         check_asleep(opened.rentals.open(), (), found.machine, rental)
     except Exception:
         opened.rentals.change(rental, state="ended", why="another run uses it: nothing was marked")
         raise
     return rental
+
+
+def _ledgers(opened: OpenWorkspace, provider: Provider) -> tuple[Rentals, ...]:
+    """The rentals of all workspaces in the store. Where the market shows no mark, those in the
+    stores of all saved Workspace blocks, too; InvalidInput if one of these cannot be opened."""
+    stores = {opened.store.address: opened.store}
+    if provider.abilities.adopts == "by record":
+        others, closed = open_all(runner().workspaces())
+        for block, error in closed.items():
+            raise InvalidInput(
+                f"nobody can say whether workspace {block} has adopted the machine, because its "
+                f"block cannot be used ({error}): correct it, or delete the block"
+            )
+        stores |= {one.store.address: one.store for one in others.values()}
+    return tuple(Rentals(store, name) for store in stores.values() for name in look(store))
 
 
 @step("mark machine")
@@ -136,6 +156,11 @@ def give_up(opened: OpenWorkspace, rental: Rental) -> None:
     provider = opened.markets.of(rental.provider)
     recall([provider], [rental])
     live = Absent() if rental.machine is None else provider.find(rental.machine)
+    if isinstance(live, Machine) and live.state == "stopping":
+        raise InvalidInput(
+            f"machine {live.id} is being ended ({live.note or 'its market says so'}): it was not "
+            "given up"
+        )
     if isinstance(live, Machine) and live.label == rental.label:
         mark_adopted.function(provider, live, None)
     why = "its user has given the adoption up: the machine was left alone"

@@ -40,10 +40,10 @@ def adopt(
     chosen = options or Format()
     if not release and not machine:
         raise InvalidInput("name the machine: `torpor adopt mywork vast:12345`, or use --release")
-    if not (release or yes or sys.stdin.isatty()):
+    if not (release or yes or (sys.stdin.isatty() and not chosen.json)):
         raise InvalidInput(
             f"adopting {machine} lets torpor destroy it, with proof. Nobody is at the terminal to "
-            "answer: add --yes"
+            "answer, or JSON was asked for: add --yes"
         )
     with connected(), quiet(chosen.json):
         import flows

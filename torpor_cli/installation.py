@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+if TYPE_CHECKING:
+    from deployments.installation import Installation
+
+Idle = Literal["hibernate", "report", "off"]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
 def up(
     *,
     port: int | None = None,
-    idle: Literal["hibernate", "report", "off"] | None = None,
+    idle: Idle | None = None,
     notify: Several = None,
 ) -> None:
     """Start a Prefect server, a store, workers and their supervisor on this host.
@@ -25,29 +30,43 @@ def up(
         idle: What becomes of idle machines. Without it, the first `up` at a terminal asks.
         notify: A notification block that tells of alerts, as slack-webhook/mine. May be repeated.
     """
-    from deployments import idle as choice
-    from deployments.automations import install
     from deployments.installation import Installation
-    from deployments.server import asking
     from deployments.up import up as start
+    from torpor_cli.server import connected
 
     installation = Installation.here()
-    with asking(start(installation, port)):
-        chosen = choice.is_chosen(installation)
-        if idle is None and not chosen and sys.stdin.isatty():
-            idle = choice.ask()
-        if idle is not None:
-            choice.choose(installation, idle)
-            print(f"  idle      {choice.SAYS[idle]}")
-        elif not chosen:
-            print(f"  idle      {choice.SAYS['off']}")
-            print("            torpor up --idle hibernate, or report, changes that")
-        if notify:
-            install(notify)
-            print(f"  alerts    {', '.join(notify)} tells of them")
-        else:
-            print("  alerts    make a notification block on the UI's page Blocks, and name it:")
-            print("            torpor up --notify slack-webhook/NAME")
+    start(installation, port)
+    with connected():  # before Prefect is imported, which makes a folder in the home
+        _choose(installation, idle)
+        _say_who_is_told(notify)
+
+
+def _choose(installation: Installation, idle: Idle | None) -> None:
+    """What becomes of idle machines: as said, or as the answer at the terminal."""
+    from deployments import idle as choice
+
+    chosen = choice.is_chosen(installation)
+    if idle is None and not chosen and sys.stdin.isatty():
+        idle = choice.ask()
+    if idle is not None:
+        choice.choose(installation, idle)
+        print(f"  idle      {choice.SAYS[idle]}")
+    elif not chosen:
+        print(f"  idle      {choice.SAYS['off']}")
+        print("            torpor up --idle hibernate, or report, changes that")
+
+
+def _say_who_is_told(notify: Sequence[str] | None) -> None:
+    from deployments.automations import install
+    from tasks.prefect_alerts import PrefectAlerts
+
+    if notify:
+        install(notify)
+    if names := PrefectAlerts().notifiers():
+        print(f"  alerts    {', '.join(names)} tells of them")
+    else:
+        print("  alerts    make a notification block on the UI's page Blocks, and name it:")
+        print("            torpor up --notify slack-webhook/NAME")
 
 
 def down(*, machines: Annotated[bool, Parameter(negative=())] = False) -> None:

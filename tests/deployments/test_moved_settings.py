@@ -200,11 +200,13 @@ def test_a_named_block_counts_and_what_no_longer_counts_is_said(
 ) -> None:
     Idleness(idle_minutes=60).save(NAME)
     _change(prefect_server, saved, {**KEPT, "idle": NAME, "idle_minutes": 120.0})
-    assert Workspace.of(NAME).spec().idle.minutes == 60
+    with pytest.raises(InvalidInput, match=f"names the Idleness block {NAME} and also says"):
+        Workspace.of(NAME).spec()
     assert move_settings() == [
         f"workspace {NAME}: idle_minutes=120.0 no longer counts: the workspace names {NAME}"
     ]
     assert _document(prefect_server)["data"] == {**KEPT, "idle": NAME}
+    assert Workspace.of(NAME).spec().idle.minutes == 60
 
 
 def test_nothing_moves_while_runs_are_open_or_where_a_block_cannot_be_used(

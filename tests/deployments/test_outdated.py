@@ -22,8 +22,11 @@ def test_a_deployment_of_an_earlier_version_goes_with_its_schedule_and_without_r
         wanted |= {"tags": ["torpor"], **fields}
         return str(ask("POST", f"{prefect_server.api_url}/deployments/", wanted)["id"])
 
-    hourly = [{"schedule": {"cron": "30 * * * *"}, "slug": "hourly", "active": False}]
+    hourly = [{"schedule": {"cron": "30 * * * *"}, "slug": "hourly", "active": True}]
     gone = deployed("check-backup", "flows/check_backup.py:check_backup", schedules=hourly)
+    flow = ask("POST", f"{prefect_server.api_url}/flows/", {"name": "watch"})["id"]
+    watch = {"flow_id": flow, "name": "watch", "parameters": {"dry_run": False}}
+    made = ask("POST", f"{prefect_server.api_url}/deployments/", watch)["id"]
     merged = deployed("high", "flows/job.py:job")
     waits = deployed("low", "flows/job.py:job")
     run = f"{prefect_server.api_url}/deployments/{waits}/create_flow_run"
@@ -36,10 +39,13 @@ def test_a_deployment_of_an_earlier_version_goes_with_its_schedule_and_without_r
         SAYS.format("check-backup/check-backup", "was deleted, with its schedules"),
         SAYS.format("job/high", "was deleted"),
         SAYS.format("job/low", "stays: its runs wait"),
+        "  note      watch checks backups now, once its schedule is on: backup_hours is 26",
     ]
+    now = ask("GET", f"{prefect_server.api_url}/deployments/{made}", None)
+    assert now["parameters"] == {"dry_run": False, "backup_hours": 26.0}
     found = ask("POST", f"{prefect_server.api_url}/deployments/filter", {})
     there = {deployment["id"] for deployment in found}
     assert there.isdisjoint({gone, merged})
     assert {waits, mine, others} <= there
-    for left in (waits, mine, others):
+    for left in (waits, mine, others, made):
         ask("DELETE", f"{prefect_server.api_url}/deployments/{left}")

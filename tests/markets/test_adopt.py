@@ -147,13 +147,17 @@ def test_at_each_market_it_is_adopted_and_hibernated_with_proof(
 
 def test_given_up_it_runs_on_and_is_nobody_s(mine: Mine) -> None:
     mine.adopt()
-    report = run_plainly(mine.opened, adopt, release=True)
+    assert run_plainly(mine.opened, adopt, release=True).state == "can be given up"
+    others = run_plainly(mine.opened, adopt, "vast:999", release=True, dry_run=False)
+    assert others.state == "not adopted"
+    assert len(mine.opened.rentals.open()) == 1
+    report = run_plainly(mine.opened, adopt, release=True, dry_run=False)
     assert (report.state, report.machine) == ("given up", mine.id)
     assert mine.find().label is None
     assert mine.opened.rentals.open() == []
     assert run_plainly(mine.opened, reconcile).findings == []
     assert mine.markets.alive() == ["vast"]
-    assert run_plainly(mine.opened, adopt, release=True).state == "not adopted"
+    assert run_plainly(mine.opened, adopt, release=True, dry_run=False).state == "not adopted"
     mine.adopt()
     assert hibernate_plainly(mine.opened).destroyed
 

@@ -56,7 +56,8 @@ class Overviews(Report, frozen=True):
 
     @property
     def awake(self) -> list[Overview]:
-        return [seen for seen in self.workspaces if seen.machines]
+        """Those on machines; of several blocks for one workspace, one."""
+        return [*{tuple(seen.machines): seen for seen in self.workspaces if seen.machines}.values()]
 
     def title(self) -> str:
         said = f"Workspaces: {len(self.workspaces)}, awake: {len(self.awake)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from torpor.shared.errors import (
     UnsafeDestroy,
     WorkspaceBusy,
 )
-from torpor.shared.values import DRILL, Label, Machine, MachineId, WorkspaceName
+from torpor.shared.values import DRILL, Label, Machine, MachineId, Want, WorkspaceName
 
 replace = msgspec.structs.replace
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJxQ0OZzqlq0Jm2v4zGzVqk6pS1k0mWg2q0t0y3c2b1a"
@@ -36,7 +37,7 @@ def adopted(rents: Rents, **changes: Any) -> tuple[Machine, Rental]:
     """A machine that torpor did not rent, and its record; ``changes`` of the live machine."""
     label = rents.rentals.new_label("me")
     machine = Machine(MachineId("m-9"), rents.market.identity, label, "running", None, 2.0)
-    rental = rents.rentals.adopt(label, machine, HOST_KEY, 2.0, "")
+    rental = rents.rentals.adopt(label, machine, HOST_KEY, 2.0, "", Want())
     rents.market.alive[machine.id] = replace(machine, **changes)
     return machine, rental
 
@@ -98,6 +99,15 @@ def test_nothing_ends_an_adopted_machine_without_a_snapshot(
         rents.rentals.change(now, state="ended", why="the next turn")
 
 
+def test_one_that_was_given_up_during_its_end_is_left_alone(rents: Rents) -> None:
+    machine, rental = adopted(rents)
+    warrant: Any = SimpleNamespace(snapshot="20261120T000000Z-0a1b2c3d", is_accepted=False)
+    rents.rentals.change(rental, state="ended", why="given up")
+    with pytest.raises(HandedOver, match="given up"):
+        rents.run().end(rental, warrant, machine)
+    assert [*rents.market.alive] == [machine.id]
+
+
 def test_it_is_handed_over_from_its_first_write(rents: Rents) -> None:
     _, rental = adopted(rents)
     assert (rental.state, rental.unfinished) == ("handed over", False)
@@ -114,7 +124,7 @@ def test_no_machine_is_adopted_under_a_name_whose_machines_may_always_end(
     drills = Rentals(memory_store, WorkspaceName(f"{DRILL}demo"))
     machine = Machine(MachineId("m"), "vast:1", Label("me", drills.workspace, "1"), "running", None)
     with pytest.raises(UnsafeDestroy):
-        drills.adopt(drills.new_label("me"), machine, HOST_KEY, 1.0, "")
+        drills.adopt(drills.new_label("me"), machine, HOST_KEY, 1.0, "", Want())
     assert drills.open() == []
 
 

@@ -38,9 +38,14 @@ class Made:
         time.sleep(0.03)
 
     def look(
-        self, *skipped: str, stop: Callable[[], bool] = lambda: False, recorded: str = SYSTEM
+        self,
+        *skipped: str,
+        stop: Callable[[], bool] = lambda: False,
+        recorded: str = SYSTEM,
+        disks_since_ns: int | None = None,
     ) -> Found:
-        where = Where("/", self.since_ns, list(skipped), [recorded])
+        disks_ns = self.since_ns if disks_since_ns is None else disks_since_ns
+        where = Where("/", self.since_ns, disks_ns, list(skipped), [recorded])
         return Look(where, Mounts(self.mounts), stop, str(self.top)).run()
 
 
@@ -89,6 +94,17 @@ def test_files_are_grouped_as_a_person_would_name_them(
     assert sorted(folder.path for folder in found.folders) == sorted(named)
     assert found.total.files == len(files)
     assert found.total.newest_unix > made.since_ns / 1e9
+
+
+def test_on_disks_that_outlive_a_restart_what_is_older_than_the_machine_is_named(
+    made: Made,
+) -> None:
+    """The user of an adopted machine has restarted it: its own disk is new, the others are not."""
+    made.mounts += [Mount("/workspace", "ext4"), Mount("/usr", "ext4")]
+    made.image("/workspace/runs/a", "/srv/of-the-image", "/usr/lib/big.so")
+    made.begin()
+    assert made.look().total.files == 0
+    assert [folder.path for folder in made.look(disks_since_ns=0).folders] == ["/workspace/runs"]
 
 
 def test_the_largest_come_first_and_the_total_has_all(made: Made) -> None:

@@ -22,6 +22,7 @@ class Linked:
         self.mounts = [Mount("/", "overlay")]
         self.skipped: list[str] = []
         self.since_ns: int | None = 0
+        self.older = False
 
     def begin(self) -> None:
         time.sleep(0.03)
@@ -43,7 +44,9 @@ class Linked:
         """By the name of each link, where it leads, and the files and bytes there."""
         root = os.fsencode(self.work)
         entries = walk([root], [{}], None, lambda: None).entries
-        looks = LinksOut([root], self.skipped, self.since_ns, Mounts(self.mounts), stop)
+        looks = LinksOut(
+            [root], self.skipped, self.since_ns, Mounts(self.mounts), stop, older=self.older
+        )
         links, self.count = looks.find(entries)
         return {
             os.path.relpath(link.link, self.work): (
@@ -66,6 +69,18 @@ def test_a_link_to_data_is_found_with_what_it_leads_to(linked: Linked, relative:
     target = "../nvme/checkpoints" if relative else linked.top / "nvme/checkpoints"
     linked.link("checkpoints", target)
     assert linked.find() == {"checkpoints": ("nvme/checkpoints", 2, 103)}
+
+
+def test_a_link_to_data_from_before_a_restart_is_found_where_the_machine_is_its_users(
+    linked: Linked,
+) -> None:
+    linked.write("nvme/checkpoints/1/weights")
+    linked.link("checkpoints", linked.top / "nvme/checkpoints")
+    linked.link("python", "/usr/bin/env")  # the system's, as of each virtual environment
+    linked.begin()
+    assert linked.find() == {}
+    linked.older = True
+    assert linked.find() == {"checkpoints": ("nvme/checkpoints", 1, 3)}
 
 
 def test_a_link_to_a_file_and_one_through_another_link_are_found(linked: Linked) -> None:

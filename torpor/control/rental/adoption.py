@@ -29,7 +29,7 @@ class AdoptReport(WorkspaceReport, frozen=True):
 
     machine: str
     provider: str
-    state: str  # can be adopted, adopted, given up, not adopted
+    state: str  # as in _SAID, or not adopted
     price_usd_h: float = 0.0
     host_key: str = ""
     fingerprint: str = ""
@@ -40,7 +40,7 @@ class AdoptReport(WorkspaceReport, frozen=True):
 
     def title(self) -> str:
         if not self.machine:
-            return f"Workspace {self.workspace} has no adopted machine"
+            return f"Workspace {self.workspace} has no such adopted machine"
         return f"Workspace {self.workspace}: machine {self.machine} {_SAID[self.state]}"
 
     def rows(self) -> list[Row]:
@@ -66,6 +66,7 @@ class AdoptReport(WorkspaceReport, frozen=True):
 _SAID: Final = {
     "can be adopted": "can be adopted; nothing was changed",
     "adopted": "was adopted: only a verified snapshot ends it",
+    "can be given up": "can be given up; nothing was changed",
     "given up": "is no longer torpor's; it runs on and costs what it costs",
 }
 

@@ -128,14 +128,20 @@ def _forgotten(rental: Rental) -> str:
 
 
 def destroy(
-    provider: Provider, machine: Machine, warrant: Warrant, rental: Rental, within_s: float
+    provider: Provider,
+    machine: Machine,
+    warrant: Warrant,
+    rental: Rental,
+    within_s: float,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """Destroy the machine, repeatedly, until the provider proves its end and shows nothing else of
     its label; returns the proof, or what stands for one that the provider no longer keeps.
 
     A provider that has not settled may claim the end of a machine that it does not show yet. Raises
     StillChanging if the warrant grows too old before the provider accepts, and EndUnproven if
-    there is no proof in time: the machine may still cost money.
+    there is no proof in time: the machine may still cost money. ``check`` may raise before each
+    request.
     """
     settled_unix = rental.created_unix + provider.abilities.settling_s
     give_up = time.monotonic() + within_s
@@ -145,6 +151,7 @@ def destroy(
         fault: TorporError | None = None
         try:
             live = provider.find(machine.id)
+            check()
             if isinstance(live, Machine):
                 settled_unix = 0.0  # it shows
                 if live.state == "stopping" and not accepted and provider.abilities.ending_s:

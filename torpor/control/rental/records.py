@@ -34,6 +34,7 @@ from torpor.shared.values import (
     MachineId,
     ObjectKey,
     SnapshotId,
+    Want,
     WorkspaceName,
 )
 
@@ -141,10 +142,17 @@ class Rentals:
         return rental
 
     def adopt(
-        self, label: Label, machine: Machine, host_key: str, price_usd_h: float, project: str
+        self,
+        label: Label,
+        machine: Machine,
+        host_key: str,
+        price_usd_h: float,
+        project: str,
+        want: Want,
     ) -> Rental:
         """Record a machine that its user rented. It is handed over from the first write on: there
-        is no moment at which anything but a verified snapshot may end it."""
+        is no moment at which anything but a verified snapshot may end it. ``want``: the GPUs that
+        it must show to be judged idle."""
         if label.workspace.startswith(RESERVED):
             raise UnsafeDestroy(f"no machine is adopted under the reserved name {label.workspace}")
         now_unix = time.time()
@@ -154,6 +162,8 @@ class Rentals:
             state="handed over",
             created_unix=now_unix,
             price_usd_h=price_usd_h,
+            gpu=want.gpu or "",
+            gpu_count=want.gpu_count if want.gpu else 0,
             machine=machine.id,
             host_key=host_key,
             seen_unix=now_unix,
@@ -190,6 +200,13 @@ class Rentals:
         """The rental of this label while it is open."""
         found = self._read(label.rental)
         return None if found is None or found[0].state == "ended" else found[0]
+
+    def check_held(self, rental: Rental) -> None:
+        """HandedOver where its user has given an adopted machine up meanwhile."""
+        if rental.adopted and self.of(rental.label) is None:
+            raise HandedOver(
+                f"machine {rental.machine} was given up by its user meanwhile: it was left alone"
+            )
 
     def ended(self, rental: str) -> Rental | None:
         """The rental of this id once it has ended."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 import asyncssh
@@ -339,7 +340,8 @@ class Renting:
             return
         warrant = warrant or never_handed_over(machine, label, lambda: self.check_unclaimed(label))
         try:
-            why = destroy(provider, machine, warrant, rental, within_s)
+            held = partial(self._rentals.check_held, rental)
+            why = destroy(provider, machine, warrant, rental, within_s, held)
         except BaseException as error:
             if isinstance(error, Exception):
                 accepted = isinstance(error, EndUnproven) and error.accepted

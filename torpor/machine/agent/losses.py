@@ -59,6 +59,7 @@ class LookBehind:
             where = Where(
                 top=self._top,
                 since_ns=self._since_ns if request.rented else self._first_ns,
+                disks_since_ns=self._since_ns if request.rented else 0,
                 skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
                 recorded=python_places(),
             )
@@ -81,7 +82,9 @@ class LookBehind:
 
         since_ns = self._since_ns if request.rented else self._first_ns if request.whole else None
         mounts = Mounts.of_this_machine()
-        looks = LinksOut(self._roots, self._left_out(request), since_ns, mounts, stop, self._top)
+        older = request.whole and not request.rented  # its user's disks outlive a restart
+        left_out = self._left_out(request)
+        looks = LinksOut(self._roots, left_out, since_ns, mounts, stop, self._top, older)
         links, count = looks.find(entries or [])
         found = self._wait(request.wait_s, call) if request.whole else None
         return _answer(found or Found(True, _NOTHING, [], [], [], 0, [], 0, []), links, count)

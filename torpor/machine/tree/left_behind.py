@@ -82,12 +82,14 @@ _LEAST_SYSTEM_BYTES: Final = 64 << 10
 
 
 class Where(msgspec.Struct, frozen=True):
-    """``top``: the directory that is the whole machine. ``since_ns``: what is older came with it.
+    """``top``: the directory that is the whole machine. ``since_ns``: what is older came with it;
+    ``disks_since_ns``: the same, of disks other than the root's, outside of the system.
     ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
     that the environment record names."""
 
     top: str
     since_ns: int
+    disks_since_ns: int
     skipped: list[str]
     recorded: list[str]
 
@@ -140,12 +142,14 @@ class Look:
             for mount in mounts.remote()
         ]
         self._links: set[tuple[int, int]] = set()
+        self._since_ns = where.since_ns  # of the place that is walked
 
     def run(self) -> Found:
         """Look until everything is seen, or ``stop`` is set."""
         complete = True
         try:
-            for place in self._places():
+            for place, since_ns in self._places():
+                self._since_ns = since_ns
                 if not is_under(place, self._where.skipped):
                     self._walk(place)
         except _Stopped:
@@ -168,18 +172,22 @@ class Look:
 
     # -- the walk
 
-    def _places(self) -> Iterator[str]:
-        """Where to look, users' files first."""
+    def _places(self) -> Iterator[tuple[str, int]]:
+        """Where to look, users' files first, and for what came there since when."""
+        since_ns = self._where.since_ns
         if self._where.top != "/":
-            yield self._where.top
+            yield self._where.top, since_ns
             return
-        disks = self._mounts.disks()[1:]
-        yield from (disk for disk in disks if os.path.isdir(self._prefix + disk))
+        for disk in self._mounts.disks()[1:]:
+            if os.path.isdir(self._prefix + disk):
+                system = disk.split("/")[1] in (*_LAST, "etc")
+                yield disk, since_ns if system else self._where.disks_since_ns
+        self._since_ns = since_ns
         below = self._directory("/", False)
         last = {f"/{name}" for name in _LAST}
-        yield from sorted(set(below) - last, key=lambda path: (path == "/var", path))
-        yield "/usr/local"
-        yield from sorted(last & set(below))
+        first = sorted(set(below) - last, key=lambda path: (path == "/var", path))
+        for place in (*first, "/usr/local", *sorted(last & set(below))):
+            yield place, since_ns
 
     def _homes_of_users(self) -> set[str]:
         try:
@@ -198,7 +206,7 @@ class Look:
 
     def _directory(self, path: str, system: bool) -> list[str]:
         """Look at the files of one directory; returns the directories in it."""
-        since_ns, full = self._where.since_ns, self._prefix + path
+        since_ns, full = self._since_ns, self._prefix + path
         below: list[str] = []
         count = changed = size = newest = 0
         start = path if path.endswith("/") else f"{path}/"
@@ -248,7 +256,7 @@ class Look:
         if name == "__pycache__" or path in self._skipped or path in _NEVER or path == "/usr/local":
             return False
         if name.endswith(RECORDS) and entry.stat(follow_symlinks=False).st_ctime_ns >= (
-            self._where.since_ns
+            self._since_ns
         ):
             place = os.path.dirname(path)
             self._owned.learn(place, name, whole=place.startswith("/usr/"))
@@ -308,7 +316,7 @@ class Look:
                             pending.append(f"{path}/{entry.name}")
                             continue
                         facts = entry.stat(follow_symlinks=False)
-                        if facts.st_ctime_ns >= self._where.since_ns:
+                        if facts.st_ctime_ns >= self._since_ns:
                             files += 1
                             size += taken_bytes(facts)
                             newest = max(newest, facts.st_ctime_ns)

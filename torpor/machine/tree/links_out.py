@@ -21,7 +21,8 @@ _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "
 
 class LinksOut:
     """Looks where links lead. ``since_ns``: what is older came with the machine; None: that is not
-    known, and only directories of the system count as such. ``skipped``: real paths that are in the
+    known, and only directories of the system count as such. ``older``: what is older counts too,
+    outside of those. ``skipped``: real paths that are in the
     snapshot, or may be lost. ``top``: the directory that is the whole machine. ``stop`` ends the
     look: what it has not seen then counts as data."""
 
@@ -33,7 +34,9 @@ class LinksOut:
         mounts: Mounts,
         stop: Callable[[], bool],
         top: str = "/",
+        older: bool = False,
     ) -> None:
+        self._older = older
         self._roots = [os.fsdecode(root) for root in roots]
         self._skipped = [*self._roots, *skipped]
         self._since_ns = since_ns
@@ -115,7 +118,7 @@ class LinksOut:
 
     def _data(self, top: str) -> tuple[Left, bool]:
         """What came or changed at or below ``top``, and whether all of it was looked at."""
-        since_ns = self._since_ns or 0
+        since_ns = 0 if self._older and not is_under(top, _SYSTEM) else self._since_ns or 0
         files = size = newest = 0
         pending, whole = [top], True
         while pending:
