@@ -288,7 +288,8 @@ def _says(answer: bytes, body: bytes = b"") -> Callable[[socket.socket], None]:
 def test_a_lax_store_that_keeps_a_flipped_bit_is_found_out(watch: Watch) -> None:
     """It ignores Content-MD5; the ETag still tells."""
     etags = [md5_of(body).hex().encode() for body in (b"abd", b"abc")]
-    answers = [b'200 OK\r\nETag: "' + etag + b'"\r\nContent-Length: 0\r\n\r\n' for etag in etags]
+    head = b"200 OK\r\nConnection: close\r\nContent-Length: 0\r\nETag: "
+    answers = [head + b'"' + etag + b'"\r\n\r\n' for etag in etags]
     with _served(*(_says(answer, b"abc") for answer in answers)) as url:
         watch.put(Grant(KEY, "PUT", url, FOR_EVER), b"abc")
     assert [type(error) for error, _ in watch.retries] == [StoreCorrupt]
