@@ -44,7 +44,7 @@ class FakeTensorDock(FakeMarket):
     statuses_in_capitals: bool = False
     documented: bool = False  # lists and refusals are as in the documentation
     trouble: tuple[int, str] = (500, "Internal error")  # in a 200 that refuses
-    create_error: tuple[int, str] = (500, "The deployment timed out")  # of one that was made
+    create_error: Answer | None = None  # of one that was made
     named: Callable[[str], str] = staticmethod(lambda name: name)  # what becomes of a name
 
     adapter = TensorDockProvider
@@ -177,7 +177,7 @@ class FakeTensorDock(FakeMarket):
             + DISK_USD_GB_H * resources["storage_gb"]
         )
         if request.has("error that created"):
-            return self.error(*self.create_error)
+            return self.create_error or self.error(500, "The deployment timed out")
         made = {"type": "virtualmachine", "id": machine.id, "name": machine.label}
         return Answer(201, {"data": {**made, "status": "running"}})
 

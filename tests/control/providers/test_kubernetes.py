@@ -260,6 +260,8 @@ class TestKubernetes(MarketContract):
         machine = provider.create(shop.order)
         shop.fake.waiting = {"reason": reason, "message": message}
         if after_s:
+            clock.advance(600)  # a large image, whose last layer fails
+            assert provider.find(machine.id).state == "starting"
             clock.advance(after_s - 1)
             assert provider.find(machine.id).state == "starting"
             clock.advance(1)

@@ -56,6 +56,23 @@ class TestLambda(MarketContract):
         assert all(late - soon >= 12 for soon, late in pairwise(launches))
         assert provider.abilities.poll_s >= 1
 
+    def test_a_launch_that_waits_holds_up_nothing_else(self, shop: Shop) -> None:
+        now, naps, looks = 0.0, [], 0
+
+        def sleep(seconds: float) -> None:
+            nonlocal now, looks
+            naps.append(seconds)
+            if seconds > 2 and not looks:  # the second launch: another thread looks meanwhile
+                looks += 1
+                provider.list_own()
+            now += seconds
+
+        provider = shop.connect(sleep=sleep, clock=lambda: now)
+        for _ in range(2):
+            provider.create(shop.changed(label=label()))
+        assert looks == 1
+        assert len([nap for nap in naps if nap > 2]) == 1
+
     def test_only_the_status_terminated_is_a_proof(self, shop: Shop) -> None:
         shop.fake.ending_looks = 2
         machine = shop.create()

@@ -6,12 +6,13 @@ import base64
 import inspect
 import subprocess
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop
+from tests.markets.server import Answer
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent
 from torpor.control.providers.tensordock import TensorDockProvider
@@ -142,12 +143,18 @@ class TestTensorDock(MarketContract):
             (400, "The host did not answer within the time limit"),
             (409, "A deployment of this name already exists"),
             (400, "Something went wrong"),
+            (400, [{"message": "the node failed"}]),
+            (400, [{"code": "late", "message": "timed out", "path": ["node"]}]),
+            (400, {"errors": [{"message": "it failed"}]}),
         ],
     )
     def test_a_refusal_in_unknown_words_promises_nothing(
-        self, shop: Shop, refusal: tuple[int, str]
+        self, shop: Shop, refusal: tuple[int, Any]
     ) -> None:
-        shop.fake.create_error = refusal
+        status, told = refusal
+        shop.fake.create_error = (
+            shop.fake.error(status, told) if isinstance(told, str) else Answer(status, told)
+        )
         shop.arm("error that created", "create")
         with pytest.raises(CreateUncertain):
             shop.create()

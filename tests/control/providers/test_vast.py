@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.control.providers.market_contract import MarketContract, Shop, of_model
+from tests.control.providers.market_contract import MarketContract, Shop, label, of_model
 from tests.markets.market import Ware
 from tests.markets.vast import FIRST_INSTANCE
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.start_script import start_command
-from torpor.shared.errors import CreateUncertain, NoCapacity, ProviderDenied
+from torpor.shared.errors import CreateUncertain, NoCapacity, ProviderDenied, UnexpectedAnswer
 from torpor.shared.values import MachineId, Want
 
 
@@ -131,6 +131,14 @@ class TestVast(MarketContract):
         wares += [Ware("H100 Cube", 1, 80, 9.0, "Ohio, US")]
         assert of_model(shop.plain.offers(Want(gpu="H100 Cube")), "H100CUBE")
 
+    def test_a_search_that_is_refused_halfway_shows_what_it_found(self, shop: Shop) -> None:
+        wares = shop.market.wares
+        wares += [Ware("RTX 3060", 1, 12, 0.05 + n * 0.001, "Ohio, US") for n in range(70)]
+        shop.fake.calls.clear()
+        shop.fake.step = lambda: len(shop.fake.calls) < 2
+        want = Want(gpu="RTX 3060", spot="never")
+        assert len(of_model(shop.plain.offers(want), "RTX 3060")) == 64
+
     def test_equal_prices_do_not_stop_a_search(self, shop: Shop) -> None:
         wares = shop.market.wares
         wares += [Ware("RTX 3060", 1, 12, 0.05, "Ohio, US") for n in range(70)]
@@ -180,6 +188,15 @@ class TestVast(MarketContract):
         machine = shop.create()
         shop.fake.last_page_is_silent = True
         assert [live.id for live in shop.plain.list_own()] == [machine.id]
+
+    def test_a_full_page_that_says_nothing_of_a_next_one_proves_no_absence(
+        self, shop: Shop
+    ) -> None:
+        for _ in range(25):
+            shop.create(label=label())
+        shop.fake.last_page_is_silent = True
+        with pytest.raises(UnexpectedAnswer, match="no next_token"):
+            shop.plain.list_own()
 
     def test_the_retired_list_is_never_read(self, shop: Shop) -> None:
         """It shows no instance, whatever there is."""

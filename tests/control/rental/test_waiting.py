@@ -139,6 +139,11 @@ def test_a_machine_that_runs_without_an_address_is_given_up_after_its_market_s_o
     assert _wait(provider, Clock()) == RUNNING
     with pytest.raises(MachineUnreachable, match="without an address"):
         _wait(Scripted(BARE), Clock())
+    provider, clock = Scripted(*[BARE, ProviderError("no answer")] * 60), Clock()
+    provider.abilities = msgspec.structs.replace(provider.abilities, address_s=20.0)
+    with pytest.raises(CreateFailed, match="without an address"):
+        _wait(provider, clock)
+    assert 20 <= clock.now <= 31
 
 
 def test_a_market_that_limits_requests_is_asked_no_more_often() -> None:

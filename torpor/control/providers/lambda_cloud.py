@@ -140,7 +140,7 @@ class _Client(MarketClient):
     def __init__(self, *told: Any, clock: Callable[[], float], **more: Any) -> None:
         super().__init__(*told, **more)
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock, self._launches = threading.Lock(), threading.Lock()
         self._next_s = self._next_launch_s = clock()
 
     def _once(
@@ -152,15 +152,25 @@ class _Client(MarketClient):
         params: Mapping[str, str] | None,
         body: Any,
     ) -> _Shape | Refusal:
-        with self._lock:
-            now_s = self._clock()
-            at_s = max(now_s, self._next_s, self._next_launch_s if path == _LAUNCH else 0.0)
-            self._next_s = at_s + _EVERY_S
-            if path == _LAUNCH:
-                self._next_launch_s = at_s + _LAUNCH_EVERY_S
-        if at_s > now_s:
-            self._sleep(at_s - now_s)
+        if path == _LAUNCH:
+            with self._launches:  # one waits for the other; other requests wait for none
+                self._sleep_until(self._next_launch_s)
+                self._next_launch_s = self._take_turn() + _LAUNCH_EVERY_S
+        else:
+            self._take_turn()
         return super()._once(effect, method, path, shape, params, body)
+
+    def _take_turn(self) -> float:
+        """Wait until a request may be sent; when that is."""
+        with self._lock:
+            at_s = max(self._clock(), self._next_s)
+            self._next_s = at_s + _EVERY_S
+        self._sleep_until(at_s)
+        return at_s
+
+    def _sleep_until(self, at_s: float) -> None:
+        if (wait_s := at_s - self._clock()) > 0:
+            self._sleep(wait_s)
 
 
 class LambdaProvider:

@@ -383,10 +383,10 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
     """None: nothing in the answer promises that no machine was rented."""
     asked = f"TensorDock refused {order.offer.id}: {refusal}"
     words = refusal.text.lower()
-    if isinstance(refusal.body, list) and _is_validation(refusal.body):
-        return CreateFailed(asked)
     if _UNDECIDED.search(words):
         return None
+    if isinstance(refusal.body, list) and _is_validation(refusal.body):
+        return CreateFailed(asked)
     if is_denied(refusal) or _MONEY.search(words):
         return ProviderDenied(f"{asked}. Check the key, its permissions and the account's balance")
     if _CAPACITY.search(words):
@@ -400,12 +400,18 @@ def _is_validation(body: object) -> bool:
     """Whether the body has the documented shape: {"errors": [{"status": ..., "title": ...,
     "detail": ...}]}, or that of the live service: [{"code": ..., "message": ..., "path": [...]}]
     (cloud-gpu-shopper, client.go)."""
+    flat = isinstance(body, list)
     errors = body.get("errors") if isinstance(body, dict) else body
     return (
         bool(errors)
         and isinstance(errors, list)
         and all(
-            isinstance(error, dict) and {"title", "detail", "message"} & error.keys()
+            isinstance(error, dict)
+            and (
+                {"code", "message", "path"} <= error.keys()
+                if flat
+                else {"title", "detail"} & error.keys()
+            )
             for error in errors
         )
     )

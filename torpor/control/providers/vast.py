@@ -31,6 +31,7 @@ from torpor.shared.errors import (
     NotOurs,
     ProviderDenied,
     ProviderError,
+    ProviderUnavailable,
     QuotaReached,
 )
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want, learned
@@ -105,7 +106,7 @@ class _Instance(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     instances: list[_Instance]
-    next_token: str | None = None
+    next_token: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _One(msgspec.Struct):
@@ -302,7 +303,12 @@ class VastProvider:
             query["type"] = "bid"
         found: dict[int, _Bundle] = {}
         for _ in range(_MOST_SEARCHES):
-            page = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
+            try:
+                page = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
+            except ProviderUnavailable:
+                if not found:
+                    raise
+                break  # the cheapest ones are there
             fresh = [bundle for bundle in page if bundle.id not in found]
             found |= {bundle.id: bundle for bundle in fresh}
             if len(page) < _MOST_OFFERS:
@@ -353,6 +359,8 @@ class VastProvider:
         for _ in range(_MOST_PAGES):
             page = self._client.read(_Page, "/api/v1/instances/", params)
             rows += page.instances
+            if page.next_token is msgspec.UNSET and len(page.instances) >= _PAGE:
+                raise self._client.unexpected("a full page and no next_token", "a list")
             if not page.next_token:
                 return rows
             params["after_token"] = page.next_token

@@ -69,7 +69,7 @@ def wait_until_reachable(
             seen = f"it runs without an address for SSH: {seen.note}"
             if able.address_s is not None and clock() >= bare_since + able.address_s:
                 raise CreateFailed(f"machine {machine} at {provider.identity} is of no use: {seen}")
-        else:
+        elif isinstance(seen, Machine):  # a market that cannot be asked says nothing of an address
             bare_since = math.inf
         look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
         wait_s = max(able.poll_s, min(wait_s * _GROWTH, _LONGEST_WAIT_S))

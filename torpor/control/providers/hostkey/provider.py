@@ -329,6 +329,8 @@ class HostkeyProvider:
                     callback = str(keys.get(invoice) or "")
                 if not server.isdecimal() and callback:
                     server, over = self._deployed(callback, order.label)
+                if over:  # a server that came with the last words is on a newer list
+                    ids, _ = self._client.servers()
                 known = self._of_label(order.label, ids - before)
                 if known is not None:
                     return known

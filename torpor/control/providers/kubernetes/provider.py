@@ -50,7 +50,13 @@ from torpor.control.providers.kubernetes.objects import (
     service_of,
     toleration,
 )
-from torpor.control.providers.kubernetes.trouble import Events, lacks_room, pull_fault, room_fault
+from torpor.control.providers.kubernetes.trouble import (
+    PULL_S,
+    Events,
+    lacks_room,
+    pull_fault,
+    room_fault,
+)
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
@@ -141,6 +147,7 @@ class KubernetesProvider:
         self._market = self._client.market
         self._machines, self._clock = machines, clock
         self._cluster = Cluster(self._client, machines)
+        self._pull_failed_unix: dict[str, float] = {}  # by pod: when it was first seen to fail
         self._annotations = _COREWEAVE if is_coreweave(self._client.url) else {}
         self._ssh_port = ssh_port
         self._gpu = parse_gpu(machines.gpu)
@@ -386,8 +393,10 @@ class KubernetesProvider:
         """Why a pod that waits will never run; empty where it may. Asked only of a machine that
         somebody waits for."""
         now_unix = self._clock()
-        if fault := pull_fault(pod, now_unix):
-            return fault
+        if fault := pull_fault(pod):
+            first_unix = self._pull_failed_unix.setdefault(pod.metadata.name, now_unix)
+            if fault.lasts or now_unix - first_unix >= PULL_S:
+                return fault.words
         if not lacks_room(pod, now_unix):
             return ""
         params = {"fieldSelector": f"involvedObject.name={pod.metadata.name}"}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from torpor.control.providers.kubernetes.objects import Condition, Pod
 
 PULL_S: Final = 120.0
-"""How long a node may try again to pull an image, where its registry did not refuse: the kubelet
-waits 10, 20 and 40 s between its first tries. SkyPilot gives up at the first failure
-(provision/kubernetes/instance.py)."""
+"""How long a node may go on trying after it first failed to pull an image that no registry refused.
+The first try of a large image may take many minutes; then the kubelet waits 10, 20 and 40 s.
+SkyPilot gives up at the first failure (provision/kubernetes/instance.py)."""
 ROOM_S: Final = 120.0
 """How long a cluster's autoscaler may be silent about a pod without room. Cluster Autoscaler looks
 every 10 s, Karpenter too, and both write an event; a node itself takes minutes, and is waited
@@ -45,16 +45,22 @@ class Events(msgspec.Struct, frozen=True):
     items: list[Event]
 
 
-def pull_fault(pod: Pod, now_unix: float) -> str:
-    """Why the pod's image will not come; empty where it may."""
+class PullFault(NamedTuple):
+    words: str
+    lasts: bool
+    """Whether a node that tries again will fail again."""
+
+
+def pull_fault(pod: Pod) -> PullFault | None:
+    """Why the pod's image has not come, where a node failed to pull it."""
     for container in pod.status.container_statuses:
         waiting = container.state.waiting
         if waiting is None or waiting.reason not in _NO_NAME | _NO_IMAGE:
             continue
-        refused = waiting.reason in _NO_NAME or _REFUSED.search(waiting.message)
-        if refused or _since_s(_placing(pod), now_unix) >= PULL_S:
-            return f"its image does not come: {waiting.reason} {waiting.message}"
-    return ""
+        lasts = waiting.reason in _NO_NAME or _REFUSED.search(waiting.message) is not None
+        words = f"its image does not come: {waiting.reason} {waiting.message}"
+        return PullFault(words, lasts)
+    return None
 
 
 def lacks_room(pod: Pod, now_unix: float) -> bool:
