@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import httpx
-
 from torpor.shared.errors import (
     BudgetExceeded,
     HostKeyChanged,
@@ -50,7 +48,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return WRONG_USE, str(error)
     if isinstance(error, TorporError):
         return FAILED, str(error)
-    # Prefect's own errors are not imported for this: `torpor --help` would wait a second for them.
+    import httpx  # not above, nor Prefect's own errors: `torpor --help` would wait for them
+
     if isinstance(error, httpx.TransportError):
         return FAILED, f"the Prefect server does not answer ({error}): run `torpor up`"
     if type(error).__name__ in ("ParameterTypeError", "ParameterBindError"):

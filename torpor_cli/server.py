@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from deployments.installation import Installation, cache_folder
 from torpor.control.own_server import own_server
 from torpor.shared.errors import InvalidInput, TorporError
@@ -55,6 +53,8 @@ def _check(api_url: str, login: str, key: str) -> None:
     user, _, password = login.partition(":")
     ours = api_url.startswith(("http://127.0.0.1", "http://localhost"))
     next_step = "run `torpor up`" if ours else "check PREFECT_API_URL, and that the server runs"
+    import httpx  # a quarter of the time that `torpor --help` takes
+
     try:
         answer = httpx.get(
             f"{api_url}/admin/version",

@@ -48,7 +48,7 @@ def test_the_log_of_a_job_is_what_its_status_holds(
 def test_help_imports_nothing_that_is_slow() -> None:
     script = (
         "import sys; from torpor_cli.app import app; app(['--help'], exit_on_error=False);"
-        "sys.exit(bool({'prefect', 'pandas', 'boto3', 'asyncssh'} & {*sys.modules}))"
+        "sys.exit(bool({'prefect', 'pandas', 'boto3', 'asyncssh', 'httpx'} & {*sys.modules}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
