@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationInfo, field_validator
 
+from blocks.container import Ports, Variables, container, no_variables
 from blocks.reference import LOGOS
 from torpor.control.providers.kubernetes import provider as kubernetes
 from torpor.control.providers.kubernetes.objects import Address, Machines, toleration
@@ -41,6 +42,9 @@ class KubernetesProvider(Block):
         tolerations: The taints of nodes to use all the same.
         runtime_class: The runtime class of machines with GPUs.
         image: The container image.
+        image_pull_secret: The Secret with the login to a private registry.
+        env: Environment variables of each machine.
+        ports: TCP ports of a machine that are reached from outside, beside SSH's.
         address: How SSH reaches a machine.
         node_address: The address of the nodes, for NodePort.
         service_annotations: Annotations of the Service.
@@ -60,6 +64,8 @@ class KubernetesProvider(Block):
         print(provider.check(), provider.offers(Want(gpu="H100")))
         ```
     """
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a secret
 
     _block_type_name = "Kubernetes Provider"
     _block_type_slug = "kubernetes-provider"
@@ -151,6 +157,15 @@ class KubernetesProvider(Block):
         default="",
         description=f"The container image of machines. Empty: {kubernetes.IMAGE}.",
     )
+    image_pull_secret: str = Field(
+        default="",
+        description=(
+            "The name of a Secret in that namespace with the login to a private registry, as "
+            "`kubectl create secret docker-registry` makes it. Empty: images are public."
+        ),
+    )
+    env: Variables = Field(default_factory=no_variables)
+    ports: Ports = Field(default_factory=list)
     address: Address = Field(
         default="LoadBalancer",
         description=(
@@ -225,6 +240,7 @@ class KubernetesProvider(Block):
                 service_annotations=self.service_annotations,
                 grace_s=self.grace_s,
                 nodes_billed=self.nodes_billed,
+                container=container(self.env, self.ports, self.image_pull_secret),
             ),
             context=self.context,
         )
@@ -239,7 +255,7 @@ class KubernetesProvider(Block):
             raise ValueError(str(fault)) from fault
         return value
 
-    @field_validator("namespace", "queue", "priority_class", mode="after")
+    @field_validator("namespace", "queue", "priority_class", "image_pull_secret", mode="after")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
         value = value.strip()

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
-from pydantic import AfterValidator, Field, HttpUrl, SecretStr
+from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
+from blocks.container import Ports, Variables, container, no_variables
 from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
 from torpor.control.providers.hostkey import provider as hostkey
@@ -55,6 +56,13 @@ def _account(name: str) -> str:
     return name
 
 
+def _word(text: str) -> str:
+    text = text.strip()
+    if text and not re.fullmatch(r"[\w-]{1,100}", text):
+        raise ValueError(f"{text!r} is no id: copy it from the market's console")
+    return text
+
+
 ApiKey = Annotated[SecretStr, AfterValidator(_trimmed)]
 AccountName = Annotated[str, AfterValidator(_account)]
 ApiUrl = Annotated[str, AfterValidator(_safe)]
@@ -70,6 +78,8 @@ def _address(url: str) -> Any:
 class KeyedProvider(Block):
     """An account at a market that asks for an API key."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a secret
+
     api_key: ApiKey = Field(title="API key")
 
     account: AccountName = Field(default="", description=_ACCOUNT)
@@ -80,8 +90,8 @@ class KeyedProvider(Block):
         """The provider, ready to use. Nothing is sent."""
         raise NotImplementedError
 
-    def _opened(self, kind: Callable[..., _Adapter]) -> _Adapter:
-        return kind(self.api_key.get_secret_value(), account=self.account, url=self.url)
+    def _opened(self, kind: Callable[..., _Adapter], **more: Any) -> _Adapter:
+        return kind(self.api_key.get_secret_value(), account=self.account, url=self.url, **more)
 
 
 class VastProvider(KeyedProvider):
@@ -109,8 +119,29 @@ class VastProvider(KeyedProvider):
 
     url: ApiUrl = _address(vast.URL)
 
+    env: Variables = Field(default_factory=no_variables)
+
+    ports: Ports = Field(default_factory=list)
+
+    image_login: SecretStr | None = Field(
+        default=None,
+        description=(
+            "The login to the private registry of a workspace's image, as `docker login` takes it: "
+            "-u USER -p PASSWORD ghcr.io. Empty: images are public."
+        ),
+    )
+
+    @field_validator("image_login", mode="after")
+    @classmethod
+    def _as_docker_takes_it(cls, login: SecretStr | None) -> SecretStr | None:
+        text = login.get_secret_value().strip() if login else ""
+        if text and not re.fullmatch(r"-u \S+ -p \S+(?: \S+)?", text):
+            raise ValueError("write the login as docker login takes it: -u USER -p PASSWORD SERVER")
+        return SecretStr(text) if text else None
+
     def open(self) -> vast.VastProvider:
-        return self._opened(vast.VastProvider)
+        login = self.image_login.get_secret_value() if self.image_login else ""
+        return self._opened(vast.VastProvider, container=container(self.env, self.ports, login))
 
 
 class RunpodProvider(KeyedProvider):
@@ -136,8 +167,22 @@ class RunpodProvider(KeyedProvider):
 
     url: ApiUrl = _address(runpod.URL)
 
+    env: Variables = Field(default_factory=no_variables)
+
+    ports: Ports = Field(default_factory=list)
+
+    registry: Annotated[str, AfterValidator(_word)] = Field(
+        default="",
+        description=(
+            "The id of a login to a private registry that is stored at RunPod (Settings, Container "
+            "Registry Auth). Empty: images are public."
+        ),
+    )
+
     def open(self) -> runpod.RunpodProvider:
-        return self._opened(runpod.RunpodProvider)
+        return self._opened(
+            runpod.RunpodProvider, container=container(self.env, self.ports, self.registry)
+        )
 
 
 class LambdaProvider(KeyedProvider):

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_ty
 import yaml
 from prefect import Flow
 from prefect.blocks.core import Block
+from prefect.types import SecretDict
 from pydantic import SecretStr
 
 import blocks
@@ -88,7 +89,10 @@ def blocks_by_title() -> dict[str, list[Row]]:
         kind: type[Block] = getattr(blocks, name)
         if issubclass(kind, KeyedProvider):
             keyed.append(kind.get_block_type_name().removesuffix(" Provider"))
-            key = list(_fields(kind))
+            rows = list(_fields(kind))
+            key = [row for row in rows if row.name in KeyedProvider.model_fields]
+            if own := [row for row in rows if row not in key]:
+                found[f"{kind.get_block_type_name()}, besides"] = own
         else:
             found[kind.get_block_type_name()] = list(_fields(kind))
     replaced = {"api_key": "The account's API key.", "url": "The address of the market's API."}
@@ -199,7 +203,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _shown(default: Any, choices: list[str]) -> str:
-    if isinstance(default, SecretStr):
+    if isinstance(default, SecretStr | SecretDict):
         default = default.get_secret_value()
     if isinstance(default, bool):
         return "on" if default else "off"

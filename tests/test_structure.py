@@ -59,7 +59,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "safety": {"store"},
         "reconciliation": {"providers", "rental", "reports"},
         "upkeep": {"safety", "reports", "store", "zones"},
-        "providers": {"safety", "ports", "processes"},
+        "providers": {"safety", "ports", "processes", "variables"},
         "rental": {"providers", "reports", "safety", "store"},
         "measure": {"drawing", "processes", "store", "store_prices"},
         "money": {"drawing", "measure", "rental", "reports", "store", "store_prices", "zones"},

@@ -32,8 +32,7 @@ def test_every_field_of_a_block_is_there_once(name: str) -> None:
         for heading, rows in _sections().items()
         if _is_of(heading, title.split(" Provider")[0])
     ]
-    assert len(sections) == 1
-    assert [row[0] for row in sections[0]] == [*kind.model_fields]
+    assert sorted(row[0] for rows in sections for row in rows) == sorted(kind.model_fields)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])

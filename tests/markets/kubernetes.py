@@ -44,13 +44,20 @@ def kubeconfig(url: str, token: str) -> str:
 
 
 def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
-    """The command of a pod's container, with the Secret where it expects its volume."""
+    """The command of a pod's container, with its environment, and with the Secret's keys where it
+    expects its volume."""
+    (volume,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    files = volume.get("items") or [{"key": key, "path": key} for key in secret]
     prepare = f"umask 077; mkdir -p {MOUNT}"
-    for number, name in enumerate(secret, 1):
-        prepare += f'; printf %s "${number}" >{MOUNT}/{name}'
-    command = [*pod["containers"][0]["command"], *pod["containers"][0].get("args", [])]
-    script = f'{prepare}; shift {len(secret)}; exec "$@"'
-    return ["/bin/sh", "-c", script, "sh", *secret.values(), *command]
+    for number, file in enumerate(files, 1):
+        prepare += f'; printf %s "${number}" >{MOUNT}/{file["path"]}'
+    container = pod["containers"][0]
+    keys = {v["name"]: v["valueFrom"]["secretKeyRef"]["key"] for v in container.get("env", [])}
+    given = [f"{name}={secret[key]}" for name, key in keys.items()]
+    command = [*container["command"], *container.get("args", [])]
+    script = f'{prepare}; shift {len(files)}; exec env "$@"'
+    contents = (secret[file["key"]] for file in files)
+    return ["/bin/sh", "-c", script, "sh", *contents, *given, *command]
 
 
 class FakeKubernetes(FakeMarket):
@@ -67,6 +74,8 @@ class FakeKubernetes(FakeMarket):
     said: tuple[str, ...] = ()
     balances: bool = True
     kueue_versions: tuple[str, ...] = ("v1beta1", "v1beta2")
+    pull_secrets: list[str] = []  # noqa: RUF012 - that all images ask for
+    repeats: bool = False  # a refusal quotes the request
     runtime_classes: frozenset[str] = frozenset()
     wares = staticmethod(kubernetes_wares)
     given_port = True
@@ -267,12 +276,18 @@ class FakeKubernetes(FakeMarket):
     def _make(self, request: Request, resource: str) -> Answer:
         self._collect()
         meta = request.body["metadata"]
+        if self.repeats and resource == "secrets":
+            return self.error(403, "Forbidden", f"denied: {request.body['stringData']}")
         if (resource, meta["name"]) in self.objects:
             told = f'{resource} "{meta["name"]}" already exists'
             return self.error(409, "AlreadyExists", told)
         made = {**request.body, "metadata": {**meta, "uid": f"{resource}-{meta['name']}"}}
         if resource == "services":
-            made["spec"]["ports"][0]["nodePort"] = 30022
+            ports = made["spec"]["ports"]
+            if len({port.get("name") for port in ports}) < len(ports):
+                return self.error(422, "Invalid", "spec.ports: a name is missing or taken")
+            for number, port in enumerate(ports):
+                port["nodePort"] = 30022 + number
             made["status"] = {}
         self.objects[resource, meta["name"]] = made
         machine = self._alive(meta["name"])
@@ -323,7 +338,10 @@ class FakeKubernetes(FakeMarket):
 
     def _pod(self, machine: Rented) -> dict[str, Any]:
         waits = ("secrets", machine.id) not in self.objects or self.market.starting(machine)
+        pod = machine.request.get("spec", {}).get("template", {}).get("spec", {})
+        logins = [secret["name"] for secret in pod.get("imagePullSecrets", [])]
         waits = waits or bool(self.waiting or self.unschedulable)
+        waits = waits or self.pull_secrets != logins
         reason = self.waiting or {"reason": "ContainerCreating"}
         waiting = [{"state": {"waiting": reason}}] if waits and not self.unschedulable else []
         placed = {"type": "PodScheduled", "status": "True"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
@@ -42,6 +43,8 @@ class FakeRunPod(FakeMarket):
     image_user: str = "root"
     addresses: bool = True  # hosts have public ones
     shows_null: bool = False  # a look at a pod answers 200 and null
+    registry: str = ""  # the id of the login that is stored and that all images ask for
+    repeats: bool = False  # a refusal quotes the request
     pages: bool = True  # as since October 2026
     pagination: ClassVar[dict[str, Any]] = {}  # that of every page, where it is not the true one
 
@@ -121,12 +124,20 @@ class FakeRunPod(FakeMarket):
         faults = [f"$: additional properties '{key}' not allowed" for key in set(asked) - _CREATE]
         if not 1 <= len(asked.get("name", "")) <= LONGEST_NAME:
             faults.append("$.name: wrong length")
+        if not all(re.fullmatch(r"\d+/(?:tcp|http)", port) for port in asked.get("ports", [])):
+            faults.append("$.ports: wrong format")
+        if not all(isinstance(value, str) for value in asked.get("env", {}).values()):
+            faults.append("$.env: not a string")
         if faults:
             said = self.error(422, "Unprocessable Entity", "Request validation failed.")
             said.body["errors"] = faults
             return said
         if refused := self.refusal(request):
+            if self.repeats:
+                refused.body["detail"] += json.dumps(asked)
             return refused
+        if asked.get("registry", "") != self.registry:
+            return self.error(400, "Bad Request", "the image cannot be pulled")
         if self.market.balance_usd <= 0:
             return self.error(*self.words["no money"])
         gpu = asked.get("gpu") or {}
@@ -161,7 +172,11 @@ class FakeRunPod(FakeMarket):
         start |= {key: asked[key] for key in ("entrypoint", "cmd") if key in asked}
         if asked.get("env", {}).get("RUNPOD_POD_USER", self.image_user) not in ("0", "root"):
             return []  # which writes to /root and runs sshd
-        return [*(start.get("entrypoint") or self.entrypoint), *start.get("cmd", [])]
+        command = [*(start.get("entrypoint") or self.entrypoint), *start.get("cmd", [])]
+        variables = {**asked.get("env", {})}
+        variables.pop("RUNPOD_POD_USER", None)
+        given = [f"{key}={value}" for key, value in variables.items()]
+        return ["env", *given, *command] if given else command
 
     def _show(self, request: Request, pod: str) -> Answer:
         if self.shows_null and request.method == "GET":

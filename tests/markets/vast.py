@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any, ClassVar, Final
 
 from tests.markets.market import Rented, Ware
@@ -53,6 +54,9 @@ class FakeVast(FakeMarket):
     intended: str = ""  # likewise, what the instance is to become
     entrypoint: tuple[str, ...] = ()  # of every image
     image_user: str = "root"
+    direct_ports: int = 40
+    image_login: str = ""  # that all images ask for
+    repeats: bool = False  # a refusal quotes the request
     last_page_is_silent: bool = False  # it says nothing of a next one
 
     adapter = VastProvider
@@ -151,7 +155,7 @@ class FakeVast(FakeMarket):
             "inet_up": 800.0,
             "inet_down_cost": 0.001,
             "inet_up_cost": 0.002,
-            "direct_port_count": 40,
+            "direct_port_count": self.direct_ports,
             "public_ipaddr": "203.0.113.7",
             "static_ip": True,
             "duration": 2_000_000.0,
@@ -172,6 +176,8 @@ class FakeVast(FakeMarket):
                 400, "invalid_args", f"error 400/3467: unknown {sorted(unknown)}", number
             )
         if refused := self.refusal(request):
+            if self.repeats:
+                refused.body["msg"] += json.dumps(asked)
             return refused
         if self.market.balance_usd <= 0:
             return self.error(*self.words["no money"])
@@ -186,12 +192,20 @@ class FakeVast(FakeMarket):
             return self.error(400, "invalid_price", "the bid is below min_bid", number)
         if len(asked.get("onstart", "")) > MOST_ONSTART:
             return self.error(400, "invalid_args", "onstart is too long", number)
-        ports = asked.get("env") or {}
+        env = asked.get("env") or {}
+        variables = {key: value for key, value in env.items() if not key.startswith("-p ")}
+        ports = [key for key in env if key not in variables]
+        if not all(re.fullmatch(r"-p \d+:\d+(/udp)?", port) for port in ports):
+            return self.error(400, "invalid_args", f"ports {ports}", number)
+        if not all(isinstance(value, str) for value in env.values()):
+            return self.error(400, "invalid_args", "env is of texts", number)
         onstart = asked.get("onstart", "")
         program = [onstart] if onstart else list(self.entrypoint)
         command = program + list(asked.get("args", [])) if asked.get("runtype") == "args" else []
         if asked.get("user", self.image_user) != "root":
             command = []  # which writes to /root and runs sshd
+        if variables:
+            command = ["env", *(f"{key}={value}" for key, value in variables.items()), *command]
         failed = request.has("error that created")
         machine = self.market.rent(
             ware,
@@ -266,14 +280,24 @@ class FakeVast(FakeMarket):
         if not machine.stopped and self.market.starting(machine):
             status = "loading"
         ware, running = machine.ware, status == "running"
-        at_22 = [{"HostIp": "0.0.0.0", "HostPort": str(machine.port)}]  # noqa: S104 (their word)
+        mapped = [key for key in machine.request.get("env", {}) if key.startswith("-p ")]
+        inner = [key.rpartition(":")[2] for key in mapped] or ["22"]
+        ports = {
+            f"{port}/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(machine.port + n)}]  # noqa: S104
+            for n, port in enumerate(inner)
+        }
+        words = self.status_msg or f"{status} {machine.request.get('image')}"
+        private = self.image_login != machine.request.get("image_login", "")
+        if private:
+            status, running = "loading", False
+            words = f"pull access denied, login {machine.request.get('image_login')}"
         return {
             "id": int(machine.id),
             "actual_status": self.says or status,
             "cur_state": "stopped" if machine.stopped else "running",
             "intended_status": self.intended or ("stopped" if machine.stopped else "running"),
             "next_state": self.intended or ("stopped" if machine.stopped else "running"),
-            "status_msg": self.status_msg or f"{status} {machine.request.get('image')}",
+            "status_msg": words,
             "label": machine.label or None,
             "image_uuid": str(machine.request.get("image")),
             "image_runtype": str(machine.request.get("runtype", "ssh")),
@@ -281,7 +305,7 @@ class FakeVast(FakeMarket):
             "extra_env": [list(pair) for pair in machine.request.get("env", {}).items()],
             "machine_id": 70 + self.market.wares.index(ware),
             "public_ipaddr": machine.address,
-            "ports": {"22/tcp": at_22} if running else None,
+            "ports": ports if running else None,
             "ssh_host": "ssh1.vast.ai",
             "ssh_port": 10_000 + machine.number,
             "gpu_name": ware.gpu,

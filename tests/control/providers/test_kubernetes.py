@@ -16,12 +16,14 @@ import msgspec
 import pytest
 import urllib3
 
-from tests.control.providers.market_contract import MarketContract, Shop, label
+from tests.control.providers.container_contract import ContainerContract
+from tests.control.providers.market_contract import Shop, label
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine
 from tests.markets.kubernetes import NAMESPACE, kubeconfig
 from tests.markets.test_boot import run
+from torpor.control.providers.container import Container
 from torpor.control.providers.kubernetes import provider as service_module
 from torpor.control.providers.kubernetes.client import Right, is_coreweave
 from torpor.control.providers.kubernetes.objects import Machines
@@ -45,9 +47,20 @@ from torpor.shared.values import Want
 MACHINES = Machines(price_usd_h=2.30, gpu="H100 SXM")
 
 
-class TestKubernetes(MarketContract):
+class TestKubernetes(ContainerContract):
     row = "kubernetes"
     queues = True
+    login = "registry-login"
+
+    def ask_for_login(self, shop: Shop) -> None:
+        shop.fake.pull_secrets = [self.login]
+
+    def open_ports(self, shop: Shop) -> set[int]:
+        service = shop.fake.objects["services", shop.market.rented[-1].id]
+        pod = shop.asked()["spec"]["template"]["spec"]
+        inner = {port["containerPort"] for port in pod["containers"][0]["ports"]}
+        assert inner == {port["port"] for port in service["spec"]["ports"]}
+        return inner
 
     @pytest.fixture
     def want(self) -> Want:
@@ -105,6 +118,18 @@ class TestKubernetes(MarketContract):
         assert line not in msgspec.json.encode(shop.asked()).decode()
         (secret,) = [made for key, made in shop.fake.objects.items() if key[0] == "secrets"]
         assert line in secret["stringData"]["start"]
+
+    def test_the_variables_are_in_the_secret_alone_and_in_no_message(self, shop: Shop) -> None:
+        token = "canary-value"
+        other = shop.another(container=Container(env={"start": token}))
+        other.create()
+        (secret,) = [made for key, made in shop.fake.objects.items() if key[0] == "secrets"]
+        assert secret["stringData"].keys() == {"start", "env.start"}
+        assert token not in msgspec.json.encode(shop.asked()).decode()
+        shop.fake.repeats = True
+        with pytest.raises(CreateUncertain, match="denied") as raised:
+            other.create(label=label())
+        assert token not in "".join(traceback.format_exception(raised.value))
 
     def test_a_machine_outlives_its_sshd(
         self, shop: Shop, provider: Provider, identity_key: KeyPair

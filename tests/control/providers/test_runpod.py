@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control.providers.market_contract import MarketContract, Shop
+from tests.control.providers.container_contract import ContainerContract
+from tests.control.providers.market_contract import Shop
 from torpor.control.providers.seam import Absent
 from torpor.control.providers.start_script import start_command
 from torpor.control.rental.waiting import wait_until_reachable
@@ -18,8 +19,16 @@ from torpor.shared.errors import (
 from torpor.shared.values import Machine, MachineId, Want
 
 
-class TestRunPod(MarketContract):
+class TestRunPod(ContainerContract):
     row = "runpod"
+    login = "reg_abc"
+
+    def ask_for_login(self, shop: Shop) -> None:
+        shop.fake.registry = self.login
+
+    def open_ports(self, shop: Shop) -> set[int]:
+        return {int(port.removesuffix("/tcp")) for port in shop.asked()["ports"]}
+
     price_slack = 0.02  # the pod's cost leaves the disk out
 
     @pytest.fixture

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.control.providers.market_contract import MarketContract, Shop, label, of_model
+from tests.control.providers.container_contract import PASSWORD, ContainerContract
+from tests.control.providers.market_contract import Shop, label, of_model
 from tests.markets.market import Ware
 from tests.markets.vast import FIRST_INSTANCE
+from torpor.control.providers.container import Container
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.start_script import start_command
 from torpor.shared.errors import CreateUncertain, NoCapacity, ProviderDenied, UnexpectedAnswer
@@ -19,9 +21,17 @@ def _bid(shop: Shop, most_usd_h: float | None = None) -> Offer:
     return of_model(shop.plain.offers(want), "RTX 4090")[0]
 
 
-class TestVast(MarketContract):
+class TestVast(ContainerContract):
     row = "vast"
     sells_spot = True
+    login = f"-u me -p {PASSWORD} ghcr.io"
+
+    def ask_for_login(self, shop: Shop) -> None:
+        shop.fake.image_login = self.login
+
+    def open_ports(self, shop: Shop) -> set[int]:
+        mapped = [key.split(":") for key in shop.asked()["env"] if key.startswith("-p ")]
+        return {int(inner) for outer, inner in mapped if outer == f"-p {inner}"}
 
     @pytest.fixture
     def want(self) -> Want:
@@ -56,6 +66,14 @@ class TestVast(MarketContract):
         shop.create(offer=bid, bid_usd_h=most_usd_h)
         (machine,) = shop.market.rented
         assert machine.usd_h == pytest.approx(most_usd_h, abs=1e-6)
+
+    def test_further_ports_need_a_host_that_has_as_many(self, shop: Shop) -> None:
+        """Each fake host has 40."""
+        assert shop.plain.offers(Want(disk_gib=20))
+        many = shop.connect(container=Container(ports=tuple(range(100, 132))))
+        assert many.offers(Want(disk_gib=20))
+        shop.fake.direct_ports = 32
+        assert many.offers(Want(disk_gib=20)) == []
 
     def test_offers_carry_model_form_region_and_reliability(self, shop: Shop) -> None:
         offers = shop.plain.offers(Want(disk_gib=20))

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 import httpx
 import msgspec
 
+from torpor.control.variables import Secrets
 from torpor.shared.errors import (
     CreateUncertain,
     ProviderDenied,
@@ -27,6 +28,7 @@ _LONGEST_WAIT_S: Final = 30.0
 _TOLD_CHARACTERS: Final = 300  # of an answer, in an error message
 UNDECIDED: Final = frozenset({408, 425, 499})
 """What a gateway may also answer to a request that the market carries out."""
+NO_SECRETS: Final = Secrets()
 
 _Shape = TypeVar("_Shape")
 
@@ -69,6 +71,7 @@ class MarketClient:
         transport: httpx.BaseTransport | None = None,
         bearer: bool = True,
         quotes: bool = True,
+        secrets: Secrets = NO_SECRETS,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
         refusal_in: Callable[[Any], Refusal | None] = lambda body: None,
@@ -76,11 +79,12 @@ class MarketClient:
         is_gone: Callable[[Refusal], bool] = lambda refusal: refusal.status == 404,
     ) -> None:
         """Without ``identity``, the account is named by a hash of its key. ``quotes``: errors may
-        repeat the market's answers; off where an answer can hold a secret."""
+        repeat the market's answers; off where an answer can hold a secret. ``secrets``: what is
+        hidden in the answers that errors repeat."""
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
         self.claimed = self.identity != f"{market}://{hashed}"
-        self._quotes = quotes
+        self._quotes, self._secrets = quotes, secrets
         self._sleep = sleep
         self._refusal_in = refusal_in
         self.denies = denies
@@ -212,10 +216,12 @@ class MarketClient:
             raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
         except httpx.HTTPError as cause:
             raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
-        text = answer.text if self._quotes else ""
+        hidden = self._secrets.hidden_in(answer.text)
+        text = hidden if self._quotes else ""
+        content = answer.content if answer.is_success else hidden.encode()
         decoded: Any
         try:
-            decoded = msgspec.json.decode(answer.content) if answer.content else None
+            decoded = msgspec.json.decode(content) if content else None
         except msgspec.DecodeError as cause:
             if answer.is_success:  # a gateway's page: the market has not spoken
                 told = f"no JSON: {text[:_TOLD_CHARACTERS]}"

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import httpx
 import msgspec
 
+from torpor.control.providers.container import PLAIN, Container
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
@@ -151,14 +152,22 @@ class RunpodProvider:
         api_key: str,
         *,
         account: str = "",
+        container: Container = PLAIN,
         url: str = URL,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = MarketClient(
-            "runpod", url, api_key, identity=account, timeout=timeout, sleep=sleep
+            "runpod",
+            url,
+            api_key,
+            identity=account,
+            secrets=container.secrets,
+            timeout=timeout,
+            sleep=sleep,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._container = container
         self._adopted: dict[str, Label] = {}
 
     def check(self, image: str = "") -> Account:
@@ -186,12 +195,15 @@ class RunpodProvider:
             # Specifications since October 2026 and dstack have this JSON here; older ones have any
             # string, and no field of its own for an ENTRYPOINT or CMD, which newer ones have, too.
             "args": msgspec.json.encode(start).decode(),
-            "env": {"RUNPOD_POD_USER": "0"},  # root, whatever the image's is (dstack)
+            # root, whatever the image's is (dstack)
+            "env": {**self._container.env, "RUNPOD_POD_USER": "0"},
             "disk": _disk_gb(order.disk_gib, self.abilities.min_disk_gib),
-            "ports": ["22/tcp"],
+            "ports": [f"{port}/tcp" for port in (22, *self._container.ports)],
             "cloud": cloud,
             "gpu": {"id": gpu, "count": count},
         }
+        if self._container.login:
+            body["registry"] = self._container.login
         if centre != _ANYWHERE:
             body["dataCenterIds"] = [centre]
         if order.cuda is not None:

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 import httpx
 import msgspec
 
+from torpor.control.providers.container import PLAIN, Container
 from torpor.control.providers.ending import to_mark, warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
@@ -158,6 +159,7 @@ class VastProvider:
         api_key: str,
         *,
         account: str = "",
+        container: Container = PLAIN,
         url: str = URL,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
@@ -167,11 +169,13 @@ class VastProvider:
             url,
             api_key,
             identity=account,
+            secrets=container.secrets,
             timeout=timeout,
             sleep=sleep,
             is_gone=lambda refusal: refusal.status in _NOT_THERE,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._container, self._hidden_in = container, container.secrets.hidden_in
 
     def check(self, image: str = "") -> Account:
         check_image(image or IMAGE)
@@ -199,10 +203,12 @@ class VastProvider:
             "user": "root",  # whatever the image's is
             "onstart": program,  # with runtype args it stands in for the image's ENTRYPOINT
             "args": arguments,
-            "env": {"-p 22:22": "1"},
+            "env": {**_mapped(22, *self._container.ports), **self._container.env},
             "target_state": "running",
             "cancel_unavail": True,  # rather than a stopped machine that waits for its GPU
         }
+        if self._container.login:
+            body["image_login"] = self._container.login
         if order.offer.spot:  # without a price it would be rented on demand
             body["price"] = round(_bid(order), 6)
         path = f"/api/v0/asks/{_offer_number(order.offer.id)}/"
@@ -294,7 +300,9 @@ class VastProvider:
             "verified": {"eq": True},
             "rentable": {"eq": True},
             "rented": {"eq": False},
-            "direct_port_count": {"gte": 1},  # SSH through their proxy moves no files
+            "direct_port_count": {
+                "gte": 1 + len(self._container.ports)
+            },  # SSH through their proxy moves no files
             "num_gpus": {"gte": want.gpu_count if want.gpu else 1},
             "disk_space": {"gte": disk_gb},
             "allocated_storage": disk_gb,
@@ -372,7 +380,7 @@ class VastProvider:
         endpoint = None
         if status == "running" and ssh and row.public_ipaddr:
             endpoint = Endpoint(row.public_ipaddr.strip(), int(ssh[0].port), "root")
-        unreached, note = status in _UNREACHED, (row.status_msg or "").strip()
+        unreached, note = status in _UNREACHED, self._hidden_in(row.status_msg or "").strip()
         if unreached:
             note = f"Vast.ai says {status}: it does not reach its host {note}".strip()
         states = {row.cur_state, row.intended_status or row.cur_state}
@@ -393,7 +401,9 @@ class VastProvider:
         self, order: Order, answer: _Created | Refusal, created: _Created | None
     ) -> ProviderError:
         asked = f"Vast.ai refused offer {order.offer.id}"
-        told = str(answer) if isinstance(answer, Refusal) else f"{answer.error} {answer.msg}"
+        told = self._hidden_in(
+            str(answer) if isinstance(answer, Refusal) else f"{answer.error} {answer.msg}"
+        )
         if created is not None and (created.new_contract is not None or created.success):
             return CreateUncertain(
                 f"{asked} and made instance {created.new_contract} all the same: {told}. The "
@@ -444,6 +454,11 @@ def _bid(order: Order) -> float:
     total = order.offer.price_usd_h
     bid = total if order.offer.bid_usd_h is None else order.offer.bid_usd_h
     return bid if order.bid_usd_h is None else min(bid, order.bid_usd_h - (total - bid))
+
+
+def _mapped(*ports: int) -> dict[str, str]:
+    """Options of ``docker run``, as Vast.ai takes them among the environment."""
+    return {f"-p {port}:{port}": "1" for port in ports}
 
 
 def _version(number: float) -> tuple[int, int]:

@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.market_client import (
+    NO_SECRETS,
+    TIMEOUT,
+    MarketClient,
+    Refusal,
+)
+from torpor.control.variables import Secrets
 from torpor.shared.errors import InvalidInput, ProviderDenied, ProviderError
 
 _RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -61,6 +67,7 @@ class KubernetesClient:
         identity: str = "",
         *,
         context: str = "",
+        secrets: Secrets = NO_SECRETS,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -72,6 +79,7 @@ class KubernetesClient:
             "",
             identity=f"kubernetes://{_place(transport.url)}/{namespace}{identity}",
             transport=transport,
+            secrets=secrets,
             timeout=timeout,
             sleep=sleep,
         )

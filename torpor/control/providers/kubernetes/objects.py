@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from torpor.control.providers.container import PLAIN, Container
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import SSHD, start_script
@@ -112,6 +113,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     service_annotations: Mapping[str, str] = {}
     grace_s: int = 120
     nodes_billed: bool = False
+    container: Container = PLAIN
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -340,10 +342,12 @@ def job_of(
         "terminationGracePeriodSeconds": machines.grace_s,
         "containers": [_container(order, machines, gpus, image, ssh_port)],
         "volumes": [
-            {"name": "start", "secret": {"secretName": name_of(order), "defaultMode": 0o400}},
+            {"name": "start", "secret": _start_of(order)},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
+    if machines.container.login:
+        pod["imagePullSecrets"] = [{"name": machines.container.login}]
     if machines.node_selector:
         pod["nodeSelector"] = dict(machines.node_selector)
     # the taint that clusters set on nodes with GPUs, and those of the block
@@ -375,14 +379,16 @@ def job_of(
     }
 
 
-def secret_of(order: Order, job: Metadata) -> dict[str, Any]:
-    """The start script, with the host key: nobody who may only read Jobs and pods sees it."""
+def secret_of(order: Order, job: Metadata, machines: Machines) -> dict[str, Any]:
+    """The start script, with the host key, and the environment variables: nobody who may only read
+    Jobs and pods sees them."""
+    variables = {_key_of(name): value for name, value in machines.container.env.items()}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": _owned(order, job),
         "immutable": True,
-        "stringData": {"start": start_script(order)},
+        "stringData": {"start": start_script(order), **variables},
     }
 
 
@@ -402,7 +408,10 @@ def service_of(
         "spec": {
             "type": machines.address,
             "selector": {JOB: job.name},
-            "ports": [{"name": "ssh", "port": ssh_port, "targetPort": ssh_port}],
+            "ports": [  # the first one is SSH's
+                {"name": name, "port": port, "targetPort": port}
+                for name, port in _ports(machines, ssh_port).items()
+            ],
         },
     }
 
@@ -441,13 +450,41 @@ def _container(
         "name": "machine",
         "image": image,
         "command": ["/bin/sh", "-c", _FIRST],
-        "ports": [{"name": "ssh", "containerPort": ssh_port}],
+        "env": [
+            {
+                "name": name,
+                "valueFrom": {"secretKeyRef": {"name": name_of(order), "key": _key_of(name)}},
+            }
+            for name in machines.container.env
+        ],
+        "ports": [
+            {"name": name, "containerPort": port}
+            for name, port in _ports(machines, ssh_port).items()
+        ],
         "resources": {"requests": resources | disk, "limits": resources},
         "volumeMounts": [
             {"name": "start", "mountPath": _START, "readOnly": True},
             {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - programs expect it there
         ],
     }
+
+
+def _start_of(order: Order) -> dict[str, Any]:
+    """The volume of the start script, without the environment variables."""
+    return {
+        "secretName": name_of(order),
+        "defaultMode": 0o400,
+        "items": [{"key": "start", "path": "start"}],
+    }
+
+
+def _key_of(variable: str) -> str:
+    """Where an environment variable stands in the Secret."""
+    return f"env.{variable}"
+
+
+def _ports(machines: Machines, ssh_port: int) -> dict[str, int]:
+    return {"ssh": ssh_port} | {f"port-{port}": port for port in machines.container.ports}
 
 
 def _owned(order: Order, job: Metadata) -> dict[str, Any]:

@@ -141,7 +141,13 @@ class KubernetesProvider:
             toleration(taint)
         queue = f"/{machines.queue}" if machines.queue else ""
         self._client = KubernetesClient(
-            kubeconfig, namespace, queue, context=context, timeout=timeout, sleep=sleep
+            kubeconfig,
+            namespace,
+            queue,
+            context=context,
+            secrets=machines.container.secrets,
+            timeout=timeout,
+            sleep=sleep,
         )
         self.identity = self._client.identity
         self._market = self._client.market
@@ -226,7 +232,7 @@ class KubernetesProvider:
             raise self._not_made(order, answer)
         job = self._known(order, answer) if isinstance(answer, Refusal) else answer
         try:
-            self._add("secrets", secret_of(order, job.metadata), job.metadata)
+            self._add("secrets", secret_of(order, job.metadata, self._machines), job.metadata)
             service = service_of(
                 order, job.metadata, self._machines, self._ssh_port, self._annotations
             )

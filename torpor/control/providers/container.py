@@ -1,0 +1,63 @@
+"""What the user's provider block adds to each container that it rents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from torpor.control.variables import Secrets, is_variable
+from torpor.shared.errors import InvalidInput
+
+_TAKEN: Final = re.compile(
+    r"_|HOME|LOGNAME|MAIL|(?:OLD)?PWD|PATH|SHELL|SHLVL|SSH_.*|TERM|USER"  # a session has its own
+    r"|ld_path|ld_preload|saves|RUNPOD_POD_USER"  # the start of the container has its own
+)
+_SHORT: Final = 6
+"""A shorter value, such as 1 or debug, is also a part of other words: no message hides it."""
+_MOST_PORTS: Final = 32
+_SSH: Final = 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """``env``: environment variables. ``ports``: TCP ports to open beside the one of SSH.
+    ``login``: the login to a private registry, as the market's API takes it."""
+
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ports: Sequence[int] = ()
+    login: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.env.items():
+            _check_variable(name, value)
+        if _SSH in self.ports or len(set(self.ports)) < len(self.ports):
+            raise InvalidInput("ports: name each port once, and leave out 22: SSH has it")
+        if len(self.ports) > _MOST_PORTS or not all(0 < port < 1 << 16 for port in self.ports):
+            raise InvalidInput(f"ports: name at most {_MOST_PORTS} ports, from 1 to 65535")
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no message may quote, whatever a market repeats."""
+        password = re.search(r" -p (\S+)", self.login)  # as ``docker login`` takes it
+        words = {**self.env, "login": self.login, "password": password[1] if password else ""}
+        return Secrets({name: word for name, word in words.items() if len(word) >= _SHORT})
+
+
+PLAIN: Final = Container()
+
+
+def _check_variable(name: str, value: object) -> None:
+    """InvalidInput, without the value: it may be a secret."""
+    if not is_variable(name) or _TAKEN.fullmatch(name):
+        raise InvalidInput(
+            f"env: a container cannot be given the variable {name[:80]!r}: use letters, digits "
+            "and _, not TORPOR_ in front, and no name that every session sets, such as PATH or "
+            "HOME"
+        )
+    if not isinstance(value, str) or re.search(r"[\0\r\n]", value):
+        raise InvalidInput(
+            f"env: the value of {name} must be one line of text: write a number in quotes, and put "
+            "what has several lines into a file of the workspace"
+        )
