@@ -134,7 +134,7 @@ class FakeRunPod(FakeMarket):
             return said
         if refused := self.refusal(request):
             if self.repeats:
-                refused.body["detail"] += json.dumps(asked)
+                refused.body["detail"] += f" {asked.get('env')}"
             return refused
         if asked.get("registry", "") != self.registry:
             return self.error(400, "Bad Request", "the image cannot be pulled")

@@ -177,7 +177,7 @@ class FakeVast(FakeMarket):
             )
         if refused := self.refusal(request):
             if self.repeats:
-                refused.body["msg"] += json.dumps(asked)
+                refused.body["msg"] += f" {asked.get('env')} {asked.get('image_login')}"
             return refused
         if self.market.balance_usd <= 0:
             return self.error(*self.words["no money"])

@@ -41,7 +41,7 @@ class Container:
     def secrets(self) -> Secrets:
         """What no message may quote, whatever a market repeats."""
         password = re.search(r" -p (\S+)", self.login)  # as ``docker login`` takes it
-        words = {**self.env, "login": self.login, "password": password[1] if password else ""}
+        words = {**self.env, "password": password[1] if password else ""}
         return Secrets({name: word for name, word in words.items() if len(word) >= _SHORT})
 
 
