@@ -64,3 +64,14 @@ Ports = Annotated[
         ),
     ),
 ]
+
+DataCentresOnly = Annotated[
+    bool,
+    Field(
+        title="Data centres only",
+        description=(
+            "Whether to rent from data centres only, and from no host of the community. What else "
+            "is on sale is not shown."
+        ),
+    ),
+]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from prefect.blocks.core import Block
 from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
-from blocks.container import Ports, Variables, container, no_variables
+from blocks.container import DataCentresOnly, Ports, Variables, container, no_variables
 from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
 from torpor.control.providers.hostkey import provider as hostkey
@@ -123,6 +123,8 @@ class VastProvider(KeyedProvider):
 
     ports: Ports = Field(default_factory=list)
 
+    data_centres_only: DataCentresOnly = False
+
     image_login: SecretStr | None = Field(
         default=None,
         description=(
@@ -141,7 +143,11 @@ class VastProvider(KeyedProvider):
 
     def open(self) -> vast.VastProvider:
         login = self.image_login.get_secret_value() if self.image_login else ""
-        return self._opened(vast.VastProvider, container=container(self.env, self.ports, login))
+        return self._opened(
+            vast.VastProvider,
+            container=container(self.env, self.ports, login),
+            data_centres_only=self.data_centres_only,
+        )
 
 
 class RunpodProvider(KeyedProvider):
@@ -171,6 +177,8 @@ class RunpodProvider(KeyedProvider):
 
     ports: Ports = Field(default_factory=list)
 
+    data_centres_only: DataCentresOnly = False
+
     registry: Annotated[str, AfterValidator(_word)] = Field(
         default="",
         description=(
@@ -181,7 +189,9 @@ class RunpodProvider(KeyedProvider):
 
     def open(self) -> runpod.RunpodProvider:
         return self._opened(
-            runpod.RunpodProvider, container=container(self.env, self.ports, self.registry)
+            runpod.RunpodProvider,
+            container=container(self.env, self.ports, self.registry),
+            data_centres_only=self.data_centres_only,
         )
 
 

@@ -55,6 +55,8 @@ class FakeVast(FakeMarket):
     entrypoint: tuple[str, ...] = ()  # of every image
     image_user: str = "root"
     direct_ports: int = 40
+    knows_centres: bool = True  # in a search
+    homes: frozenset[str] = frozenset({"Vietnam, VN"})  # the regions without data centres
     image_login: str = ""  # that all images ask for
     repeats: bool = False  # a refusal quotes the request
     last_page_is_silent: bool = False  # it says nothing of a next one
@@ -110,6 +112,12 @@ class FakeVast(FakeMarket):
         for column, rule in query.items():
             if column in _SEARCH:
                 continue
+            if column == "datacenter" and not self.knows_centres:
+                continue
+            if column == "datacenter":  # offers show it as a number
+                wanted = int(rule["eq"])
+                found = [offer for offer in found if offer["hosting_type"] == wanted]
+                continue
             if found and column not in found[0]:
                 return self.error(400, "invalid_request", f"{column} is not a valid search key")
             for operator, value in rule.items():
@@ -128,6 +136,7 @@ class FakeVast(FakeMarket):
             "ask_contract_id": number,
             "machine_id": number - FIRST_OFFER + 70,
             "host_id": number - FIRST_OFFER + 90,
+            "hosting_type": int(ware.region not in self.homes),
             "gpu_name": ware.gpu,
             "num_gpus": ware.gpu_count,
             "gpu_ram": ware.vram_gib * 1024,

@@ -47,6 +47,12 @@ class TestRunPod(ContainerContract):
         owners = {(offer.region, offer.many_owners) for offer in offers}
         assert {("US-KS-2", False), ("EU-RO-1", True)} <= owners
 
+    def test_the_secure_cloud_alone_is_shown_where_that_is_asked_for(self, shop: Shop) -> None:
+        found = shop.connect(data_centres_only=True).offers(Want(gpu="RTX 4090"))
+        assert not any(offer.many_owners for offer in found)
+        assert {offer.region for offer in found} >= {"US-KS-2", "EU-NL-1"}
+        assert "EU-RO-1" not in {offer.region for offer in found}
+
     def test_the_account_s_ssh_keys_stay_as_they_are(self, shop: Shop) -> None:
         """A PUT replaces all of them."""
         shop.plain.check()

@@ -67,6 +67,17 @@ class TestVast(ContainerContract):
         (machine,) = shop.market.rented
         assert machine.usd_h == pytest.approx(most_usd_h, abs=1e-6)
 
+    @pytest.mark.parametrize("knows", [True, False])
+    def test_hosts_in_data_centres_alone_are_shown_where_that_is_asked_for(
+        self, shop: Shop, knows: bool
+    ) -> None:
+        """Also where the search shows others all the same."""
+        shop.fake.knows_centres = knows
+        want = Want(disk_gib=20, spot="allowed")
+        assert "VN" in {offer.region for offer in shop.plain.offers(want)}
+        found = shop.connect(data_centres_only=True).offers(want)
+        assert {offer.region for offer in found} == {"US", "NO", "FR"}
+
     def test_further_ports_need_a_host_that_has_as_many(self, shop: Shop) -> None:
         """Each fake host has 40."""
         assert shop.plain.offers(Want(disk_gib=20))

@@ -153,6 +153,7 @@ class RunpodProvider:
         *,
         account: str = "",
         container: Container = PLAIN,
+        data_centres_only: bool = False,
         url: str = URL,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
@@ -168,6 +169,7 @@ class RunpodProvider:
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self._container = container
+        self._clouds = _CLOUDS[:1] if data_centres_only else _CLOUDS
         self._adopted: dict[str, Label] = {}
 
     def check(self, image: str = "") -> Account:
@@ -181,7 +183,7 @@ class RunpodProvider:
         if want.spot == "only":
             return []
         count = want.gpu_count if want.gpu else 1
-        return [offer for cloud in _CLOUDS for offer in self._on_sale(want, cloud, count)]
+        return [offer for cloud in self._clouds for offer in self._on_sale(want, cloud, count)]
 
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:

@@ -49,6 +49,9 @@ more."""
 _MOST_SEARCHES: Final = 12  # of one kind, on demand or by bid: 768 offers, the cheapest ones
 _MOST_PAGES: Final = 400
 _PAGE: Final = 25  # the most that Vast.ai shows at once
+_DATA_CENTRE: Final = 1
+"""What ``hosting_type`` says of one. No offer has the key ``datacenter``, by which a search leaves
+out others."""
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _UNREACHED: Final = frozenset({"unknown", "offline"})
 """Vast.ai has not heard from the host: whether its instance runs, nobody knows."""
@@ -82,6 +85,7 @@ class _Bundle(msgspec.Struct):
     inet_down_cost: float | None = None  # dollars a GB
     dph_base: float | None = None  # dollars an hour without the storage
     min_bid: float | None = None  # the same
+    hosting_type: int | None = None
 
 
 class _Bundles(msgspec.Struct):
@@ -160,6 +164,7 @@ class VastProvider:
         *,
         account: str = "",
         container: Container = PLAIN,
+        data_centres_only: bool = False,
         url: str = URL,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
@@ -175,6 +180,7 @@ class VastProvider:
             is_gone=lambda refusal: refusal.status in _NOT_THERE,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._data_centres_only = data_centres_only
         self._container, self._hidden_in = container, container.secrets.hidden_in
 
     def check(self, image: str = "") -> Account:
@@ -288,7 +294,11 @@ class VastProvider:
         found = self._cheapest(want, spot, {"gpu_name": {"in": names}} if names else {})
         if names and not found:  # the market may have another name for it by now
             found = self._cheapest(want, spot, {})
-        return [self._offer(bundle, want, spot) for bundle in found]
+        return [
+            self._offer(bundle, want, spot)
+            for bundle in found
+            if not self._data_centres_only or bundle.hosting_type == _DATA_CENTRE
+        ]
 
     def _cheapest(self, want: Want, spot: bool, filters: dict[str, Any]) -> list[_Bundle]:
         disk_gb = self._disk_gb(want.disk_gib)
@@ -309,6 +319,8 @@ class VastProvider:
         }
         if spot:
             query["type"] = "bid"
+        if self._data_centres_only:
+            query["datacenter"] = {"eq": True}
         found: dict[int, _Bundle] = {}
         for _ in range(_MOST_SEARCHES):
             try:
