@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_network
-from typing import Final
+from typing import Final, Self
 
 from botocore.exceptions import BotoCoreError, ClientError
 from prefect.blocks.core import Block
 from prefect_aws.credentials import AwsCredentials
-from pydantic import Field, HttpUrl, ValidationInfo, field_validator
+from pydantic import Field, HttpUrl, ValidationInfo, field_validator, model_validator
 
+from blocks.container import Ports
 from blocks.reference import LOGOS, Reference, load
 from torpor.control.providers.ec2 import provider as ec2
 from torpor.shared.errors import InvalidInput
@@ -21,6 +22,7 @@ _IDS: Final = {
     "subnets": r"subnet-[0-9a-f]{8,17}",
     "security_group": r"(?:sg-[0-9a-f]{8,17})?",
     "ssh_from": r"(?:(?:\d{1,3}\.){3}\d{1,3}/\d{1,2})?",
+    "instance_profile": r"(?:arn:aws[\w-]*:iam::\d{12}:instance-profile/)?[\w+=,.@/-]{0,512}",
     "types": r"[a-z0-9-]+\.[a-z0-9-]+",
 }
 
@@ -40,6 +42,9 @@ class Ec2Provider(Block):
         subnets: The subnets of new machines. Empty: those of the default VPC.
         security_group: The security group of new machines. Empty: the one called torpor.
         ssh_from: The addresses for which torpor opens port 22. Empty: it opens nothing.
+        ports: TCP ports that torpor opens as it opens port 22.
+        private: Whether machines have private addresses only.
+        instance_profile: The instance profile of machines. Empty: machines get no AWS role.
         types: The instance types to rent. Empty: all with an NVIDIA GPU.
         metadata_url: Where a machine asks whether AWS will take it away.
 
@@ -103,6 +108,27 @@ class Ec2Provider(Block):
             "security group that is named above is never changed."
         ),
     )
+    ports: Ports = Field(
+        default_factory=list,
+        description=(
+            "TCP ports that torpor opens beside port 22, for the same addresses. It needs SSH from."
+        ),
+    )
+    private: bool = Field(
+        default=False,
+        title="Private addresses",
+        description=(
+            "Whether machines have private addresses only, at which the host of the flows must "
+            "reach them. Their subnets need a way to the object store, such as a NAT gateway."
+        ),
+    )
+    instance_profile: str = Field(
+        default="",
+        description=(
+            "The name or ARN of the instance profile of machines. Every program on a machine gets "
+            "its role. The login of the block needs iam:PassRole. Empty: machines get no AWS role."
+        ),
+    )
     types: list[str] = Field(
         default_factory=list,
         title="Instance types",
@@ -137,10 +163,22 @@ class Ec2Provider(Block):
             subnets=self.subnets,
             security_group=self.security_group,
             ssh_from=self.ssh_from,
+            ports=self.ports,
+            private=self.private,
+            instance_profile=self.instance_profile,
             types=self.types,
             metadata_url=self.metadata_url,
             url=block.aws_client_parameters.endpoint_url,
         )
+
+    @model_validator(mode="after")
+    def _opens_for_somebody(self) -> Self:
+        if self.ports and (self.security_group or not self.ssh_from):
+            raise ValueError(
+                "ports: torpor opens ports only in the security group that it makes: write SSH "
+                "from, and leave the security group empty, or open them in yours"
+            )
+        return self
 
     @field_validator("account", mode="after")
     @classmethod
@@ -150,7 +188,9 @@ class Ec2Provider(Block):
             raise ValueError(f"{value!r} is not the number of an AWS account, which has 12 digits")
         return digits
 
-    @field_validator("region", "image", "security_group", "ssh_from", mode="after")
+    @field_validator(
+        "region", "image", "security_group", "ssh_from", "instance_profile", mode="after"
+    )
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
         if info.field_name == "ssh_from" and value.strip():

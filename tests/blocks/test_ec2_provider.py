@@ -78,6 +78,11 @@ def test_credentials_that_are_missing_or_of_no_profile_are_named(
         {"security_group": "default"},
         {"ssh_from": "myhost"},
         {"types": ["g5 xlarge"]},
+        {"instance_profile": "a role"},
+        {"instance_profile": "arn:aws:iam::123456789012:role/reader"},
+        {"ports": [8000]},
+        {"ports": [22], "ssh_from": "203.0.113.7/32"},
+        {"ports": [8000], "ssh_from": "203.0.113.7/32", "security_group": "sg-0123456789abcdef0"},
         {"metadata_url": "https://169.254.169.254/latest"},
     ],
 )

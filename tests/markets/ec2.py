@@ -105,6 +105,7 @@ class FakeEc2(FakeMarket):
         self.violations: list[str] = []
         self.told_gpus: dict[str, dict[str, str]] = {}
         self.quota_vcpus = 8.0
+        self.profiles: set[str] = set()  # names and ARNs of instance profiles
         self.spot_factors: dict[str, float] = {}  # later changes of all spot prices
         self._moto = threading.RLock()  # moto is not thread-safe
         self._tokens: dict[tuple[str, str], tuple[dict[str, str], str, str]] = {}
@@ -236,7 +237,9 @@ class FakeEc2(FakeMarket):
                 return self.error(*self.words["no capacity"])
             if spot and bid is not None and float(bid) < (ware.spot_usd_h or 0):
                 return self.error(400, "SpotMaxPriceTooLow", "Your Spot request price is too low.")
-            answer = self._forwarded(request, form)
+            # moto looks for the profile in its own IAM.
+            plain = {key: form[key] for key in form if not key.startswith("IamInstanceProfile.")}
+            answer = self._forwarded(request, plain)
             number = re.search(r"<instanceId>(i-[0-9a-f]+)</instanceId>", str(answer.body))
             if answer.status != 200 or number is None:
                 return answer
@@ -260,7 +263,8 @@ class FakeEc2(FakeMarket):
             spot=spot,
             disk_gib=float(form["BlockDeviceMapping.1.Ebs.VolumeSize"]),
         )
-        machine.usd_h += ADDRESS_USD_H
+        if form.get("NetworkInterface.1.AssociatePublicIpAddress") != "false":
+            machine.usd_h += ADDRESS_USD_H
 
     def _again(self, known: tuple[dict[str, str], str, str], form: dict[str, str]) -> Answer:
         asked, number, answer = known
@@ -293,6 +297,9 @@ class FakeEc2(FakeMarket):
             return "InvalidParameterCombination", "a network interface names the subnet"
         if int(form.get("BlockDeviceMapping.1.Ebs.VolumeSize", "0")) < IMAGE_GIB:
             return "InvalidBlockDeviceMapping", f"Volume is smaller than snapshot: {IMAGE_GIB}GiB"
+        profile = {form[key] for key in form if key.startswith("IamInstanceProfile.")}
+        if not profile <= self.profiles:
+            return "InvalidParameterValue", f"Value {profile} for iamInstanceProfile is invalid"
         for name, value in form.items():
             if re.fullmatch(r"TagSpecification\.\d+\.Tag\.\d+\.Value", name) and len(value) > 256:
                 return "InvalidParameterValue", "a tag's value has at most 256 characters"
@@ -344,6 +351,8 @@ class FakeEc2(FakeMarket):
             item.remove(address)
         elif address is not None:
             address.text = machine.address
+        else:
+            _set(item, "privateIpAddress", machine.address)
 
     def _not_found(self, number: str) -> Answer:
         told = f"The instance ID '{number}' does not exist"

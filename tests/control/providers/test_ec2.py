@@ -245,6 +245,55 @@ class TestEc2(MarketContract):
         assert sorted(rules) == [(22, 22, "198.51.100.0/24"), (22, 22, "203.0.113.7/32")]
         assert shop.connect().check().name
 
+    def test_further_ports_are_opened_as_port_22_is(self, shop: Shop) -> None:
+        aws = _boto(shop.fake)
+        aws.delete_security_group(GroupId=shop.fake.group)
+        for ports in ((), (8000,), (8000, 6006)):
+            assert shop.connect(ssh_from="203.0.113.7/32", ports=ports).check().name
+        (made,) = aws.describe_security_groups(GroupNames=["torpor"])["SecurityGroups"]
+        rules = [(rule["FromPort"], len(rule["IpRanges"])) for rule in made["IpPermissions"]]
+        assert sorted(rules) == [(22, 1), (6006, 1), (8000, 1)]
+
+    def test_a_private_machine_is_reached_at_its_own_address_and_pays_for_no_other(
+        self, shop: Shop
+    ) -> None:
+        """Its subnet needs no internet gateway."""
+        aws = _boto(shop.fake)
+        network = aws.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+        made = aws.create_subnet(
+            VpcId=network, CidrBlock="10.9.1.0/24", AvailabilityZone=f"{REGION}a"
+        )
+        own = {"subnets": [made["Subnet"]["SubnetId"]], "ssh_from": "10.0.0.0/8"}
+        with pytest.raises(ProviderDenied, match="no route to the internet"):
+            shop.connect(**own).check()
+        private = shop.connect(**own, private=True)
+        assert private.check().name
+        (offer,) = of_model(private.offers(Want(gpu="T4", disk_gib=20)), "T4")
+        assert offer.price_usd_h == pytest.approx(0.526 + _beside(20) - ADDRESS_USD_H)
+        machine = private.create(shop.changed(offer=offer))
+        shop.market.clock.advance(3600)
+        assert shop.market.spent_usd() == pytest.approx(offer.price_usd_h, rel=0.01)
+        endpoint = private.find(machine.id).endpoint
+        assert endpoint is not None and endpoint.host == shop.market.rented[0].address
+        assert shop.find(machine).endpoint is None
+
+    @pytest.mark.parametrize(
+        "profile", ["reader", "arn:aws:iam::123456789012:instance-profile/team/reader"]
+    )
+    def test_a_machine_gets_the_instance_profile_of_the_block_alone(
+        self, shop: Shop, profile: str
+    ) -> None:
+        shop.create()
+        assert not any(key.startswith("Iam") for key in shop.asked())
+        shop.market.rented.clear()
+        of_profile = shop.connect(instance_profile=profile)
+        with pytest.raises(CreateFailed, match="iamInstanceProfile"):
+            of_profile.create(shop.changed(label=label()))
+        shop.fake.profiles.add(profile)
+        of_profile.create(shop.changed(label=label()))
+        kind = "Arn" if ":" in profile else "Name"
+        assert shop.asked()[f"IamInstanceProfile.{kind}"] == profile
+
     def test_a_security_group_of_the_user_is_not_changed(self, shop: Shop) -> None:
         mine = shop.fake.backend.create_security_group(
             "mine", "mine", shop.fake.backend.default_vpc.id

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from torpor.control.providers.ec2.client import DENIED, AwsRefusal
 from torpor.control.providers.ec2.offers import offer_parts
-from torpor.control.providers.ec2.prices import ADDRESS_USD_H, Ec2Prices
-from torpor.control.providers.ec2.setup import Ec2Setup, Image
+from torpor.control.providers.ec2.prices import Ec2Prices
+from torpor.control.providers.ec2.setup import Ec2Setup, Image, Network
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import start_script
@@ -54,13 +54,13 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
     machine = {**named, PRICE_TAG: f"{order.offer.price_usd_h:.6f}"}
     tags = {"instance": machine, "volume": named, "network-interface": label}
     request: dict[str, Any] = {
-        **_placed(kind, image, network.subnets[zone], network.group, order.disk_gib),
+        **_placed(setup, kind, image, network, zone, order.disk_gib),
         "UserData": start_script(order),
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled"},
     }
     if spot:
         tags["spot-instances-request"] = label
-        options = _spot_options(prices, order, image)
+        options = _spot_options(setup, prices, order, image)
         request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
     request["TagSpecifications"] = [
         {"ResourceType": kind, "Tags": [{"Key": k, "Value": v} for k, v in words.items()]}
@@ -72,7 +72,7 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
 def probe_request(setup: Ec2Setup, image: Image) -> dict[str, Any]:
     """A request with ``DryRun``, which rents nothing."""
     network = setup.network()
-    return _placed(_PROBED, image, next(iter(network.subnets.values())), network.group, 0)
+    return _placed(setup, _PROBED, image, network, next(iter(network.subnets)), 0)
 
 
 def launch_refused(order: Order, refusal: AwsRefusal) -> ProviderError:
@@ -91,7 +91,9 @@ def launch_refused(order: Order, refusal: AwsRefusal) -> ProviderError:
     return CreateFailed(asked)
 
 
-def _placed(kind: str, image: Image, subnet: str, group: str, disk_gib: float) -> dict[str, Any]:
+def _placed(
+    setup: Ec2Setup, kind: str, image: Image, network: Network, zone: str, disk_gib: float
+) -> dict[str, Any]:
     """One machine. Its disk has ``disk_gib`` beside what the image takes."""
     disk = {
         "VolumeSize": image.gib + math.ceil(disk_gib),
@@ -100,12 +102,14 @@ def _placed(kind: str, image: Image, subnet: str, group: str, disk_gib: float) -
     }
     card = {
         "DeviceIndex": 0,
-        "SubnetId": subnet,
-        "Groups": [group],
-        "AssociatePublicIpAddress": True,
+        "SubnetId": network.subnets[zone],
+        "Groups": [network.group],
+        "AssociatePublicIpAddress": not setup.private,
         "DeleteOnTermination": True,
     }
+    profile = {"Arn" if ":" in setup.instance_profile else "Name": setup.instance_profile}
     return {
+        **({"IamInstanceProfile": profile} if setup.instance_profile else {}),
         "InstanceType": kind,
         "MinCount": 1,
         "MaxCount": 1,
@@ -115,13 +119,13 @@ def _placed(kind: str, image: Image, subnet: str, group: str, disk_gib: float) -
     }
 
 
-def _spot_options(prices: Ec2Prices, order: Order, image: Image) -> dict[str, str]:
+def _spot_options(setup: Ec2Setup, prices: Ec2Prices, order: Order, image: Image) -> dict[str, str]:
     """The options of a spot request. Without a limit of the user, AWS limits the price to that on
     demand."""
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     if order.bid_usd_h is None:
         return options
-    beside = prices.disk_usd_h(image.gib + order.disk_gib) + ADDRESS_USD_H
+    beside = prices.disk_usd_h(image.gib + order.disk_gib) + setup.address_usd_h
     most_usd_h = min(order.bid_usd_h, order.offer.most_usd_h or order.bid_usd_h)
     if most_usd_h <= beside:
         raise CreateFailed(

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.providers.ec2.client import Ec2Client
-from torpor.control.providers.ec2.prices import ADDRESS_USD_H, Ec2Prices
+from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import DLAMI_CUDA, Ec2Setup, Image
 from torpor.control.providers.gpus import Gpu, parse_gpu
 from torpor.control.providers.offers import Offer
@@ -175,7 +175,7 @@ class Ec2Offers:
         name = f"{kind.instance_type}/{zone}" + ("/spot" if spot else "")
         default = self._setup.is_default(want.image)
         disk_usd_h = self._prices.disk_usd_h(image.gib + want.disk_gib)
-        beside_usd_h = disk_usd_h + ADDRESS_USD_H
+        beside_usd_h = disk_usd_h + self._setup.address_usd_h
         if most_usd_h is not None:
             most_usd_h += beside_usd_h
             if want.max_price_usd_h is not None:  # then that is the limit of the request

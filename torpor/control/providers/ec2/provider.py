@@ -67,6 +67,7 @@ class _Instance(msgspec.Struct, rename="pascal"):
     state: _State
     tags: list[_Tag] = []
     public_ip_address: str = ""
+    private_ip_address: str = ""
     state_reason: _Reason | None = None
 
 
@@ -142,6 +143,9 @@ class Ec2Provider:
         subnets: Sequence[str] = (),
         security_group: str = "",
         ssh_from: str = "",
+        ports: Sequence[int] = (),
+        private: bool = False,
+        instance_profile: str = "",
         types: Sequence[str] = (),
         url: str | None = None,
         metadata_url: str = METADATA_URL,
@@ -153,7 +157,9 @@ class Ec2Provider:
             session, account, region, url=url, timeout_s=timeout_s, sleep=sleep
         )
         self.identity = self._client.identity
-        self._setup = Ec2Setup(self._client, image, subnets, security_group, ssh_from)
+        self._setup = Ec2Setup(
+            self._client, image, subnets, security_group, ssh_from, ports, private, instance_profile
+        )
         self._prices = Ec2Prices(self._client)
         self._offers = Ec2Offers(self._client, self._setup, self._prices, types)
         self._ssh_port = ssh_port
@@ -272,8 +278,9 @@ class Ec2Provider:
     def _machine(self, row: _Instance) -> Machine:
         state = _STATES.get(row.state.name, "stopping")
         endpoint = None
-        if row.public_ip_address and state == "running":
-            endpoint = Endpoint(row.public_ip_address, self._ssh_port, "root")
+        address = row.public_ip_address or (row.private_ip_address if self._setup.private else "")
+        if address and state == "running":
+            endpoint = Endpoint(address, self._ssh_port, "root")
         if state == "running" and endpoint is None:
             state = "starting"  # the address comes a moment later
         tags = {tag.key: tag.value for tag in row.tags}

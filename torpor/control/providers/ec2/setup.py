@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from torpor.control.providers.ec2.client import AwsRefusal, Done, Ec2Client
+from torpor.control.providers.ec2.prices import ADDRESS_USD_H
 from torpor.shared.errors import InvalidInput, ProviderDenied
 
 GROUP: Final = "torpor"
@@ -131,7 +132,8 @@ class Ec2Setup:
 
     It creates nothing without ``ssh_from``: the addresses, as a CIDR, for which it opens port 22 in
     the security group ``GROUP``, which it makes where the VPC has none. One that the block names is
-    the user's, and is not changed.
+    the user's, and is not changed. ``ports``: opened as port 22 is. ``private``: machines have no
+    public address. ``instance_profile``: the name or ARN of the profile of machines.
     """
 
     def __init__(
@@ -141,10 +143,19 @@ class Ec2Setup:
         subnets: Sequence[str] = (),
         group: str = "",
         ssh_from: str = "",
+        ports: Sequence[int] = (),
+        private: bool = False,
+        instance_profile: str = "",
     ) -> None:
+        self.private, self.instance_profile = private, instance_profile
+        self._ports = (_SSH, *ports)
         self._client = client
         self._image, self._subnets, self._group = image, list(subnets), group
         self._ssh_from = "" if group else ssh_from
+
+    @property
+    def address_usd_h(self) -> float:
+        return 0.0 if self.private else ADDRESS_USD_H
 
     def is_default(self, image: str) -> bool:
         return not (image or self._image)
@@ -191,14 +202,14 @@ class Ec2Setup:
         """Check the network as ``network`` does, and that SSH can reach a machine there."""
         subnets = self._found_subnets()
         group = self._found_group(subnets[0].vpc_id)
-        is_open = any(_opens_ssh(permission) for permission in group.ip_permissions)
+        is_open = any(_opens(permission, _SSH) for permission in group.ip_permissions)
         if not is_open and not self._ssh_from:
             raise self._missing(
                 f"security group {group.group_id} does not open port 22 to this host",
                 f"aws ec2 authorize-security-group-ingress --group-id {group.group_id} "
                 "--protocol tcp --port 22 --cidr THIS_HOST/32",
             )
-        closed = self._without_internet(subnets)
+        closed = [] if self.private else self._without_internet(subnets)
         if closed:
             raise self._missing(
                 f"subnet {', '.join(closed)} has no route to the internet",
@@ -254,7 +265,7 @@ class Ec2Setup:
             raise self._missing(str(answer), "another security group in the provider block")
         for group in answer.security_groups:
             if group.vpc_id == vpc:
-                self._open_ssh(group)
+                self._open(group)
                 return group
         if self._ssh_from and makes:
             return self._made_group(vpc)
@@ -273,26 +284,30 @@ class Ec2Setup:
                 raise self._client.refused(answer, f"create the security group {GROUP}")
             return self._found_group(vpc, makes=False)  # another run made it meanwhile
         made = _Group(answer.group_id, vpc)
-        self._open_ssh(made)
+        self._open(made)
         return made
 
-    def _open_ssh(self, group: _Group) -> None:
-        """Open port 22 for ``ssh_from``, where that is asked for and not done."""
-        there = {
-            place.cidr
-            for permission in group.ip_permissions
-            if _opens_ssh(permission)
-            for place in permission.ip_ranges
-        }
-        if not self._ssh_from or there & {self._ssh_from, "0.0.0.0/0"}:
-            return
-        places = [{"CidrIp": self._ssh_from, "Description": "torpor"}]
-        rule = {"IpProtocol": "tcp", "FromPort": _SSH, "ToPort": _SSH, "IpRanges": places}
-        answer = self._client.ask(
-            Done, "authorize_security_group_ingress", GroupId=group.group_id, IpPermissions=[rule]
-        )
-        if isinstance(answer, AwsRefusal) and answer.code != "InvalidPermission.Duplicate":
-            raise self._client.refused(answer, f"open port {_SSH} in {group.group_id}")
+    def _open(self, group: _Group) -> None:
+        """Open the ports for ``ssh_from``, where that is asked for and not done."""
+        for port in self._ports if self._ssh_from else ():
+            there = {
+                place.cidr
+                for permission in group.ip_permissions
+                if _opens(permission, port)
+                for place in permission.ip_ranges
+            }
+            if there & {self._ssh_from, "0.0.0.0/0"}:
+                continue
+            places = [{"CidrIp": self._ssh_from, "Description": "torpor"}]
+            rule = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": places}
+            answer = self._client.ask(
+                Done,
+                "authorize_security_group_ingress",
+                GroupId=group.group_id,
+                IpPermissions=[rule],
+            )
+            if isinstance(answer, AwsRefusal) and answer.code != "InvalidPermission.Duplicate":
+                raise self._client.refused(answer, f"open port {port} in {group.group_id}")
 
     def _without_internet(self, subnets: Sequence[_Subnet]) -> list[str]:
         asked = _filters({"vpc-id": subnets[0].vpc_id})
@@ -329,9 +344,9 @@ def _image(row: _Image) -> Image:
     return Image(row.image_id, architecture, row.root_device_name, max(sizes, default=8))
 
 
-def _opens_ssh(permission: _Permission) -> bool:
+def _opens(permission: _Permission, port: int) -> bool:
     covers = permission.ip_protocol == "-1" or (
-        permission.ip_protocol == "tcp" and permission.from_port <= _SSH <= permission.to_port
+        permission.ip_protocol == "tcp" and permission.from_port <= port <= permission.to_port
     )
     return covers and bool(permission.ip_ranges or permission.prefix_list_ids)
 
