@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from prefect.types import SecretDict
 from pydantic import AfterValidator, Field
 
-from torpor.control.providers.container import Container
+from torpor.control.providers.container import Container, volume
 from torpor.shared.errors import InvalidInput
 
-_Value = TypeVar("_Value")
 
-
-def container(env: SecretDict, ports: Sequence[int], login: str = "") -> Container:
+def container(
+    env: SecretDict, ports: Sequence[int], login: str = "", volumes: Sequence[str] = ()
+) -> Container:
     """InvalidInput, without a secret."""
-    return Container(env=env.get_secret_value(), ports=tuple(ports), login=login)
+    return Container(
+        env=env.get_secret_value(),
+        ports=tuple(ports),
+        login=login,
+        volumes=tuple(map(volume, volumes)),
+    )
 
 
 def no_variables() -> SecretDict:
@@ -24,19 +29,25 @@ def no_variables() -> SecretDict:
 
 
 def _variables(env: SecretDict) -> SecretDict:
-    return _checked(env, env, ())
+    _check(env, ())
+    return env
 
 
 def _open(ports: list[int]) -> list[int]:
-    return _checked(ports, no_variables(), ports)
+    _check(no_variables(), ports)
+    return ports
 
 
-def _checked(value: _Value, env: SecretDict, ports: Sequence[int]) -> _Value:
+def _mounted(volumes: list[str]) -> list[str]:
+    _check(no_variables(), (), volumes)
+    return volumes
+
+
+def _check(env: SecretDict, ports: Sequence[int], volumes: Sequence[str] = ()) -> None:
     try:
-        container(env, ports)
+        container(env, ports, volumes=volumes)
     except InvalidInput as fault:
         raise ValueError(str(fault)) from None
-    return value
 
 
 Variables = Annotated[
@@ -75,3 +86,5 @@ DataCentresOnly = Annotated[
         ),
     ),
 ]
+
+Volumes = Annotated[list[str], AfterValidator(_mounted)]

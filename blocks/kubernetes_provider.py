@@ -8,7 +8,7 @@ from typing import Final
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationInfo, field_validator
 
-from blocks.container import Ports, Variables, container, no_variables
+from blocks.container import Ports, Variables, Volumes, container, no_variables
 from blocks.reference import LOGOS
 from torpor.control.providers.kubernetes import provider as kubernetes
 from torpor.control.providers.kubernetes.objects import Address, Machines, toleration
@@ -45,6 +45,7 @@ class KubernetesProvider(Block):
         image_pull_secret: The Secret with the login to a private registry.
         env: Environment variables of each machine.
         ports: TCP ports of a machine that are reached from outside, beside SSH's.
+        volumes: PersistentVolumeClaims to mount, as CLAIM:/PATH.
         address: How SSH reaches a machine.
         node_address: The address of the nodes, for NodePort.
         service_annotations: Annotations of the Service.
@@ -166,6 +167,14 @@ class KubernetesProvider(Block):
     )
     env: Variables = Field(default_factory=no_variables)
     ports: Ports = Field(default_factory=list)
+    volumes: Volumes = Field(
+        default_factory=list,
+        description=(
+            "PersistentVolumeClaims of that namespace to mount, as CLAIM:/PATH: my-data:/data. "
+            "torpor leaves alone what is there: no snapshot holds it, and it outlives the machine. "
+            "The path must be outside of the workspace's."
+        ),
+    )
     address: Address = Field(
         default="LoadBalancer",
         description=(
@@ -240,7 +249,7 @@ class KubernetesProvider(Block):
                 service_annotations=self.service_annotations,
                 grace_s=self.grace_s,
                 nodes_billed=self.nodes_billed,
-                container=container(self.env, self.ports, self.image_pull_secret),
+                container=container(self.env, self.ports, self.image_pull_secret, self.volumes),
             ),
             context=self.context,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,7 +16,7 @@ from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.money.budgets import OpenBudget
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import MountsVolumes, Provider
 from torpor.control.remote.seam import LogIn
 from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
@@ -23,9 +24,9 @@ from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store_prices import StorePrice
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key
-from torpor.shared.values import WorkspaceName, WorkspaceSpec, machine_path
+from torpor.shared.values import WorkspaceName, WorkspaceSpec, machine_path, overlap, tidy_path
 
 Opened = TypeVar("Opened", bound="StoredWorkspace")
 
@@ -127,14 +128,15 @@ class OpenWorkspace(StoredWorkspace):
         """Load the blocks a workspace refers to; errors name the block and what to do."""
         block = Workspace.of(workspace)
         tuning = block.open_tuning()
-        spec = block.spec(tuning)
+        spec, providers = block.spec(tuning), block.open_providers()
+        spec = msgspec.structs.replace(spec, volumes=_volumes(spec, providers))
         store = block.open_store()
         identity = block.open_identity()
         store_key = block.store_key()
         return cls(
             spec=spec,
             store=store,
-            providers=block.open_providers(),
+            providers=providers,
             identity=identity.identity(),
             owner=tuning.owner,
             others=open_all_providers,
@@ -145,3 +147,17 @@ class OpenWorkspace(StoredWorkspace):
             key=None if store_key is None else workspace_key(store_key, spec.name),
             store_key=store_key,
         )
+
+
+def _volumes(spec: WorkspaceSpec, providers: Sequence[Provider]) -> list[str]:
+    """Where the providers mount volumes. InvalidInput where the workspace would store one."""
+    found = {path for one in providers if isinstance(one, MountsVolumes) for path in one.volumes}
+    for path in found:
+        for root in spec.paths:
+            if overlap(path, tidy_path(re.sub("^~", "/root", root))):
+                raise InvalidInput(
+                    f"workspace {spec.name}: a provider block mounts a volume at {path}, which "
+                    f"overlaps the workspace's path {root}. What is on a volume is not stored: "
+                    "mount it elsewhere, as at /data, and link to it"
+                )
+    return sorted(found)

@@ -74,6 +74,7 @@ class FakeKubernetes(FakeMarket):
     said: tuple[str, ...] = ()
     balances: bool = True
     kueue_versions: tuple[str, ...] = ("v1beta1", "v1beta2")
+    claims: frozenset[str] = frozenset()  # PersistentVolumeClaims of the namespace
     pull_secrets: list[str] = []  # noqa: RUF012 - that all images ask for
     repeats: bool = False  # a refusal quotes the request
     runtime_classes: frozenset[str] = frozenset()
@@ -339,9 +340,14 @@ class FakeKubernetes(FakeMarket):
     def _pod(self, machine: Rented) -> dict[str, Any]:
         waits = ("secrets", machine.id) not in self.objects or self.market.starting(machine)
         pod = machine.request.get("spec", {}).get("template", {}).get("spec", {})
+        claims = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in pod.get("volumes", [])
+            if "persistentVolumeClaim" in volume
+        }
         logins = [secret["name"] for secret in pod.get("imagePullSecrets", [])]
         waits = waits or bool(self.waiting or self.unschedulable)
-        waits = waits or self.pull_secrets != logins
+        waits = waits or self.pull_secrets != logins or not claims <= self.claims
         reason = self.waiting or {"reason": "ContainerCreating"}
         waiting = [{"state": {"waiting": reason}}] if waits and not self.unschedulable else []
         placed = {"type": "PodScheduled", "status": "True"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torpor.control.providers.container import Container
+from torpor.control.providers.container import Container, Volume, volume
 from torpor.shared.errors import InvalidInput
 
 CANARY = "canary-value"
@@ -35,3 +35,21 @@ def test_a_port_that_cannot_be_opened_is_refused(ports: tuple[int, ...]) -> None
 def test_a_short_value_does_not_garble_messages() -> None:
     secrets = Container(env={"DEBUG": "1", "TOKEN": CANARY}, login="-u me -p pass-word").secrets
     assert secrets.hidden_in(f"401: {CANARY} pass-word") == "401: *** ***"
+
+
+def test_a_volume_is_a_name_and_a_path() -> None:
+    assert volume(" my-data://data/./sets/ ") == Volume("my-data", "/data/sets")
+
+
+@pytest.mark.parametrize(
+    "text", ["my-data", ":/data", "my-data:data", "my-data:~/data", "a:/data/../etc"]
+)
+def test_a_line_that_names_no_volume_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        volume(text)
+
+
+@pytest.mark.parametrize("path", ["/", "/root", "/home/", "/etc/torpor", "/usr/local", "/lib64"])
+def test_a_volume_does_not_hide_a_folder_of_the_system(path: str) -> None:
+    with pytest.raises(InvalidInput, match="mount it elsewhere"):
+        volume(f"my-data:{path}")

@@ -23,7 +23,7 @@ from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine
 from tests.markets.kubernetes import NAMESPACE, kubeconfig
 from tests.markets.test_boot import run
-from torpor.control.providers.container import Container
+from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.kubernetes import provider as service_module
 from torpor.control.providers.kubernetes.client import Right, is_coreweave
 from torpor.control.providers.kubernetes.objects import Machines
@@ -33,7 +33,7 @@ from torpor.control.providers.kubernetes.provider import (
     KubernetesProvider,
 )
 from torpor.control.providers.kubernetes.trouble import PULL_S, ROOM_S
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.seam import Absent, MountsVolumes, Provider
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,
@@ -130,6 +130,21 @@ class TestKubernetes(ContainerContract):
         with pytest.raises(CreateUncertain, match="denied") as raised:
             other.create(label=label())
         assert token not in "".join(traceback.format_exception(raised.value))
+
+    def test_a_claim_is_mounted_and_left_alone(self, shop: Shop) -> None:
+        shop.fake.claims = frozenset({"my-data"})
+        volumes = (Volume("my-data", "/data"),)
+        other = shop.another(container=Container(volumes=volumes))
+        assert isinstance(other.plain, MountsVolumes)
+        assert (other.plain.volumes, shop.plain.volumes) == (["/data"], [])
+        machine = other.create()
+        assert other.find(machine).state == "running"
+        pod = shop.asked()["spec"]["template"]["spec"]
+        of_name = {volume["name"]: volume for volume in pod["volumes"]}
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/data"]
+        assert of_name[mount["name"]]["persistentVolumeClaim"]["claimName"] == "my-data"
+        other.destroy(machine)
+        assert not any("persistentvolumeclaims" in path for _, path in shop.fake.calls)
 
     def test_a_machine_outlives_its_sshd(
         self, shop: Shop, provider: Provider, identity_key: KeyPair

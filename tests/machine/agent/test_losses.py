@@ -19,8 +19,8 @@ from torpor.machine.agent.losses import LookBehind, first_start_ns, machine_bega
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LookForLosses
 
-BEGIN = LookForLosses("run", ["~/fine"], True, True, 0.0)
-END = LookForLosses("run", ["~/fine"], True, True, 30.0)
+BEGIN = LookForLosses("run", ["~/fine"], True, True, 0.0, [])
+END = LookForLosses("run", ["~/fine"], True, True, 30.0, [])
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_process_that_hangs_is_not_waited_for(
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", hangs)
-    losses = look.losses(LookForLosses("run", [], True, True, 0.1), [], _call(home))
+    losses = look.losses(LookForLosses("run", [], True, True, 0.1, []), [], _call(home))
     assert not losses.complete
     assert "as on a disk that hangs" in losses.unseen[0]
     assert started[0].returncode == -signal.SIGKILL

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from torpor.control.variables import Secrets, is_variable
 from torpor.shared.errors import InvalidInput
+from torpor.shared.values import machine_path
 
 _TAKEN: Final = re.compile(
     r"_|HOME|LOGNAME|MAIL|(?:OLD)?PWD|PATH|SHELL|SHLVL|SSH_.*|TERM|USER"  # a session has its own
@@ -16,18 +19,32 @@ _TAKEN: Final = re.compile(
 )
 _SHORT: Final = 6
 """A shorter value, such as 1 or debug, is also a part of other words: no message hides it."""
+_SYSTEM: Final = re.compile(
+    r"/|/(?:root|home)|/(?:bin|boot|dev|etc|lib\w*|proc|run|sbin|sys|tmp|usr|var)(?:/.*)?"
+)
+"""Where no volume may be mounted: it would hide what a machine needs, or take its keys."""
 _MOST_PORTS: Final = 32
 _SSH: Final = 22
+
+
+class Volume(msgspec.Struct, frozen=True):
+    """A volume of the user's, by its name or id at the market, and where it is mounted. torpor
+    leaves what is on it alone: no snapshot holds it, and no end of a machine deletes it."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
     """``env``: environment variables. ``ports``: TCP ports to open beside the one of SSH.
-    ``login``: the login to a private registry, as the market's API takes it."""
+    ``login``: the login to a private registry, as the market's API takes it. ``volumes``: what is
+    mounted."""
 
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     ports: Sequence[int] = ()
     login: str = field(default="", repr=False)
+    volumes: Sequence[Volume] = ()
 
     def __post_init__(self) -> None:
         for name, value in self.env.items():
@@ -46,6 +63,21 @@ class Container:
 
 
 PLAIN: Final = Container()
+
+
+def volume(text: str) -> Volume:
+    """The volume that NAME:/PATH mounts. InvalidInput."""
+    name, _, path = text.strip().partition(":")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,252}", name) or not path.startswith("/"):
+        raise InvalidInput(
+            f"{text!r} is no volume: write its name and where it is mounted, as in my-data:/data"
+        )
+    path = machine_path(path)
+    if _SYSTEM.fullmatch(path):
+        raise InvalidInput(
+            f"{text!r} hides a folder of the system: mount it elsewhere, as on /data"
+        )
+    return Volume(name, path)
 
 
 def _check_variable(name: str, value: object) -> None:

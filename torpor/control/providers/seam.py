@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -211,3 +212,13 @@ class Restarts(Protocol):
         """Ask for the start of a machine of ours that is stopped, with its disk as it was; ``find``
         shows whether it runs. May be repeated. NoCapacity where the market has no room for it now,
         NotOurs for a machine that has another label."""
+
+
+@runtime_checkable
+class MountsVolumes(Protocol):
+    """A provider whose block mounts volumes of the user's into each machine."""
+
+    @property
+    def volumes(self) -> Sequence[str]:
+        """Where, as tidy absolute paths. What is there outlives the machine, and torpor leaves it
+        alone."""

@@ -179,7 +179,10 @@ class RemoteSnapshot(RemoteRun):
 
     def losses(self, *, rented: bool, whole: bool, wait_s: float) -> Losses:
         """What is on the machine and not in the snapshot; ``wait_s`` 0 only begins to look."""
-        return self._held(LookForLosses(self.run, self.spec.accept_lost, rented, whole, wait_s))
+        of = self.spec
+        return self._held(
+            LookForLosses(self.run, of.accept_lost, rented, whole, wait_s, of.volumes)
+        )
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""

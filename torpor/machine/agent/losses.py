@@ -62,6 +62,7 @@ class LookBehind:
                 disks_since_ns=self._since_ns if request.rented else 0,
                 skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
                 recorded=python_places(),
+                volumes=request.volumes,
             )
             try:
                 self._process = _started(where)
@@ -81,7 +82,7 @@ class LookBehind:
             return time.monotonic() > ends_s
 
         since_ns = self._since_ns if request.rented else self._first_ns if request.whole else None
-        mounts = Mounts.of_this_machine()
+        mounts = Mounts.of_this_machine(request.volumes)
         older = request.whole and not request.rented  # its user's disks outlive a restart
         left_out = self._left_out(request)
         looks = LinksOut(self._roots, left_out, since_ns, mounts, stop, self._top, older)

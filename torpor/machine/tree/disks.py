@@ -43,8 +43,10 @@ class Mounts:
         self.parents = {os.path.dirname(path) for path in self._at if path != "/"}
 
     @classmethod
-    def of_this_machine(cls) -> Mounts:
-        return cls(_table((PROC / "self/mountinfo").read_bytes()))
+    def of_this_machine(cls, volumes: Sequence[str] = ()) -> Mounts:
+        """``volumes``: where disks are mounted that outlive the machine, if they are."""
+        table = _table((PROC / "self/mountinfo").read_bytes())
+        return cls([m._replace(kind="volume") if m.path in volumes else m for m in table])
 
     def __contains__(self, path: str) -> bool:
         return path in self._at

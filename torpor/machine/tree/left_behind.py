@@ -85,13 +85,15 @@ class Where(msgspec.Struct, frozen=True):
     """``top``: the directory that is the whole machine. ``since_ns``: what is older came with it;
     ``disks_since_ns``: the same, of disks other than the root's, outside of the system.
     ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
-    that the environment record names."""
+    that the environment record names. ``volumes``: where disks are mounted that outlive the
+    machine."""
 
     top: str
     since_ns: int
     disks_since_ns: int
     skipped: list[str]
     recorded: list[str]
+    volumes: list[str] = []
 
 
 class Found(msgspec.Struct):
@@ -391,7 +393,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     os.nice(max(0, _NICE - os.nice(0)))
     where = msgspec.convert(json.load(sys.stdin), learned(Where))  # names may be any bytes
-    look = Look(where, Mounts.of_this_machine(), lambda: stopped[0] or time.monotonic() > ends_s)
+    mounts = Mounts.of_this_machine(where.volumes)
+    look = Look(where, mounts, lambda: stopped[0] or time.monotonic() > ends_s)
     sys.stdout.buffer.write(msgspec.json.encode(look.run()))
     return 0
 

@@ -63,8 +63,8 @@ class LookForLosses(OfRun[Losses], frozen=True):
     ``wait_s``: how long the answer may wait for its end; then it holds what was found until then.
     ``whole``: look at the whole machine, not only at where links lead. ``rented``: what is older
     than the agent's folder came with the machine; on a whole machine that is not, what is older
-    than its first start. ``accepted``: directories to leave out; they may
-    begin with ~/.
+    than its first start. ``accepted``: directories to leave out; they may begin with ~/.
+    ``volumes``: where disks are mounted that outlive the machine.
     """
 
     op = "snapshot.losses"
@@ -72,6 +72,7 @@ class LookForLosses(OfRun[Losses], frozen=True):
     rented: bool
     whole: bool
     wait_s: float
+    volumes: list[str]
 
 
 SUMMARY: Final = "left_behind"

@@ -344,6 +344,10 @@ def job_of(
         "volumes": [
             {"name": "start", "secret": _start_of(order)},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
+            *(
+                {"name": f"volume-{n}", "persistentVolumeClaim": {"claimName": volume.name}}
+                for n, volume in enumerate(machines.container.volumes)
+            ),
         ],
     }
     if machines.container.login:
@@ -463,6 +467,10 @@ def _container(
         ],
         "resources": {"requests": resources | disk, "limits": resources},
         "volumeMounts": [
+            *(
+                {"name": f"volume-{n}", "mountPath": volume.path}
+                for n, volume in enumerate(machines.container.volumes)
+            ),
             {"name": "start", "mountPath": _START, "readOnly": True},
             {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - programs expect it there
         ],

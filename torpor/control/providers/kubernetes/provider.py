@@ -152,6 +152,7 @@ class KubernetesProvider:
         self.identity = self._client.identity
         self._market = self._client.market
         self._machines, self._clock = machines, clock
+        self.volumes = [volume.path for volume in machines.container.volumes]
         self._cluster = Cluster(self._client, machines)
         self._pull_failed_unix: dict[str, float] = {}  # by pod: when it was first seen to fail
         self._annotations = _COREWEAVE if is_coreweave(self._client.url) else {}
