@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from prefect.blocks.core import Block
 from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
-from blocks.container import DataCentresOnly, Ports, Variables, container, no_variables
+from blocks.container import DataCentresOnly, Ports, Variables, Volumes, container, no_variables
 from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
 from torpor.control.providers.hostkey import provider as hostkey
@@ -179,6 +179,16 @@ class RunpodProvider(KeyedProvider):
 
     data_centres_only: DataCentresOnly = False
 
+    volumes: Volumes = Field(
+        default_factory=list,
+        max_length=1,
+        description=(
+            "A network volume to mount, as ID:/PATH: agv6w2qcg7:/data. Machines are rented in its "
+            "data centre. torpor leaves alone what is there: no snapshot holds it, and it outlives "
+            "the machine. The path must be outside of the workspace's."
+        ),
+    )
+
     registry: Annotated[str, AfterValidator(_word)] = Field(
         default="",
         description=(
@@ -190,7 +200,7 @@ class RunpodProvider(KeyedProvider):
     def open(self) -> runpod.RunpodProvider:
         return self._opened(
             runpod.RunpodProvider,
-            container=container(self.env, self.ports, self.registry),
+            container=container(self.env, self.ports, self.registry, self.volumes),
             data_centres_only=self.data_centres_only,
         )
 

@@ -43,6 +43,8 @@ class FakeRunPod(FakeMarket):
     image_user: str = "root"
     addresses: bool = True  # hosts have public ones
     shows_null: bool = False  # a look at a pod answers 200 and null
+    volumes: ClassVar[dict[str, str]] = {"vol1": "US-KS-2", "vol2": "EU-RO-1"}
+    """The data centres of network volumes."""
     registry: str = ""  # the id of the login that is stored and that all images ask for
     repeats: bool = False  # a refusal quotes the request
     pages: bool = True  # as since October 2026
@@ -58,6 +60,7 @@ class FakeRunPod(FakeMarket):
         r"DELETE /pods/([\w-]+)": ("destroy", "_show"),
         r"\w+ /pods/([\w-]+)": ("find", "_show"),
         r"GET /account/ssh-keys": ("account", {"keys": []}),
+        r"GET /network-volumes/(\w+)": ("account", "_volume"),
         r"GET /network-volumes": ("account", {"networkVolumes": []}),
     }
     words: ClassVar = {
@@ -88,6 +91,12 @@ class FakeRunPod(FakeMarket):
         cursor = base64.b64encode(str(end).encode()).decode() if end < len(pods) else None
         pagination = {"nextCursor": cursor, "hasNextPage": cursor is not None}
         return Answer(200, {"pods": pods[begin:end], "pagination": self.pagination or pagination})
+
+    def _volume(self, request: Request, volume: str) -> Answer:
+        if volume not in self.volumes:
+            return self.error(404, "Not Found", "network volume not found")
+        centre = {"id": volume, "name": "mine", "size": 50, "dataCenter": self.volumes[volume]}
+        return Answer(200, {**centre, "type": "STANDARD"})
 
     def _catalog(self, request: Request) -> Answer:
         query = request.query
@@ -140,6 +149,12 @@ class FakeRunPod(FakeMarket):
             return self.error(400, "Bad Request", "the image cannot be pulled")
         if self.market.balance_usd <= 0:
             return self.error(*self.words["no money"])
+        for mount in asked.get("mounts", {}).get("network", []):
+            centre = self.volumes.get(mount["volumeId"])
+            if mount.keys() != {"volumeId", "path"} or asked.get("dataCenterIds") != [centre]:
+                return self.error(400, "Bad Request", "the volume is in another data center")
+            if asked.get("cloud") != "SECURE":
+                return self.error(400, "Bad Request", "the community cloud has no volumes")
         gpu = asked.get("gpu") or {}
         count = int(gpu.get("count", 1))
         placed = [

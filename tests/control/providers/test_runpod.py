@@ -6,11 +6,13 @@ import pytest
 
 from tests.control.providers.container_contract import ContainerContract
 from tests.control.providers.market_contract import Shop
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.container import Container, Volume
+from torpor.control.providers.seam import Absent, MountsVolumes
 from torpor.control.providers.start_script import start_command
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,
+    InvalidInput,
     ProviderDenied,
     ProviderUnavailable,
     QuotaReached,
@@ -52,6 +54,26 @@ class TestRunPod(ContainerContract):
         assert not any(offer.many_owners for offer in found)
         assert {offer.region for offer in found} >= {"US-KS-2", "EU-NL-1"}
         assert "EU-RO-1" not in {offer.region for offer in found}
+
+    def test_a_network_volume_is_mounted_in_its_data_centre_and_left_alone(
+        self, shop: Shop
+    ) -> None:
+        other = shop.another(container=Container(volumes=(Volume("vol1", "/data"),)))
+        assert isinstance(other.plain, MountsVolumes)
+        assert (other.plain.volumes, shop.plain.volumes) == (["/data"], [])
+        offers = other.plain.offers(Want(gpu="RTX 4090"))
+        assert {(offer.region, offer.many_owners) for offer in offers} == {("US-KS-2", False)}
+        machine = other.create()
+        assert shop.asked()["mounts"] == {"network": [{"volumeId": "vol1", "path": "/data"}]}
+        other.destroy(machine)
+        assert not any(
+            method != "GET" for method, path in shop.fake.calls if "network-volumes" in path
+        )
+
+    def test_a_network_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
+        gone = shop.connect(container=Container(volumes=(Volume("gone", "/data"),)))
+        with pytest.raises(InvalidInput, match="no network volume gone"):
+            gone.check()
 
     def test_the_account_s_ssh_keys_stay_as_they_are(self, shop: Shop) -> None:
         """A PUT replaces all of them."""

@@ -25,6 +25,7 @@ from torpor.control.providers.start_script import check_image, start_command
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
+    InvalidInput,
     NoCapacity,
     ProviderDenied,
     ProviderError,
@@ -122,6 +123,10 @@ class _Pods(msgspec.Struct):
     pagination: _Pagination | None = None  # since October 2026
 
 
+class _NetworkVolume(msgspec.Struct, rename="camel"):
+    data_center: str
+
+
 class _Keys(msgspec.Struct):
     keys: list[str]
 
@@ -169,7 +174,9 @@ class RunpodProvider:
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self._container = container
-        self._clouds = _CLOUDS[:1] if data_centres_only else _CLOUDS
+        self.volumes = [volume.path for volume in container.volumes]
+        # Pods of the secure cloud alone can mount a network volume.
+        self._clouds = _CLOUDS[:1] if data_centres_only or self.volumes else _CLOUDS
         self._adopted: dict[str, Label] = {}
 
     def check(self, image: str = "") -> Account:
@@ -177,13 +184,15 @@ class RunpodProvider:
         check_image(image or IMAGE)
         self._client.read(_Keys, "/v2/account/ssh-keys")
         self._pods()
+        self._centre()
         return Account(name=self.identity, notes=["RunPod's API does not state the balance"])
 
     def offers(self, want: Want) -> list[Offer]:
         if want.spot == "only":
             return []
-        count = want.gpu_count if want.gpu else 1
-        return [offer for cloud in self._clouds for offer in self._on_sale(want, cloud, count)]
+        count, centre = want.gpu_count if want.gpu else 1, self._centre()
+        found = [offer for cloud in self._clouds for offer in self._on_sale(want, cloud, count)]
+        return [offer for offer in found if centre in ("", offer.region)]
 
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
@@ -206,6 +215,13 @@ class RunpodProvider:
         }
         if self._container.login:
             body["registry"] = self._container.login
+        if self._container.volumes:
+            body["mounts"] = {
+                "network": [
+                    {"volumeId": volume.name, "path": volume.path}
+                    for volume in self._container.volumes
+                ]
+            }
         if centre != _ANYWHERE:
             body["dataCenterIds"] = [centre]
         if order.cuda is not None:
@@ -255,6 +271,19 @@ class RunpodProvider:
     def residue(self) -> list[Residue]:
         """None: the disk goes with the pod, and torpor rents no network volumes here."""
         return []
+
+    def _centre(self) -> str:
+        """Where the network volume is, and so the pod; empty without one. InvalidInput."""
+        for volume in self._container.volumes:
+            path = f"/v2/network-volumes/{volume.name}"
+            found = self._client.seek("GET", path, _NetworkVolume, f"show volume {volume.name}")
+            if found is None:
+                raise InvalidInput(
+                    f"{self.identity} has no network volume {volume.name}: correct `volumes` in "
+                    "the provider block"
+                )
+            return found.data_center
+        return ""
 
     def _on_sale(self, want: Want, cloud: _Cloud, count: int) -> list[Offer]:
         params = {
