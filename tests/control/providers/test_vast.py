@@ -168,6 +168,16 @@ class TestVast(ContainerContract):
         want = Want(gpu="RTX 3060", spot="never")
         assert len(of_model(shop.plain.offers(want), "RTX 3060")) == 64
 
+    def test_hosts_with_older_drivers_do_not_fill_a_search(self, shop: Shop) -> None:
+        wares = shop.market.wares
+        wares += [
+            Ware("RTX 3060", 1, 12, 0.05 + n * 0.001, "Ohio, US", cuda="11.8") for n in range(70)
+        ]
+        shop.fake.calls.clear()
+        found = shop.plain.offers(Want(disk_gib=20, cuda=(12, 4)))
+        assert {offer.cuda for offer in found} == {(12, 4), (12, 8)}
+        assert len(shop.fake.calls) == 1
+
     def test_equal_prices_do_not_stop_a_search(self, shop: Shop) -> None:
         wares = shop.market.wares
         wares += [Ware("RTX 3060", 1, 12, 0.05, "Ohio, US") for n in range(70)]

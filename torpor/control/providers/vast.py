@@ -319,6 +319,8 @@ class VastProvider:
         }
         if spot:
             query["type"] = "bid"
+        if want.cuda is not None:  # else hosts with older drivers may fill the search
+            query["cuda_max_good"] = {"gte": float("{}.{}".format(*want.cuda))}
         if self._data_centres_only:
             query["datacenter"] = {"eq": True}
         found: dict[int, _Bundle] = {}
