@@ -125,6 +125,16 @@ class VastProvider(KeyedProvider):
 
     data_centres_only: DataCentresOnly = False
 
+    volumes: Volumes = Field(
+        default_factory=list,
+        max_length=1,
+        description=(
+            "A volume of the account to mount, as ID:/PATH: 12345:/data. Machines are rented at "
+            "its host. torpor leaves alone what is there: no snapshot holds it, and it outlives "
+            "the machine. The path must be outside of the workspace's."
+        ),
+    )
+
     image_login: SecretStr | None = Field(
         default=None,
         description=(
@@ -132,6 +142,13 @@ class VastProvider(KeyedProvider):
             "-u USER -p PASSWORD ghcr.io. Empty: images are public."
         ),
     )
+
+    @field_validator("volumes", mode="after")
+    @classmethod
+    def _numbered(cls, volumes: list[str]) -> list[str]:
+        if not all(re.match(r"\s*\d+:", volume) for volume in volumes):
+            raise ValueError("volumes: write the number of the volume, as in 12345:/data")
+        return volumes
 
     @field_validator("image_login", mode="after")
     @classmethod
@@ -145,7 +162,7 @@ class VastProvider(KeyedProvider):
         login = self.image_login.get_secret_value() if self.image_login else ""
         return self._opened(
             vast.VastProvider,
-            container=container(self.env, self.ports, login),
+            container=container(self.env, self.ports, login, self.volumes),
             data_centres_only=self.data_centres_only,
         )
 

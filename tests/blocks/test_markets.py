@@ -76,6 +76,8 @@ CONTAINERS: list[tuple[Any, dict[str, Any]]] = [
         ({"env": {"TOKEN": f"{CANARY}\n"}}, "the value of TOKEN must be one line"),
         ({"ports": [22]}, "SSH has it"),
         ({"ports": [70000]}, "from 1 to 65535"),
+        ({"volumes": ["12345:data"]}, "is no volume"),
+        ({"volumes": ["12345:/etc"]}, "hides a folder of the system"),
     ],
 )
 def test_what_a_container_cannot_have_is_refused_without_its_value(
@@ -92,6 +94,15 @@ def test_a_login_that_docker_does_not_take_is_refused_without_its_text() -> None
         blocks.VastProvider(api_key=key, image_login=SecretStr(CANARY))
     assert CANARY not in str(raised.value)
     assert blocks.VastProvider(api_key=key, image_login=SecretStr(" ")).image_login is None
+
+
+def test_a_volume_of_vast_has_a_number() -> None:
+    with pytest.raises(ValidationError, match="the number of the volume"):
+        blocks.VastProvider(api_key=SecretStr("one"), volumes=["my-data:/data"])
+    block = blocks.VastProvider(api_key=SecretStr("one"), volumes=["12345:/data"])
+    assert block.open().volumes == ["/data"]
+    with pytest.raises(ValidationError, match="at most 1"):
+        blocks.RunpodProvider(api_key=SecretStr("one"), volumes=["a:/data", "b:/more"])
 
 
 def test_a_saved_block_keeps_its_variables_as_secrets(prefect_server: Server) -> None:

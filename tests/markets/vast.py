@@ -54,6 +54,7 @@ class FakeVast(FakeMarket):
     intended: str = ""  # likewise, what the instance is to become
     entrypoint: tuple[str, ...] = ()  # of every image
     image_user: str = "root"
+    volumes: ClassVar[dict[int, int]] = {12345: 71}  # the hosts of the account's volumes
     direct_ports: int = 40
     knows_centres: bool = True  # in a search
     homes: frozenset[str] = frozenset({"Vietnam, VN"})  # the regions without data centres
@@ -71,6 +72,7 @@ class FakeVast(FakeMarket):
         r"DELETE /api/v0/instances/(\d+)": ("destroy", "_instance"),
         r"\w+ /api/v0/instances/(\d+)": ("find", "_instance"),
         r"\w+ /api/v0/instances": ("account", {"instances": []}),  # retired, whatever there is
+        r"GET /api/v0/volumes": ("account", "_volumes"),
         r"GET /api/v0/users/current": ("account", "_user"),
     }
     words: ClassVar = {
@@ -99,6 +101,10 @@ class FakeVast(FakeMarket):
         usd = self.market.balance_usd
         user = {"id": self.account, "email": "me@example.com", "balance": usd, "credit": usd}
         return Answer(200, {**user, "ssh_key": "", "sid": "s"})
+
+    def _volumes(self, request: Request) -> Answer:
+        rows = [{"id": id, "machine_id": machine} for id, machine in self.volumes.items()]
+        return Answer(200, {"volumes": [{**row, "status": "created"} for row in rows]})
 
     def _search(self, request: Request) -> Answer:
         query: dict[str, Any] = request.body or {}
@@ -196,6 +202,9 @@ class FakeVast(FakeMarket):
             text = f"error 404/3603: no_such_ask  Instance type by id {number} is not available."
             return self.error(400, "invalid_args", text, number)
         ware = self.market.wares[index]
+        info = asked.get("volume_info", {})
+        if info and (info["create_new"] or self.volumes.get(info["volume_id"]) != index + 70):
+            return self.error(400, "invalid_args", "the volume is at another host", number)
         price = asked.get("price")
         if price is not None and price < (ware.spot_usd_h or ware.usd_h):
             return self.error(400, "invalid_price", "the bid is below min_bid", number)

@@ -12,7 +12,6 @@ from torpor.control.providers.start_script import start_command
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,
-    InvalidInput,
     ProviderDenied,
     ProviderUnavailable,
     QuotaReached,
@@ -72,8 +71,10 @@ class TestRunPod(ContainerContract):
 
     def test_a_network_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
         gone = shop.connect(container=Container(volumes=(Volume("gone", "/data"),)))
-        with pytest.raises(InvalidInput, match="no network volume gone"):
+        with pytest.raises(ProviderDenied, match="no network volume gone"):
             gone.check()
+        with pytest.raises(ProviderDenied):  # a search goes on at other markets
+            gone.offers(Want())
 
     def test_the_account_s_ssh_keys_stay_as_they_are(self, shop: Shop) -> None:
         """A PUT replaces all of them."""

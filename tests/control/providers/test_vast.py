@@ -7,12 +7,20 @@ import pytest
 
 from tests.control.providers.container_contract import PASSWORD, ContainerContract
 from tests.control.providers.market_contract import Shop, label, of_model
+from tests.fixtures.machines import KeyPair
 from tests.markets.market import Ware
+from tests.markets.server import FakeMarket
 from tests.markets.vast import FIRST_INSTANCE
-from torpor.control.providers.container import Container
+from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import MountsVolumes
 from torpor.control.providers.start_script import start_command
-from torpor.shared.errors import CreateUncertain, NoCapacity, ProviderDenied, UnexpectedAnswer
+from torpor.shared.errors import (
+    CreateUncertain,
+    NoCapacity,
+    ProviderDenied,
+    UnexpectedAnswer,
+)
 from torpor.shared.values import MachineId, Want
 
 
@@ -77,6 +85,30 @@ class TestVast(ContainerContract):
         assert "VN" in {offer.region for offer in shop.plain.offers(want)}
         found = shop.connect(data_centres_only=True).offers(want)
         assert {offer.region for offer in found} == {"US", "NO", "FR"}
+
+    def test_a_volume_is_mounted_at_its_host_and_left_alone(
+        self, fake: FakeMarket, identity_key: KeyPair
+    ) -> None:
+        container = Container(volumes=(Volume("12345", "/data"),))
+        shop = Shop(fake, Want(gpu="H100", disk_gib=20), identity_key, container=container)
+        assert isinstance(shop.plain, MountsVolumes)
+        assert shop.plain.volumes == ["/data"]
+        offers = shop.plain.offers(Want(disk_gib=20, spot="allowed"))
+        assert {offer.domain for offer in offers} == {"machine 71"}
+        shop.destroy(shop.create())
+        assert shop.asked()["volume_info"] == {
+            "create_new": False,
+            "volume_id": 12345,
+            "mount_path": "/data",
+        }
+        assert {method for method, path in shop.fake.calls if "volumes" in path} == {"GET"}
+
+    def test_a_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
+        gone = shop.connect(container=Container(volumes=(Volume("7", "/data"),)))
+        with pytest.raises(ProviderDenied, match="no volume 7"):
+            gone.check()
+        with pytest.raises(ProviderDenied):  # a search goes on at other markets
+            gone.offers(Want())
 
     def test_further_ports_need_a_host_that_has_as_many(self, shop: Shop) -> None:
         """Each fake host has 40."""

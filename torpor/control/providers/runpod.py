@@ -25,7 +25,6 @@ from torpor.control.providers.start_script import check_image, start_command
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
-    InvalidInput,
     NoCapacity,
     ProviderDenied,
     ProviderError,
@@ -273,12 +272,12 @@ class RunpodProvider:
         return []
 
     def _centre(self) -> str:
-        """Where the network volume is, and so the pod; empty without one. InvalidInput."""
+        """Where the network volume is, and so the pod; empty without one. ProviderDenied."""
         for volume in self._container.volumes:
             path = f"/v2/network-volumes/{volume.name}"
             found = self._client.seek("GET", path, _NetworkVolume, f"show volume {volume.name}")
             if found is None:
-                raise InvalidInput(
+                raise ProviderDenied(
                     f"{self.identity} has no network volume {volume.name}: correct `volumes` in "
                     "the provider block"
                 )

@@ -125,6 +125,15 @@ class _User(msgspec.Struct):
     email: str | None = None
 
 
+class _Volume(msgspec.Struct):
+    id: int
+    machine_id: int
+
+
+class _Volumes(msgspec.Struct):
+    volumes: list[_Volume]
+
+
 class _Created(msgspec.Struct):
     success: bool
     new_contract: int | None = None
@@ -180,12 +189,14 @@ class VastProvider:
             is_gone=lambda refusal: refusal.status in _NOT_THERE,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self.volumes = [volume.path for volume in container.volumes]
         self._data_centres_only = data_centres_only
         self._container, self._hidden_in = container, container.secrets.hidden_in
 
     def check(self, image: str = "") -> Account:
         check_image(image or IMAGE)
         user = self._client.read(_User, "/api/v0/users/current/")
+        self._host()
         balance_usd = user.credit if user.credit is not None else user.balance
         if balance_usd is not None and balance_usd <= 0:
             raise ProviderDenied(
@@ -215,6 +226,12 @@ class VastProvider:
         }
         if self._container.login:
             body["image_login"] = self._container.login
+        for volume in self._container.volumes:
+            body["volume_info"] = {
+                "create_new": False,
+                "volume_id": int(volume.name),
+                "mount_path": volume.path,
+            }
         if order.offer.spot:  # without a price it would be rented on demand
             body["price"] = round(_bid(order), 6)
         path = f"/api/v0/asks/{_offer_number(order.offer.id)}/"
@@ -290,15 +307,27 @@ class VastProvider:
         return []
 
     def _search(self, want: Want, *, spot: bool) -> list[Offer]:
-        names = names_of(want)
-        found = self._cheapest(want, spot, {"gpu_name": {"in": names}} if names else {})
+        names, at = names_of(want), self._host()
+        found = self._cheapest(want, spot, {**at, "gpu_name": {"in": names}} if names else at)
         if names and not found:  # the market may have another name for it by now
-            found = self._cheapest(want, spot, {})
+            found = self._cheapest(want, spot, at)
         return [
             self._offer(bundle, want, spot)
             for bundle in found
             if not self._data_centres_only or bundle.hosting_type == _DATA_CENTRE
         ]
+
+    def _host(self) -> dict[str, Any]:
+        """The filter for the host of the volume; empty without one. ProviderDenied."""
+        for volume in self._container.volumes:
+            for row in self._client.read(_Volumes, "/api/v0/volumes/").volumes:
+                if str(row.id) == volume.name:
+                    return {"machine_id": {"eq": row.machine_id}}
+            raise ProviderDenied(
+                f"{self.identity} has no volume {volume.name}: correct `volumes` in the provider "
+                "block"
+            )
+        return {}
 
     def _cheapest(self, want: Want, spot: bool, filters: dict[str, Any]) -> list[_Bundle]:
         disk_gb = self._disk_gb(want.disk_gib)
