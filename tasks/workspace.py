@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from typing import TypeVar
 
 import msgspec
@@ -149,15 +150,18 @@ class OpenWorkspace(StoredWorkspace):
         )
 
 
-def _volumes(spec: WorkspaceSpec, providers: Sequence[Provider]) -> list[str]:
-    """Where the providers mount volumes. InvalidInput where the workspace would store one."""
-    found = {path for one in providers if isinstance(one, MountsVolumes) for path in one.volumes}
-    for path in found:
-        for root in spec.paths:
+def _volumes(spec: WorkspaceSpec, providers: Sequence[Provider]) -> dict[str, list[str]]:
+    """Where each provider mounts volumes. InvalidInput where the workspace would store one."""
+    found: dict[str, list[str]] = {}
+    for provider in providers:
+        if not isinstance(provider, MountsVolumes) or not provider.volumes:
+            continue
+        found.setdefault(provider.identity, []).extend(provider.volumes)
+        for path, root in product(provider.volumes, spec.paths):
             if overlap(path, tidy_path(re.sub("^~", "/root", root))):
                 raise InvalidInput(
-                    f"workspace {spec.name}: a provider block mounts a volume at {path}, which "
-                    f"overlaps the workspace's path {root}. What is on a volume is not stored: "
-                    "mount it elsewhere, as at /data, and link to it"
+                    f"workspace {spec.name}: a block of {provider.identity} mounts a volume at "
+                    f"{path}, which overlaps the workspace's path {root}. What is on a volume is "
+                    "not stored: mount it elsewhere, as at /data, and link to it"
                 )
-    return sorted(found)
+    return found

@@ -279,7 +279,10 @@ class Snapshot:
         """Look for what is on the machine and not in the snapshot; beyond where links of the
         workspace lead, before a destroy."""
         rented = self._machine.label is not None and not self._adopted
-        losses = look_for_losses(self._remote, rented=rented, whole=self._ends, wait_s=wait_s)
+        volumes = self._workspace.spec.volumes.get(self._machine.provider, []) if rented else []
+        losses = look_for_losses(
+            self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=volumes
+        )
         self._lost = judge_losses(losses, self._workspace.spec)
 
     def _store_parts(self, seen: Scanned) -> None:

@@ -150,9 +150,9 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
 
 @pytest.mark.usefixtures("saved")
 def test_no_volume_of_a_provider_may_be_in_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    mounting = SimpleNamespace(volumes=["/data"])
+    mounting = SimpleNamespace(identity="vast://mine", volumes=["/data"])
     monkeypatch.setattr(Workspace, "open_providers", lambda self: (mounting,))
-    assert OpenWorkspace.of(workspace()).spec.volumes == ["/data"]
+    assert OpenWorkspace.of(workspace()).spec.volumes == {"vast://mine": ["/data"]}
     for path in ("/root/workspace", "/root/workspace/data", "/root"):
         mounting.volumes = [path]
         with pytest.raises(InvalidInput, match="overlaps the workspace's path ~/workspace"):

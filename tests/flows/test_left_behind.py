@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from flows import backup
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.shared.errors import UnsavedWork
+from torpor.shared.wire.losses import LookForLosses
 
 
 @pytest.fixture
@@ -43,6 +47,22 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -
     report = hibernate_plainly(lab.opened, accept_lost=["~/nvme"])
     assert (report.destroyed, lab.machines()) == (True, [])
     assert report.lost == []
+
+
+def test_the_look_knows_where_the_machine_s_own_provider_mounts_volumes(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def looking(*told: Any) -> LookForLosses:
+        asked.append(told[-1])
+        return LookForLosses(*told)
+
+    monkeypatch.setattr("torpor.control.remote.snapshot.LookForLosses", looking)
+    volumes = {lab.opened.providers[0].identity: ["/data"], "vast://other": ["/models"]}
+    spec = msgspec.structs.replace(lab.opened.spec, volumes=volumes)
+    assert hibernate_plainly(replace(lab.opened, spec=spec)).destroyed
+    assert asked and all(paths == ["/data"] for paths in asked)
 
 
 def test_what_no_snapshot_holds_is_named(lab: Lab, home: Path) -> None:

@@ -177,12 +177,13 @@ class RemoteSnapshot(RemoteRun):
         )
         return stored, committed
 
-    def losses(self, *, rented: bool, whole: bool, wait_s: float) -> Losses:
-        """What is on the machine and not in the snapshot; ``wait_s`` 0 only begins to look."""
-        of = self.spec
-        return self._held(
-            LookForLosses(self.run, of.accept_lost, rented, whole, wait_s, of.volumes)
-        )
+    def losses(
+        self, *, rented: bool, whole: bool, wait_s: float, volumes: Sequence[str] = ()
+    ) -> Losses:
+        """What is on the machine and not in the snapshot; ``wait_s`` 0 only begins to look.
+        ``volumes``: where its provider mounted what outlives it."""
+        accepted = self.spec.accept_lost
+        return self._held(LookForLosses(self.run, accepted, rented, whole, wait_s, list(volumes)))
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""
