@@ -1,0 +1,130 @@
+"""Rent the cheapest machine at a market for some minutes, and say what differs from the adapter.
+
+    python -m deployments.smoke vast-provider/NAME [--max-usd 0.50] [--minutes 10] [--gpu A40]
+
+It shows the worst case and asks. Each exchange with the market is kept in a folder, without
+secrets. A second process ends the machine if this one cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import asyncssh
+from pydantic import BaseModel, SecretBytes, SecretStr
+
+from blocks import PROVIDERS
+from blocks.reference import load
+from deployments.installation import secret_file
+from torpor.control.providers.market_client import observed
+from torpor.control.remote.ssh import Identity
+from torpor.control.reports import Row
+from torpor.control.smoke.login import SshDoor
+from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
+from torpor.control.smoke.recording import PLAN, Recorder
+from torpor.control.smoke.redact import Redactor
+from torpor.control.smoke.trial import SmokeReport, Trial
+from torpor.control.smoke.watchdog import Watchdog
+from torpor.control.supervision import state_folder
+from torpor.shared.errors import EndUnproven, RunCancelled, TorporError
+
+
+def smoke(
+    reference: str,
+    *,
+    max_usd: float = MAX_USD,
+    minutes: float = MINUTES,
+    gpu: str = "",
+    agree: Callable[[Plan], None],
+    say: Callable[[str], None] = print,
+) -> SmokeReport:
+    """Run the test. ``agree`` sees the plan before anything is rented, and raises to stop.
+
+    EndUnproven where the machine's end is not proven: the watchdog goes on.
+    """
+    block = load(reference, PROVIDERS, of="torpor smoke")
+    state = state_folder() / "smoke"
+    key = secret_file(state / "ssh_key", _new_key) + "\n"
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    folder = state / f"{stamp}-{reference.rpartition('/')[0].removesuffix('-provider')}"
+    record = Recorder(folder, Redactor([*_secrets(block), key]))
+    with observed(record):
+        provider = block.open()
+    plan = make_plan(provider, max_usd=max_usd, minutes=minutes, gpu=gpu)
+    agree(plan)
+    identity = Identity(key)
+    rentals = secrets.token_hex(8), secrets.token_hex(8)
+    record.keep(PLAN, {"plan": plan, "rentals": rentals})
+    argv = [sys.executable, "-m", "deployments.smoke_watchdog", reference, f"{minutes * 60:g}"]
+    watchdog = Watchdog(argv, folder / "watchdog.log")
+    say(f"recording   {folder}")
+    say(f"watchdog    process {watchdog.pid} ends the machine if this command cannot")
+    try:
+        door = SshDoor(identity)
+        trial = Trial(provider, plan, identity.load(), door, watchdog.tell, rentals)
+        report = trial.run()
+    except TorporError as error:
+        raise EndUnproven(
+            f"{error}. Process {watchdog.pid} goes on trying to end the machine: {watchdog.log}"
+        ) from error
+    finally:
+        watchdog.close()
+    record.keep("report", report)
+    return report
+
+
+def _new_key() -> str:
+    return asyncssh.generate_private_key("ssh-ed25519").export_private_key().decode()
+
+
+def _secrets(value: object) -> Iterator[str]:
+    """Every secret in a block, however deep."""
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, SecretBytes):
+        yield value.get_secret_value().decode(errors="replace")
+    elif isinstance(value, BaseModel):
+        yield from _secrets({name: getattr(value, name) for name in type(value).model_fields})
+    elif isinstance(value, dict):
+        yield from (secret for item in value.values() for secret in _secrets(item))
+    elif isinstance(value, list | tuple):
+        yield from (secret for item in value for secret in _secrets(item))
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deployments.smoke", description=__doc__)
+    parser.add_argument("block", help="a provider block, as type/name")
+    parser.add_argument("--max-usd", type=float, default=MAX_USD, help="the most it may cost")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long the machine lives")
+    parser.add_argument("--gpu", default="", help="a GPU model; otherwise the cheapest")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    asked = parser.parse_args(argv)
+
+    def agree(plan: Plan) -> None:
+        _print(plan.title(), plan.rows())
+        if not asked.yes and input("Rent it? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise RunCancelled("nothing was rented")
+
+    try:
+        report = smoke(
+            asked.block, max_usd=asked.max_usd, minutes=asked.minutes, gpu=asked.gpu, agree=agree
+        )
+    except TorporError as error:
+        print(error, file=sys.stderr)
+        return 1
+    _print(report.title(), report.rows())
+    return 0 if report.passed else 1
+
+
+def _print(title: str, rows: Sequence[Row]) -> None:
+    print(title)
+    for row in rows:
+        print("  ", "  ".join(row.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
