@@ -285,10 +285,14 @@ def test_what_differs_is_named(vast: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     assert report.title().startswith(f"{vast.provider.identity}: 6 of ")
 
 
-def test_a_machine_that_is_listed_later_than_assumed_is_named(vast: Bench) -> None:
-    vast.provider.__dict__["abilities"] = msgspec.structs.replace(
-        vast.provider.abilities, settling_s=0.0
-    )
-    vast.before_order = lambda: setattr(vast.fake.market, "next_hidden_looks", 9)
+def test_a_machine_that_is_listed_later_than_assumed_is_named(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = msgspec.structs.replace(vast.provider.abilities, settling_s=1.0)
+    monkeypatch.setattr(vast.provider, "abilities", able)
+    vast.fake.market.next_starting_looks = 3
+    lists = vast.provider.list_own
+    late = lambda: lists() if vast.clock.now_s > 2.0 else []  # noqa: E731
+    monkeypatch.setattr(vast.provider, "list_own", late)
     report = vast.run()
     assert [row["what"] for row in report.rows() if row["differs"]] == ["listed by its label"]

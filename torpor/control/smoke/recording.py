@@ -9,7 +9,7 @@ import itertools
 import threading
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Recorder:
                 "at_s": round(seen.began_unix - self._began_unix, 3),
                 "seconds": round(seen.seconds, 3),
                 "method": seen.method,
-                "path": parts.path,
+                "path": unquote(parts.path),
                 "params": dict(parse_qsl(parts.query, keep_blank_values=True)),
                 "request_headers": self._redactor.headers(seen.request_headers),
                 "request": self._body(seen.request, request.get("content-type", "")),

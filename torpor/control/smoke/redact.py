@@ -26,7 +26,7 @@ _SECRET_NAME: Final = re.compile(
     re.IGNORECASE,
 )
 """Fields and headers whose text is redacted, whatever it is."""
-_E_MAIL: Final = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_E_MAIL: Final = re.compile(r"[\w.+%-]+(?:@|%40)[\w-]+(?:\.[\w-]+)+")
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL)
 _SSH_KEY: Final = re.compile(r"((?:ssh|ecdsa|sk)-[\w@.-]+) +AAAA[A-Za-z0-9+/=]+(?: [\w@.:+-]+)?")
 _LONG: Final = re.compile(r"[A-Za-z0-9+/=]{80,}|[\w-]{60,}")
