@@ -66,6 +66,7 @@ class SmokeReport(Report, frozen=True, kw_only=True):
     ended: list[str]  # the proofs
     usd: float  # estimated
     worst_usd: float
+    inside: Inside | None  # None: nobody has logged in
 
     @property
     def passed(self) -> bool:
@@ -109,6 +110,7 @@ class Trial:
         self._checks: list[Check] = []
         self._began_s: float | None = None  # when the machine was asked for
         self._listed_s: float | None = None
+        self._inside: Inside | None = None
 
     def run(self) -> SmokeReport:
         """The report once everything has provably ended; EndUnproven or the market's error where it
@@ -130,6 +132,7 @@ class Trial:
             ended=ended,
             usd=self._cost_usd(),
             worst_usd=self._plan.worst_usd,
+            inside=self._inside,
         )
 
     # -- the steps
@@ -182,7 +185,8 @@ class Trial:
         if live.endpoint is None:
             raise ProviderError(f"machine {machine.id} runs without an address")
         endpoint = msgspec.structs.replace(live.endpoint, host_key=pinned)
-        self._check_inside(self._door.look(endpoint))
+        self._inside = self._door.look(endpoint)
+        self._check_inside(self._inside)
 
     # -- what is compared
 
