@@ -30,7 +30,7 @@ from torpor.control.smoke.redact import Redactor
 from torpor.control.smoke.trial import SmokeReport, Trial
 from torpor.control.smoke.watchdog import Watchdog
 from torpor.control.supervision import state_folder
-from torpor.shared.errors import EndUnproven, RunCancelled, TorporError
+from torpor.shared.errors import EndUnproven, InvalidInput, RunCancelled, TorporError
 
 
 def smoke(
@@ -58,7 +58,7 @@ def smoke(
     agree(plan)
     identity = Identity(key)
     rentals = secrets.token_hex(8), secrets.token_hex(8)
-    record.keep(PLAN, {"plan": plan, "rentals": rentals})
+    record.keep(PLAN, {"plan": plan.without_account(), "rentals": rentals})
     argv = [sys.executable, "-m", "deployments.smoke_watchdog", reference, f"{minutes * 60:g}"]
     watchdog = Watchdog(argv, folder / "watchdog.log")
     say(f"recording   {folder}")
@@ -95,6 +95,15 @@ def _secrets(value: object) -> Iterator[str]:
         yield from (secret for item in value for secret in _secrets(item))
 
 
+def ask(plan: Plan) -> None:
+    """InvalidInput if nobody can answer, RunCancelled after a no."""
+    asked = f"Rent it? It costs {plan.worst_usd:.4f} $ at most."
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+    if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise RunCancelled("nothing was rented")
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.smoke", description=__doc__)
     parser.add_argument("block", help="a provider block, as type/name")
@@ -106,8 +115,8 @@ def main(argv: Sequence[str]) -> int:
 
     def agree(plan: Plan) -> None:
         _print(plan.title(), plan.rows())
-        if not asked.yes and input("Rent it? [y/N] ").strip().lower() not in ("y", "yes"):
-            raise RunCancelled("nothing was rented")
+        if not asked.yes:
+            ask(plan)
 
     try:
         report = smoke(

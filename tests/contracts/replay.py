@@ -1,6 +1,6 @@
 """A market that answers as it was recorded, and how the samples were recorded from the fakes.
 
-    python -m tests.contracts.replay vast runpod
+python -m tests.contracts.replay vast runpod
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ def tried(
 
     key = asyncssh.generate_private_key("ssh-ed25519")
     plan = msgspec.structs.replace(plan, provider=provider.identity)
-    trial = Trial(
-        provider, plan, key, Told(inside), nobody, rentals, nap=nap, clock=lambda: now_s
-    )
+    trial = Trial(provider, plan, key, Told(inside), nobody, rentals, nap=nap, clock=lambda: now_s)
     return trial.run()
 
 
@@ -146,7 +144,7 @@ def record(market: str, folder: Path) -> None:
             provider = fake.connect()
         plan = make_plan(provider, max_usd=1000.0)
         rentals = secrets.token_hex(8), secrets.token_hex(8)
-        recorder.keep(PLAN, {"plan": plan, "rentals": rentals})
+        recorder.keep(PLAN, {"plan": plan.without_account(), "rentals": rentals})
         gpus = (f"NVIDIA {plan.offer.gpu}, 24564 MiB, 570.86",) * plan.offer.gpu_count
         inside = msgspec.structs.replace(_SAMPLE, gpus=gpus)
         recorder.keep("report", tried(provider, plan, rentals, inside))

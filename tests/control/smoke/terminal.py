@@ -1,7 +1,7 @@
 """What a person starts in a terminal: the smoke test at a fake Vast.ai, and its watchdog.
 
-    python -m tests.control.smoke.terminal command URL LOG
-    python -m tests.control.smoke.terminal watchdog URL
+python -m tests.control.smoke.terminal command URL LOG
+python -m tests.control.smoke.terminal watchdog URL
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Account, Provider
 from torpor.control.rental.ending import GONE_S
@@ -29,6 +31,10 @@ class Plan(Report, frozen=True, kw_only=True):
     offer: Offer
     minutes: float
     worst_usd: float
+
+    def without_account(self) -> Plan:
+        """What a recording may hold."""
+        return msgspec.structs.replace(self, account=Account(name=""))
 
     def title(self) -> str:
         return f"One machine at {self.provider} for at most {self.minutes:g} min"

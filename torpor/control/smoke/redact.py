@@ -62,7 +62,9 @@ class Redactor:
         return value
 
     def headers(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-        return {name.lower(): self.value(text, name) for name, text in headers}
+        """By their names in lower case, without the host."""
+        names = {name.lower(): text for name, text in headers if name.lower() != "host"}
+        return {name: self.value(text, name) for name, text in names.items()}
 
     def text(self, text: str) -> str:
         """Words without secrets, keys and addresses."""

@@ -87,8 +87,8 @@ class SmokeReport(Report, frozen=True, kw_only=True):
 
 class Trial:
     """``tell``: whoever ends the machine if this process cannot; it hears of each rental before the
-    market does, and may raise to rent nothing. ``rentals``: the ids of the probe and of the machine;
-    no other rental may have them."""
+    market does, and may raise to rent nothing. ``rentals``: new ids, of the probe and of the
+    machine."""
 
     def __init__(
         self,
