@@ -15,15 +15,15 @@ from tests.fixtures.machines import KeyPair
 from tests.markets.every import FAKES, NAMES
 from tests.markets.faults import Fault, Kind
 from tests.markets.server import FakeMarket
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.seam import Absent, Order
 from torpor.control.rental import ending
 from torpor.control.rental.records import Rental
 from torpor.control.smoke import ending as smoke_ending
 from torpor.control.smoke.login import Inside
 from torpor.control.smoke.plan import Plan, make_plan
 from torpor.control.smoke.trial import SmokeReport, Trial
-from torpor.shared.errors import BudgetExceeded, EndUnproven, ProviderError
-from torpor.shared.values import Endpoint, Machine, MachineId
+from torpor.shared.errors import BudgetExceeded, EndUnproven, ProviderError, UnsafeDestroy
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
 
 DEAR = {"max_usd": 1000.0}
 CLOSED = "the port is closed"
@@ -60,6 +60,7 @@ class Bench:
     """One fake market, its adapter, and a trial there."""
 
     def __init__(self, name: str, identity: KeyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name = name
         self.fake: FakeMarket = FAKES[name]()
         self.provider: Any = self.fake.connect(timeout_s=0.5)
         self.clock = Clock()
@@ -147,6 +148,31 @@ def test_a_price_over_the_maximum_rents_nothing(bench: Bench) -> None:
         bench.plan(max_usd=worst_usd * 0.99)
     assert bench.fake.market.rented == []
     assert bench.plan(max_usd=worst_usd * 1.01).worst_usd == worst_usd
+
+
+def test_a_market_that_can_end_the_machine_itself_is_told_to(bench: Bench) -> None:
+    plan = bench.plan(minutes=20.0)
+    assert (plan.lifetime_s is not None) == bench.provider.abilities.ends_machines
+    bench.run()
+    ends = LIFETIMES.get(bench.name)
+    assert bench.provider.abilities.ends_machines == (ends is not None)
+    if ends is not None:
+        asked = bench.fake.market.rented[-1].request
+        assert all(word in str(asked) for word in ends), asked
+
+
+LIFETIMES = {
+    "ec2": ("'InstanceInitiatedShutdownBehavior': 'terminate'", "shutdown -P +15"),
+    "gcp": ("'maxRunDuration': {'seconds': '900'}", "'instanceTerminationAction': 'DELETE'"),
+    "kubernetes": ("'activeDeadlineSeconds': 900",),
+}
+"""What such a create says: ten minutes, and the time that an end may take."""
+
+
+def test_no_machine_that_may_hold_work_is_ordered_with_a_lifetime(vast: Bench) -> None:
+    label = Label("torpor", workspace_name("mywork"), "0" * 16)
+    with pytest.raises(UnsafeDestroy, match="may hold work"):
+        Order(offer=vast.plan().offer, label=label, public_key="", host_key="", lifetime_s=900.0)
 
 
 def test_an_account_with_too_little_money_rents_nothing(vast: Bench) -> None:

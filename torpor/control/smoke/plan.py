@@ -31,6 +31,7 @@ class Plan(Report, frozen=True, kw_only=True):
     offer: Offer
     minutes: float
     worst_usd: float
+    lifetime_s: float | None  # after which the market itself ends it; None: it does not
 
     def without_account(self) -> Plan:
         """What a recording may hold."""
@@ -38,6 +39,13 @@ class Plan(Report, frozen=True, kw_only=True):
 
     def title(self) -> str:
         return f"One machine at {self.provider} for at most {self.minutes:g} min"
+
+    @property
+    def last_end(self) -> str:
+        """What ends the machine where neither the command nor its watchdog can."""
+        if self.lifetime_s is None:
+            return "nothing ends it at this market: stay, and watch its console"
+        return f"the market ends it after {self.lifetime_s / 60:g} min"
 
     def rows(self) -> list[Row]:
         offer, balance = self.offer, self.account.balance_usd
@@ -49,6 +57,7 @@ class Plan(Report, frozen=True, kw_only=True):
             "offer": f"{offer.id}, {gpu}, {offer.region}",
             "price": f"{offer.bound_usd_h:.4f} $/h with {self.want.disk_gib:g} GiB of disk",
             "worst case": f"{self.worst_usd:.4f} $",
+            "if all else fails": self.last_end,
         }
         return [{"what": what, "value": value} for what, value in said.items()]
 
@@ -68,12 +77,12 @@ def make_plan(
     fitting = [offer for offer in provider.offers(want) if not misfit(offer, want)]
     if not fitting:
         raise NoOffer(f"{provider.identity} has no offer for {gpu or 'any GPU'} now: try later")
-    hours = minutes / 60 + GONE_S / 3600
+    lifetime_s = minutes * 60 + GONE_S
     offer = min(
         [offer for offer in fitting if offer.gpu is not None] or fitting,
         key=lambda offer: offer.bound_usd_h,
     )
-    worst_usd = offer.bound_usd_h * billed_s(hours, able) / 3600
+    worst_usd = offer.bound_usd_h * billed_s(lifetime_s / 3600, able) / 3600
     held = [f"--max-usd is {max_usd:.2f} $"] if worst_usd > max_usd else []
     if account.balance_usd is not None and account.balance_usd < worst_usd:
         held.append(f"the account has {account.balance_usd:.2f} $")
@@ -90,4 +99,5 @@ def make_plan(
         offer=offer,
         minutes=minutes,
         worst_usd=worst_usd,
+        lifetime_s=lifetime_s if able.ends_machines else None,
     )

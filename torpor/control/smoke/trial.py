@@ -12,6 +12,7 @@ import asyncssh
 import msgspec
 
 from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.rental.ending import listed
 from torpor.control.rental.order import host_key_of, order_for
@@ -146,7 +147,7 @@ class Trial:
         offer = msgspec.structs.replace(self._plan.offer, id=dead)
         assumed = "refused: nothing is rented"
         try:
-            machine = self._create(order_for(offer, self._probe, self._identity, self._plan.want))
+            machine = self._create(self._order(offer, self._probe))
         except (CreateFailed, InvalidInput) as error:
             self._check("order of a dead offer", assumed, f"{type(error).__name__}: {error}", False)
         except ProviderError as error:
@@ -159,7 +160,7 @@ class Trial:
 
     def _rent(self) -> None:
         plan, able, label = self._plan, self._able, self._machine
-        order = order_for(plan.offer, label, self._identity, plan.want)
+        order = self._order(plan.offer, label)
         self._began_s = self._clock()
         machine = self._create(order)
         self._check("answer to the order", "one machine", f"machine {machine.id}", False)
@@ -238,6 +239,10 @@ class Trial:
         self._check("environment", "named", names, not names)
 
     # -- rentals
+
+    def _order(self, offer: Offer, label: Label) -> Order:
+        order = order_for(offer, label, self._identity, self._plan.want)
+        return msgspec.structs.replace(order, lifetime_s=self._plan.lifetime_s)
 
     def _create(self, order: Order) -> Machine:
         """Ask once. Whatever may exist afterwards is among the rentals."""
