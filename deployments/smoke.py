@@ -50,14 +50,15 @@ def smoke(
     state = state_folder() / "smoke"
     key = secret_file(state / "ssh_key", _new_key) + "\n"
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    folder = state / f"{stamp}-{reference.rpartition('/')[0].removesuffix('-provider')}"
+    market = block.get_block_type_slug().removesuffix("-provider")
+    rentals = secrets.token_hex(8), secrets.token_hex(8)
+    folder = state / f"{market}-{stamp}-{rentals[1][:4]}"
     record = Recorder(folder, Redactor([*_secrets(block), key]))
     with observed(record):
         provider = block.open()
     plan = make_plan(provider, max_usd=max_usd, minutes=minutes, gpu=gpu)
     agree(plan)
     identity = Identity(key)
-    rentals = secrets.token_hex(8), secrets.token_hex(8)
     record.keep(PLAN, {"plan": plan.without_account(), "rentals": rentals})
     argv = [sys.executable, "-m", "deployments.smoke_watchdog", reference, f"{minutes * 60:g}"]
     watchdog = Watchdog(argv, folder / "watchdog.log")

@@ -66,7 +66,7 @@ def test_smoke_logs_in_ends_the_machine_and_keeps_a_recording_without_secrets(
     assert "PATH" in report["inside"]["variables"]
     assert (len(vast.market.rented), vast.market.alive()) == (1, [])
 
-    folder = max((tmp_path / "smoke").glob("*-vast"))
+    folder = max((tmp_path / "smoke").glob("vast-*"))
     recording = Recording.of(folder)
     assert any(exchange["method"] == "DELETE" for exchange in recording.exchanges)
     assert "nothing is left to end" in (folder / "watchdog.log").read_text()

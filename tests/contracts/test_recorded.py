@@ -1,7 +1,8 @@
 """Every adapter understands what its market was recorded to say.
 
 See docs/contributing/add-a-market.md. A folder of ``recorded/`` is named MARKET-WORDS. Its
-``report.json`` is what the replay must find: correct it where an adapter has learned what it did not understand when this was recorded.
+``report.json`` is what the replay must find: correct it where an adapter has learned what it did
+not understand when this was recorded.
 """
 
 from __future__ import annotations

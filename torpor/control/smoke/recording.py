@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -38,12 +39,16 @@ class Recorder:
         with self._lock:
             number = next(self._numbers)
             self._began_unix = self._began_unix or seen.began_unix
+        with suppress(OSError):  # the machine matters more than its recording
+            self._keep_exchange(f"{number:04}", seen)
+
+    def _keep_exchange(self, name: str, seen: Exchange) -> None:
         parts = urlsplit(seen.url)
         request = dict(seen.request_headers)
         self.keep(
-            f"{number:04}",
+            name,
             {
-                "at_s": round(seen.began_unix - self._began_unix, 3),
+                "at_s": round(seen.began_unix - (self._began_unix or 0.0), 3),
                 "seconds": round(seen.seconds, 3),
                 "method": seen.method,
                 "path": unquote(parts.path),

@@ -39,6 +39,7 @@ WORKSPACE: Final = reserved_name(DRILL, workspace_name("smoke"))
 NO_KIND: Final = "torpor-no-such-kind"
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
 _STARTS: Final = 0.8  # of the machine's time, at most: the rest is for looking and ending
+_LIST_S: Final = 5.0  # between two listings while the machine starts, at least
 _PRICE_SLACK: Final = 0.01
 _PYTHON: Final = (3, 10)
 _MIRRORED: Final = str.maketrans("0123456789", "9876543210")
@@ -111,6 +112,7 @@ class Trial:
         self._checks: list[Check] = []
         self._began_s: float | None = None  # when the machine was asked for
         self._listed_s: float | None = None
+        self._next_list_s = 0.0
         self._inside: Inside | None = None
 
     def run(self) -> SmokeReport:
@@ -171,7 +173,7 @@ class Trial:
             self._provider,
             machine.id,
             timeout_s=allowed_s,
-            sleep=lambda seconds: self._look_at_list(label, seconds),
+            sleep=lambda seconds: self._nap_and_look(label, seconds),
             clock=self._clock,
             greets=lambda endpoint: self._door.fault(endpoint, pinned),
             label=label,
@@ -179,7 +181,7 @@ class Trial:
         self._check_time("SSH answers", able.ready_s, self._since_order_s())
         self._check("host key", able.host_key, "as ordered" if pinned else "not compared", False)
         self._check_price(live)
-        self._look_at_list(label, 0.0)
+        self._look_at_list(label)
         late_s = self._since_order_s() if self._listed_s is None else self._listed_s
         self._check_time("listed by its label", able.settling_s, late_s, self._listed_s is not None)
         self._check_unknown(machine.id)
@@ -273,13 +275,18 @@ class Trial:
         else:
             self._rentals[rental.label] = rental
 
-    def _look_at_list(self, label: Label, seconds: float) -> None:
-        """Note when the market lists the machine; then sleep."""
+    def _nap_and_look(self, label: Label, seconds: float) -> None:
+        """Sleep, and note when the market lists the machine. Markets limit requests."""
+        if self._clock() >= self._next_list_s:
+            self._next_list_s = self._clock() + max(_LIST_S, self._able.poll_s)
+            self._look_at_list(label)
+        self._nap(seconds)
+
+    def _look_at_list(self, label: Label) -> None:
         if self._listed_s is None:
             with suppress(ProviderError):  # the next look sees it
                 if listed(self._provider, label) is not None:
                     self._listed_s = self._since_order_s()
-        self._nap(seconds)
 
     def _since_order_s(self) -> float:
         return 0.0 if self._began_s is None else self._clock() - self._began_s
