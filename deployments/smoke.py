@@ -12,16 +12,18 @@ import argparse
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import asyncssh
-from pydantic import BaseModel, SecretBytes, SecretStr
+from prefect.blocks.core import Block
+from pydantic import SecretStr
 
 from blocks import PROVIDERS
 from blocks.reference import load
 from deployments.installation import secret_file
 from torpor.control.providers.market_client import observed
 from torpor.control.remote.ssh import Identity
+from torpor.control.rental.records import Rental
 from torpor.control.reports import Row
 from torpor.control.smoke.login import SshDoor
 from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
@@ -64,9 +66,14 @@ def smoke(
     watchdog = Watchdog(argv, folder / "watchdog.log")
     say(f"recording   {folder}")
     say(f"watchdog    process {watchdog.pid} ends the machine if this command cannot")
+
+    def tell(rental: Rental) -> None:
+        watchdog.tell(rental)
+        machine = f", machine {rental.machine}" if rental.machine else ""
+        say(f"rental      {rental.label.rental} of offer {rental.offer}: {rental.state}{machine}")
+
     try:
-        door = SshDoor(identity)
-        trial = Trial(provider, plan, identity.load(), door, watchdog.tell, rentals)
+        trial = Trial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
         report = trial.run()
     except TorporError as error:
         raise EndUnproven(
@@ -82,18 +89,9 @@ def _new_key() -> str:
     return asyncssh.generate_private_key("ssh-ed25519").export_private_key().decode()
 
 
-def _secrets(value: object) -> Iterator[str]:
-    """Every secret in a block, however deep."""
-    if isinstance(value, SecretStr):
-        yield value.get_secret_value()
-    elif isinstance(value, SecretBytes):
-        yield value.get_secret_value().decode(errors="replace")
-    elif isinstance(value, BaseModel):
-        yield from _secrets({name: getattr(value, name) for name in type(value).model_fields})
-    elif isinstance(value, dict):
-        yield from (secret for item in value.values() for secret in _secrets(item))
-    elif isinstance(value, list | tuple):
-        yield from (secret for item in value for secret in _secrets(item))
+def _secrets(block: Block) -> list[str]:
+    values = [getattr(block, name) for name in type(block).model_fields]
+    return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
 
 
 def ask(plan: Plan) -> None:

@@ -134,8 +134,9 @@ def replayed(fake: FakeMarket, recording: Recording) -> tuple[SmokeReport, Repla
     return report, replay
 
 
-def record(market: str, folder: Path) -> None:
-    """Run the smoke test at the fake of that market, and keep what was said."""
+def record(market: str, folder: Path) -> str:
+    """Run the smoke test at the fake of that market, and keep what was said; returns what the
+    market was asked for, with its secrets."""
     shutil.rmtree(folder, ignore_errors=True)
     recorder = Recorder(folder, Redactor([KEY]))
     with FAKES[market]() as fake:
@@ -148,6 +149,7 @@ def record(market: str, folder: Path) -> None:
         gpus = (f"NVIDIA {plan.offer.gpu}, 24564 MiB, 570.86",) * plan.offer.gpu_count
         inside = msgspec.structs.replace(_SAMPLE, gpus=gpus)
         recorder.keep("report", tried(provider, plan, rentals, inside))
+        return str([machine.request for machine in fake.market.rented])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ not understand when this was recorded.
 
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.markets.server import KEY
 from torpor.control.smoke.redact import Redactor
 from torpor.control.smoke.trial import SmokeReport
 
+_PACKED_SCRIPT = base64.b64encode(b"#!/bin/sh\nse").decode()
 FOLDERS = sorted(folder for folder in RECORDED.iterdir() if folder.is_dir())
 
 
@@ -59,7 +62,12 @@ def test_what_is_recorded_at_a_fake_can_be_replayed(market: str, tmp_path: Path)
     if market == "ec2":  # boto3 sends for it, and shows nothing
         return
     folder = tmp_path / f"{market}-now"
-    record(market, folder)
+    asked = record(market, folder)
+    written = "".join(file.read_text() for file in folder.iterdir())
+    passwords = re.findall(r"'root_pass': '([^']+)'", asked)
+    for secret in (KEY, _PACKED_SCRIPT, "BEGIN OPENSSH", "AAAAC3Nza", *passwords):
+        assert secret not in written
+    assert bool(passwords) == (market == "hostkey")
     recording = Recording.of(folder)
     report, missing = _replayed(folder, recording)
     assert (missing, report.fault, report.passed) == ([], "", True)
