@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import asyncssh
@@ -322,3 +323,20 @@ def test_a_machine_that_is_listed_later_than_assumed_is_named(
     monkeypatch.setattr(vast.provider, "list_own", late)
     report = vast.run()
     assert [row["what"] for row in report.rows() if row["differs"]] == ["listed by its label"]
+
+
+def test_a_market_is_not_asked_for_its_list_all_the_time(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, looks = vast.provider.list_own, []
+
+    def hidden() -> list[Machine]:
+        if vast.alive():
+            looks.append(vast.clock.now_s)
+        return [] if vast.clock.now_s < 60.0 else lists()
+
+    monkeypatch.setattr(vast.provider, "list_own", hidden)
+    vast.run(says=CLOSED)
+    early = [look for look in looks if look < 60.0]
+    assert len(early) > 2
+    assert all(later - look >= 5.0 for look, later in pairwise(early))
