@@ -7,8 +7,11 @@ asterisks, and a union of blocks may load as the wrong member (docs/contributing
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Final, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import httpx
 from prefect.blocks.core import Block
@@ -27,7 +30,19 @@ LOGOS: Final = (
 )
 """The pictures of Prefect's own blocks, at one commit, so they cannot change or move."""
 
+_loaded: ContextVar[dict[tuple[type[Block], str], Any] | None] = ContextVar("loaded", default=None)
+_NAMED: Final = 5  # names, in an error
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
+
+
+@contextmanager
+def loading_once() -> Iterator[None]:
+    """Ask the server once for each block meanwhile: many workspaces name the same store."""
+    token = _loaded.set({})
+    try:
+        yield
+    finally:
+        _loaded.reset(token)
 
 
 def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
@@ -48,6 +63,15 @@ def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
 
 def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
     """The block of exactly this type and name; InvalidInput if it is missing or damaged."""
+    loaded = _loaded.get()
+    if loaded is None:
+        return _load(kind, name, of)
+    if (kind, name) not in loaded:
+        loaded[kind, name] = _load(kind, name, of)
+    return cast(BlockT, loaded[kind, name])
+
+
+def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
     slug = kind.get_block_type_slug()
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg, unused-ignore]
@@ -58,17 +82,28 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
                 f"{of}: the block {slug}/{name} cannot be used: {faults(invalid)}; correct it on "
                 "the Blocks page"
             ) from None
-        raise InvalidInput(
-            f"{of}: there is no block {slug}/{name} at {server_in_use()} ({_first_line(cause)}); "
-            f"add a block of type {kind.get_block_type_name()} and of that name on the Blocks "
-            f"page, or with save({name!r})"
-        ) from None
+        raise InvalidInput(f"{of}: {_missing(kind, name, cause)}") from None
     if type(block) is not kind:
         raise InvalidInput(
             f"{of}: the block {slug}/{name} loaded as a {type(block).__name__}, not as a "
             f"{kind.__name__}; torpor did not use it"
         )
     return block
+
+
+def _missing(kind: type[Block], name: str, cause: Exception) -> str:
+    """What is said of a block that does not load: names that are near, and the next step."""
+    slug, said = kind.get_block_type_slug(), _first_line(cause)
+    if said.startswith("Unable to find block document"):  # else Prefect's words tell more
+        names = saved_names(kind)
+        near = get_close_matches(name, names, _NAMED) or names[:_NAMED]
+        more = f" and {len(names) - len(near)} others" if len(names) > len(near) else ""
+        said = f"there is {', '.join(near)}{more}" if names else "there is none of this type"
+    made = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r})"
+    return (
+        f"there is no block {slug}/{name} at {server_in_use()} ({said}); add a block of type "
+        f"{kind.get_block_type_name()} and of that name on the Blocks page, or with {made}"
+    )
 
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:

@@ -25,6 +25,7 @@ class Tuning(Block):
         gpu_python: A Python on the machine that can import CuPy.
         gpu_install: Allow an install of CuPy into the agent's folder.
         quiesce_timeout_s: The time limit of the quiesce and the resume command, in seconds.
+        move_aside: Whether a wake renames what an image has put into the workspace's directories.
         left_behind: Whether files outside of the workspace keep a machine from being destroyed.
         left_behind_gib: The size from which they do, in GiB.
         min_reliability: The lowest reliability, 0 to 1.
@@ -99,6 +100,14 @@ class Tuning(Block):
         le=3600,
         title="Quiesce timeout (seconds)",
         description="The time limit of the quiesce command and of the resume command, in seconds.",
+    )
+    move_aside: bool = Field(
+        default=False,
+        title="Move aside",
+        description=(
+            "Rename what the image of a rented machine has put into a directory of the workspace, "
+            "such as /workspace, to /workspace.before-SNAPSHOT. Otherwise such a wake is refused."
+        ),
     )
     left_behind: Literal["report", "refuse"] = Field(
         default="report",

@@ -263,6 +263,7 @@ class Workspace(Block):
             quiesce_timeout_s=tuning.quiesce_timeout_s,
             accept_changed=list(self.accept_changed),
             accept_lost=list(self.accept_lost),
+            move_aside=tuning.move_aside,
             left_behind=tuning.left_behind,
             left_behind_gib=tuning.left_behind_gib,
             parts=tuning.parts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from blocks import Workspace
+from blocks.reference import loading_once
 from tasks.phases import phase
 from tasks.retrying import FIRST_OF_STORE
 from tasks.runner import runner
@@ -24,11 +25,12 @@ def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, 
     """The workspaces by the names of their blocks, and the errors of those that cannot be
     opened."""
     opened, closed = {}, {}
-    for name in names:
-        try:
-            opened[name] = open_workspace(name)
-        except TorporError as error:
-            closed[name] = error
+    with loading_once():
+        for name in names:
+            try:
+                opened[name] = open_workspace(name)
+            except TorporError as error:
+                closed[name] = error
     return opened, closed
 
 

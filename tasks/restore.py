@@ -136,8 +136,11 @@ def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> C
     return Chosen(*entry_at(_read(opened, wanted), path))
 
 
-def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:
-    """A restore of this snapshot on the session's machine, which has not begun."""
+def new_restore(
+    opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot, *, own: bool = False
+) -> RemoteRestore:
+    """A restore of this snapshot on the session's machine, which has not begun. On the user's
+    ``own`` machine nothing is moved aside: it is no image's."""
     of = opened.spec
     return RemoteRestore(
         session,
@@ -150,6 +153,7 @@ def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot)
         part_bytes=of.part_bytes,
         gpu=of.compression.gpu,
         first=of.first,
+        aside=of.move_aside and not own,
     )
 
 
@@ -216,6 +220,7 @@ def woken(
         f"{path} is not among the workspace's paths: no further snapshot keeps it"
         for path in opened.spec.accept_paths
     ]
+    warnings += [f"what the image had there is {name} now" for name in plan.moved_aside]
     return WakeReport(
         workspace=wanted.workspace,
         snapshot=wanted.snapshot,

@@ -65,6 +65,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "money": {"drawing", "measure", "rental", "reports", "store", "store_prices", "zones"},
         "compare": {"drawing", "measure", "providers", "rental", "reports", "store_prices"},
         "remote": {"safety", "store"},
+        "smoke": {"providers", "remote", "rental", "reports", "safety"},
     },
 }
 """The floors of torpor, their rooms, and which rooms of its floor a room may import. ``machine``

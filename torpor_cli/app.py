@@ -13,7 +13,16 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, Group
 
-from torpor_cli import adopting, installation, jobs, machines, setting_up, snapshots, status
+from torpor_cli import (
+    adopting,
+    installation,
+    jobs,
+    machines,
+    setting_up,
+    smoking,
+    snapshots,
+    status,
+)
 from torpor_cli.endings import INTERRUPTED, WRONG_USE, explained
 
 HELP: Final = """Hibernate rented GPU machines into object storage, and wake them anywhere.
@@ -28,6 +37,7 @@ app = App(
     version=lambda: f"torpor {version('torpor')}",
     help_format="plaintext",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 MACHINES: Final = Group("Machines", sort_key=1)
 SNAPSHOTS: Final = Group("Snapshots", sort_key=2)
@@ -53,7 +63,13 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
         snapshots.verify,
         snapshots.prune,
     ),
-    HERE: (installation.up, setting_up.init, installation.down, installation.boot),
+    HERE: (
+        installation.up,
+        setting_up.init,
+        smoking.smoke,
+        installation.down,
+        installation.boot,
+    ),
 }
 for group, commands in COMMANDS.items():
     for command in commands:

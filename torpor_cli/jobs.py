@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Group, Parameter
 
 from torpor_cli.running import Options, run
+from torpor_cli.server import connected
 
 job = App(
     name="job",
@@ -62,6 +63,11 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
         workspace: Only the jobs of these workspaces.
         ended: How many ended jobs of each workspace to list.
     """
+    with connected():
+        from blocks import Workspace
+
+        for name in workspace:
+            Workspace.of(name)  # a wrong name is an error, not a row
     run("jobs", options, workspaces=list(workspace), ended=ended)
 
 

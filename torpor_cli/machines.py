@@ -164,6 +164,7 @@ def deploy(
     *,
     strategy: Literal["official", "setup", "own", "stored"] = "stored",
     snapshot: str = "newest",
+    yes: Flag = False,
     options: Options | None = None,
 ) -> None:
     """Start a server on a workspace's machine, or on a new one, until it has answered.
@@ -174,7 +175,14 @@ def deploy(
         strategy: How the software gets onto the machine: with the official image, by the setup
             command at each start, with an image of your own, or from the store.
         snapshot: The snapshot for a new machine.
+        yes: Rent a new machine without a question.
     """
+    if not yes:
+        with connected(), quiet(as_json=True):
+            from flows.procedures.listing import list_machines
+
+            if not list_machines(workspace):
+                _ask(workspace, snapshot, 1)
     run(
         "deploy",
         options,

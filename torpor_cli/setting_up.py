@@ -27,6 +27,8 @@ MARKETS: Final = {
 """Markets whose block needs an API key and nothing else."""
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
 MARKET_VARIABLE: Final = "TORPOR_MARKET_KEY"
+_KEEPS_WORKSPACE: Final = ("vast-provider/", "runpod-provider/")
+"""Markets whose images keep work in /workspace."""
 _FLAVOURS: Final = ("aws-s3", "cloudflare-r2", "backblaze-b2", "wasabi", "minio", "other")
 
 
@@ -77,7 +79,8 @@ def init(
             _try_store(chosen_store)
         chosen_provider = provider or _provider(market or "")
         _try_market(chosen_provider)
-        paths = path or _ask("Directories to keep, with spaces between", "~/workspace").split()
+        usual = "/workspace" if chosen_provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
+        paths = path or _ask("Directories to keep, with spaces between", usual).split()
         model = _ask("GPU model; empty takes any", "") if gpu is None else gpu
         Workspace(
             name=name,

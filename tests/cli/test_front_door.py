@@ -26,6 +26,12 @@ def test_a_newcomer_with_the_wheel_finds_the_files_after_a_wake(wheel_newcomer: 
     assert again.returncode == 2
     assert "workspace/first already" in again.stderr
 
+    for wrong in (("status", "frist"), ("job", "list", "frist"), ("wake", "frist", "--yes")):
+        typo = newcomer.torpor(*wrong)
+        assert typo.returncode == 2
+        assert "(there is first)" in typo.stderr
+        assert "Traceback" not in typo.stderr
+
     assert "1 offer fits workspace first" in _done(newcomer, "offers", "first")
     assert "log in: torpor ssh first" in _done(newcomer, "create", "first", "--yes")
     assert _done(newcomer, "ssh", "first", "--", "hostname") == f"{socket.gethostname()}\n"

@@ -45,6 +45,19 @@ def test_the_log_of_a_job_is_what_its_status_holds(
     assert json.loads(capsys.readouterr().out)["text"] == "3 lines"
 
 
+def test_ctrl_c_ends_with_130_and_one_line_that_says_what_to_do() -> None:
+    script = (
+        "import sys, torpor_cli.status as s, torpor_cli.app as a;"
+        "s.connected = lambda: (_ for _ in ()).throw(KeyboardInterrupt());"
+        "sys.argv = ['torpor', 'status']; a.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 130
+    assert done.stderr == "torpor: interrupted. `torpor status` shows what is awake\n"
+
+
 def test_help_imports_nothing_that_is_slow() -> None:
     script = (
         "import sys; from torpor_cli.app import app; app(['--help'], exit_on_error=False);"

@@ -254,6 +254,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     accept_changed: list[str] = []
     accept_lost: list[str] = []
     """Directories of the machine, outside of the workspace, that may be lost with it."""
+    move_aside: bool = False
+    """Whether a wake renames what an image has put into these directories."""
     left_behind: Literal["report", "refuse"] = "report"
     """What a destroy does about more than ``left_behind_gib`` outside of the workspace."""
     left_behind_gib: float = 1.0

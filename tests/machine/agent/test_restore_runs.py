@@ -90,6 +90,35 @@ def test_a_target_that_is_not_empty_is_refused(waking: Waking, tmp_path: Path) -
     waking.begin()
 
 
+def test_what_an_image_left_in_a_target_is_moved_aside_where_that_is_wanted(
+    waking: Waking,
+) -> None:
+    engine, image = waking.engine, {"notes": "the image's"}
+    waking.back.mkdir()
+    (waking.back / "notes").write_text(image["notes"])
+    waking.run = engine.remote_restore(waking.snapshot, [waking.back], aside=True)
+    with pytest.raises(InvalidInput, match="is not empty"):
+        waking.run.begin(resume=True)  # a machine that a killed run left: somebody may work there
+    waking.plan = waking.run.begin()
+    aside = Path(f"{waking.back}.before-{waking.snapshot}")
+    assert waking.plan.moved_aside == [str(aside)]
+    waking.fetch()
+    waking.complete()
+    assert {path.name: path.read_text() for path in aside.iterdir()} == image
+    (waking.back / "mine").write_text("work")  # from now on the workspace is there
+    with pytest.raises(InvalidInput, match="is not empty"):
+        engine.remote_restore(waking.snapshot, [waking.back], aside=True).begin()
+    assert (waking.back / "mine").read_text() == "work"
+
+
+def test_the_directory_of_the_agent_is_not_moved_aside(waking: Waking, tmp_path: Path) -> None:
+    home = tmp_path / "woken"
+    run = waking.engine.remote_restore(waking.snapshot, [home], aside=True)
+    with pytest.raises(InvalidInput, match="is not empty"):
+        run.begin()
+    assert home.exists() and not [*tmp_path.glob("*.before-*")]
+
+
 def test_targets_must_be_as_many_as_roots_and_apart(engine: Engine, tmp_path: Path) -> None:
     entries = [entry(DIRECTORY, b""), entry(DIRECTORY, b"", root=1)]
     blob, _ = encode_manifest(honest(roots=["~/a", "~/b"], entries=entries), PLAIN)

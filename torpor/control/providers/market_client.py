@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 import httpx
@@ -55,6 +57,34 @@ class Form(msgspec.Struct, frozen=True):
     fields: Mapping[str, str]
 
 
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One request and what came of it. It holds secrets."""
+
+    method: str
+    url: str
+    request_headers: list[tuple[str, str]]
+    request: bytes
+    began_unix: float
+    seconds: float
+    status: int | None = None  # None: no answer
+    headers: list[tuple[str, str]] = []
+    body: bytes = b""
+    error: str = ""
+
+
+_OBSERVER: ContextVar[Callable[[Exchange], None] | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observed(observer: Callable[[Exchange], None]) -> Iterator[None]:
+    """Show ``observer`` every exchange of the clients that are made in this context."""
+    token = _OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
 class MarketClient:
     """Asks ``url``, with ``key`` in the header where ``bearer``. Thread-safe. The key is in no
     message and no repr. ``refusal_in`` finds the refusal in a body that came with 2xx.
@@ -84,6 +114,7 @@ class MarketClient:
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
         self.claimed = self.identity != f"{market}://{hashed}"
+        self._observer = _OBSERVER.get()
         self._quotes, self._secrets = quotes, secrets
         self._sleep = sleep
         self._refusal_in = refusal_in
@@ -211,7 +242,7 @@ class MarketClient:
         doing = f"{method} {path}"
         sent: dict[str, Any] = {"data": body.fields} if isinstance(body, Form) else {"json": body}
         try:
-            answer = self._http.request(method, path, params=params or None, **sent)
+            answer = self._exchanged(method, path, params=params or None, **sent)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as cause:
             raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
         except httpx.HTTPError as cause:
@@ -246,6 +277,36 @@ class MarketClient:
                 told = f"{cause} in {text[:_TOLD_CHARACTERS]}"
                 raise self._lost(effect, told, doing) from cause
             raise self.unexpected(f"{cause} in {text}", doing) from cause
+
+    def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        began_unix, began_s = time.time(), time.monotonic()
+
+        def show(request: httpx.Request, **came: Any) -> None:
+            if self._observer is not None:
+                self._observer(
+                    Exchange(
+                        method=request.method,
+                        url=str(request.url),
+                        request_headers=request.headers.multi_items(),
+                        request=request.content,
+                        began_unix=began_unix,
+                        seconds=time.monotonic() - began_s,
+                        **came,
+                    )
+                )
+
+        try:
+            answer = self._http.request(method, path, **sent)
+        except httpx.HTTPError as cause:
+            show(cause.request, error=f"{type(cause).__name__} {cause}".strip())
+            raise
+        show(
+            answer.request,
+            status=answer.status_code,
+            headers=answer.headers.multi_items(),
+            body=answer.content,
+        )
+        return answer
 
     def _lost(self, effect: str, what: str, doing: str) -> ProviderError:
         if effect == "repeat":

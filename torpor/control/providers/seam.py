@@ -10,7 +10,8 @@ import msgspec
 
 from torpor.control.providers.offers import Offer
 from torpor.control.safety import Warrant
-from torpor.shared.values import Label, Machine, MachineId, Want
+from torpor.shared.errors import UnsafeDestroy
+from torpor.shared.values import RESERVED, Label, Machine, MachineId, Want
 from torpor.shared.wire.job import NoticeSource
 
 
@@ -52,6 +53,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     """How long a machine runs until it is stopped, with its disk kept, unless ``Deadlines.renew``
     is called meanwhile; None: it runs until somebody ends it."""
+    ends_machines: bool = False
+    """Whether the market itself ends a machine for good after ``Order.lifetime_s``."""
     images: bool = True  # whether ``Order.image`` can be chosen
     adopts: Literal["", "marked", "by record"] = ""
     """How a machine that its user rented is shown as ours once it was adopted. ``marked``: the
@@ -82,6 +85,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     disk_gib: float = 0
     bid_usd_h: float | None = None  # the most to pay for spot; None: the offer's price
     cuda: tuple[int, int] | None = None  # the driver must support at least this
+    lifetime_s: float | None = None
+    """How long a machine that never holds work may live, where ``abilities.ends_machines``."""
+
+    def __post_init__(self) -> None:
+        if self.lifetime_s is not None and not self.label.workspace.startswith(RESERVED):
+            raise UnsafeDestroy(
+                f"a machine of workspace {self.label.workspace} may hold work: only one under a "
+                "reserved name may be ordered with a lifetime"
+            )
 
     @property
     def token(self) -> str:

@@ -51,6 +51,7 @@ class RemoteRestore(RemoteRun):
         part_bytes: int = 64 * MIB,
         gpu: GpuUse | None = None,
         first: Sequence[str] = (),
+        aside: bool = False,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
@@ -60,6 +61,7 @@ class RemoteRestore(RemoteRun):
         self._part_bytes = part_bytes
         self._gpu = gpu
         self.first = first
+        self._aside = aside
         self._plan: RestorePlan | None = None
         self.first_s: float | None = None
         self._began_s = time.monotonic()
@@ -100,6 +102,7 @@ class RemoteRestore(RemoteRun):
                 resume=resume,
                 gpu=self._gpu,
                 first=list(self.first),
+                aside=self._aside,
             )
         )
         return self._within_limits(plan)

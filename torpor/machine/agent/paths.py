@@ -14,7 +14,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import read_wanted
-from torpor.machine.agent.restore import Begun, RestoreRun
+from torpor.machine.agent.restore import Begun, RestoreRun, move_aside
 from torpor.machine.agent.runs import seal_of
 from torpor.machine.agent.writing import Writing
 from torpor.machine.pipeline.download import RestoreJournal
@@ -127,8 +127,7 @@ def _put_in_place(placing: _Placing) -> bytes:
     """Returns the new name of what had the name; empty where nothing had."""
     place, aside = placing.place, b""
     if placing.aside and os.path.lexists(place):
-        aside = _free_name(place + b".before-" + placing.snapshot.encode())
-        os.rename(place, aside)
+        aside = move_aside(place, placing.snapshot)
     try:
         if _took_its_name(os.path.join(placing.stage, placing.name), place):
             return aside
@@ -153,14 +152,6 @@ def _took_its_name(staged: bytes, place: bytes) -> bool:
             return False
         raise
     return True
-
-
-def _free_name(wanted: bytes) -> bytes:
-    name, number = wanted, 1
-    while os.path.lexists(name):
-        number += 1
-        name = b"%s-%d" % (wanted, number)
-    return name
 
 
 def _remove(stage: bytes) -> None:

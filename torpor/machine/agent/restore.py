@@ -37,13 +37,13 @@ from torpor.machine.pipeline.download import (
 )
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import find_first
-from torpor.machine.tree.walk import absolute_root, overlapping
+from torpor.machine.tree.walk import absolute_root, is_inside, overlapping
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HOLE
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.values import WorkspaceName
+from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
@@ -187,7 +187,10 @@ class RestoreRun(AgentRun):
             if mirrored == wanted.root:
                 return Begun(self._answer(goal, goal.targets, None), wanted, goal, None)
             self._check_left(journal, mirrored)
+        aside: list[str] = []
         if done is None:
+            if request.aside and not request.resume and self.state.is_new:
+                aside = self._move_aside(goal.targets, request.snapshot)
             _check_empty(goal.targets)
             self._settle_sync(goal)
         if request.gpu is not None:
@@ -201,7 +204,9 @@ class RestoreRun(AgentRun):
         writing = Writing(goal, plan, journal, first, in_use, stage)
         writing.prepare()
         answer = self._answer(goal, goal.targets, plan)
-        answer = replace(answer, first=len(first.ranks), unmatched=first.unmatched)
+        answer = replace(
+            answer, first=len(first.ranks), unmatched=first.unmatched, moved_aside=aside
+        )
         return Begun(answer, wanted, goal, writing)
 
     def _plan(
@@ -259,6 +264,23 @@ class RestoreRun(AgentRun):
         if self._begun is None:
             raise AgentLost(f"run {self.id} has not begun: begin it first")
         return self._begun
+
+    def _move_aside(self, targets: Sequence[bytes], snapshot: SnapshotId) -> list[str]:
+        """Rename the directories that hold something, and make new ones; returns the new names. Not
+        one that holds the agent, such as the home directory."""
+        names, agent = [], os.path.realpath(os.fsencode(self.state.folder))
+        for place in targets:
+            if _first_name(place) is None or is_inside(agent, [os.path.realpath(place)]):
+                continue
+            try:
+                names.append(os.fsdecode(move_aside(place, snapshot)))
+            except OSError as cause:  # such as EBUSY: it is the place of a mount
+                raise InvalidInput(
+                    f"target {os.fsdecode(place)} is not empty on the machine and cannot be "
+                    f"renamed ({cause.strerror}): wake into another directory"
+                ) from None
+            os.mkdir(place, 0o755)
+        return names
 
     def _settle_sync(self, goal: Goal) -> None:
         """Drop the record of a sync into these directories, or of one that has only staged files.
@@ -358,8 +380,20 @@ def _check_empty(targets: Sequence[bytes]) -> None:
         if first is not None:
             raise InvalidInput(
                 f"target {shown} is not empty on the machine (it holds {first!r}): torpor never "
-                "overwrites; empty it, or wake into another directory or machine"
+                "overwrites. Empty it, wake into another directory or machine, or, where the "
+                "machine's image has filled it, let a Tuning block say `move_aside`"
             )
+
+
+def move_aside(place: bytes, snapshot: SnapshotId) -> bytes:
+    """Give it the name ``PLACE.before-SNAPSHOT``, or one with a number; returns it."""
+    wanted = name = place + b".before-" + snapshot.encode()
+    number = 1
+    while os.path.lexists(name):
+        number += 1
+        name = b"%s-%d" % (wanted, number)
+    os.rename(place, name)
+    return name
 
 
 def _first_name(target: bytes) -> bytes | None:

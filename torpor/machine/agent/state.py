@@ -157,6 +157,12 @@ class WorkspaceState:
             return None
         return seen.root if seen.roots == list(roots) else None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the workspace was never stored, restored or synced on this machine."""
+        kept = (self.folder / "seen", self.restore_journal, self._sync_record)
+        return not any(path.exists() for path in kept)
+
     def sync_record(self) -> SyncRecord | None:
         """The sync that has not ended."""
         try:

@@ -42,7 +42,8 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
     ``complete``: an earlier run restored and compared everything; nothing is left to do, and
     nothing may be written. ``first``: how many names come first, with the directories that they are
-    in; ``unmatched``: patterns that name nothing.
+    in; ``unmatched``: patterns that name nothing. ``moved_aside``: the new names of what was in the
+    targets.
     """
 
     complete: bool
@@ -53,13 +54,15 @@ class RestorePlan(msgspec.Struct, frozen=True):
     parts: list[RestorePart]
     first: Count = 0
     unmatched: list[str] = []
+    moved_aside: Names = []
 
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
     run may have begun or completed this restore. ``first``: patterns of what comes first.
     ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
-    these directories themselves."""
+    these directories themselves. ``aside``: a target that holds something is renamed, where nothing
+    says that it is of this workspace; never with ``resume``."""
 
     op = "restore.begin"
     roots: list[str] | None
@@ -68,6 +71,7 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     resume: bool = False
     gpu: GpuUse | None = None
     first: list[str] = msgspec.field(default_factory=list)
+    aside: bool = False
 
 
 class BeginPath(OfSnapshot[RestorePlan], frozen=True):

@@ -58,6 +58,10 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
         "UserData": start_script(order),
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled"},
     }
+    if order.lifetime_s is not None:
+        off = f"shutdown -P +{math.ceil(order.lifetime_s / 60)}\n"
+        request["UserData"] = start_script(order, off)
+        request["InstanceInitiatedShutdownBehavior"] = "terminate"
     if spot:
         tags["spot-instances-request"] = label
         options = _spot_options(setup, prices, order, image)

@@ -76,7 +76,7 @@ def launch_request(
         "metadata": {"items": [{"key": k, "value": v} for k, v in metadata.items()]},
         "disks": [_disk(image, order, ware.type, zone, labels)],
         "networkInterfaces": [card],
-        "scheduling": _scheduling(ware.type, spot),
+        "scheduling": _scheduling(ware.type, spot) | _lifetime(order.lifetime_s),
         "guestAccelerators": [
             {
                 "acceleratorType": f"zones/{zone}/acceleratorTypes/{ware.accelerator}",
@@ -152,5 +152,16 @@ def _scheduling(kind: str, spot: bool) -> dict[str, Any]:
         "provisioningModel": "SPOT",
         "instanceTerminationAction": "STOP",
         "onHostMaintenance": "TERMINATE",
+        "automaticRestart": False,
+    }
+
+
+def _lifetime(seconds: float | None) -> dict[str, Any]:
+    """A machine whose run time Google limits is not started again."""
+    if seconds is None:
+        return {}
+    return {
+        "maxRunDuration": {"seconds": str(round(seconds))},
+        "instanceTerminationAction": "DELETE",
         "automaticRestart": False,
     }

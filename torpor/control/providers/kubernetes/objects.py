@@ -376,6 +376,7 @@ def job_of(
         },
         "spec": {
             "suspend": bool(machines.queue),
+            **({"activeDeadlineSeconds": round(order.lifetime_s)} if order.lifetime_s else {}),
             "backoffLimit": 0,  # another pod would be another machine, without the work
             "ttlSecondsAfterFinished": _FINISHED_S,
             "template": {"metadata": {"labels": tags, "annotations": told}, "spec": pod},

@@ -1,0 +1,141 @@
+"""Rent the cheapest machine at a market for some minutes, and say what differs from the adapter.
+
+    python -m deployments.smoke vast-provider/NAME [--max-usd 0.50] [--minutes 10] [--gpu A40]
+
+It shows the worst case and asks. Each exchange with the market is kept in a folder, without
+secrets. A second process ends the machine if this one cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import asyncssh
+from prefect.blocks.core import Block
+from prefect.types import SecretDict
+from pydantic import SecretStr
+
+from blocks import PROVIDERS
+from blocks.reference import load
+from deployments.installation import secret_file
+from torpor.control.providers.market_client import observed
+from torpor.control.remote.ssh import Identity
+from torpor.control.rental.records import Rental
+from torpor.control.reports import Row
+from torpor.control.smoke.login import SshDoor
+from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
+from torpor.control.smoke.recording import PLAN, Recorder
+from torpor.control.smoke.redact import Redactor
+from torpor.control.smoke.trial import SmokeReport, Trial
+from torpor.control.smoke.watchdog import Watchdog
+from torpor.control.supervision import state_folder
+from torpor.shared.errors import EndUnproven, InvalidInput, RunCancelled, TorporError
+
+
+def smoke(
+    reference: str,
+    *,
+    max_usd: float = MAX_USD,
+    minutes: float = MINUTES,
+    gpu: str = "",
+    agree: Callable[[Plan], None],
+    say: Callable[[str], None] = print,
+) -> SmokeReport:
+    """Run the test. ``agree`` sees the plan before anything is rented, and raises to stop.
+
+    EndUnproven where the machine's end is not proven: the watchdog goes on.
+    """
+    block = load(reference, PROVIDERS, of="torpor smoke")
+    state = state_folder() / "smoke"
+    key = secret_file(state / "ssh_key", _new_key) + "\n"
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    market = block.get_block_type_slug().removesuffix("-provider")
+    rentals = secrets.token_hex(8), secrets.token_hex(8)
+    folder = state / f"{market}-{stamp}-{rentals[1][:4]}"
+    record = Recorder(folder, Redactor([*_secrets(block), key]))
+    with observed(record):
+        provider = block.open()
+    plan = make_plan(provider, max_usd=max_usd, minutes=minutes, gpu=gpu)
+    agree(plan)
+    identity = Identity(key)
+    record.keep(PLAN, {"plan": plan.without_account(), "rentals": rentals})
+    argv = [sys.executable, "-m", "deployments.smoke_watchdog", reference, f"{minutes * 60:g}"]
+    watchdog = Watchdog(argv, folder / "watchdog.log")
+    say(f"recording   {folder}")
+    say(f"watchdog    process {watchdog.pid} ends the machine if this command cannot")
+
+    def tell(rental: Rental) -> None:
+        watchdog.tell(rental)
+        machine = f", machine {rental.machine}" if rental.machine else ""
+        say(f"rental      {rental.label.rental} of offer {rental.offer}: {rental.state}{machine}")
+
+    try:
+        trial = Trial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
+        report = trial.run()
+    except TorporError as error:
+        raise EndUnproven(
+            f"{error}. Process {watchdog.pid} goes on trying to end the machine: {watchdog.log}"
+        ) from error
+    finally:
+        watchdog.close()
+    record.keep("report", report)
+    return report
+
+
+def _new_key() -> str:
+    return asyncssh.generate_private_key("ssh-ed25519").export_private_key().decode()
+
+
+def _secrets(block: Block) -> list[str]:
+    values = [getattr(block, name) for name in type(block).model_fields]
+    found = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+    variables = [value.get_secret_value() for value in values if isinstance(value, SecretDict)]
+    return found + [text for of in variables for text in of.values()]
+
+
+def ask(plan: Plan) -> None:
+    """InvalidInput if nobody can answer, RunCancelled after a no."""
+    asked = f"Rent it? It costs {plan.worst_usd:.4f} $ at most."
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+    if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise RunCancelled("nothing was rented")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deployments.smoke", description=__doc__)
+    parser.add_argument("block", help="a provider block, as type/name")
+    parser.add_argument("--max-usd", type=float, default=MAX_USD, help="the most it may cost")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long the machine lives")
+    parser.add_argument("--gpu", default="", help="a GPU model; otherwise the cheapest")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    asked = parser.parse_args(argv)
+
+    def agree(plan: Plan) -> None:
+        _print(plan.title(), plan.rows())
+        if not asked.yes:
+            ask(plan)
+
+    try:
+        report = smoke(
+            asked.block, max_usd=asked.max_usd, minutes=asked.minutes, gpu=asked.gpu, agree=agree
+        )
+    except TorporError as error:
+        print(error, file=sys.stderr)
+        return 1
+    _print(report.title(), report.rows())
+    return 0 if report.passed else 1
+
+
+def _print(title: str, rows: Sequence[Row]) -> None:
+    print(title)
+    for row in rows:
+        print("  ", "  ".join(row.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

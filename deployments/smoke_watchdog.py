@@ -1,0 +1,26 @@
+"""The watchdog of a smoke test, which ``deployments.smoke`` starts.
+
+    python -m deployments.smoke_watchdog PROVIDER_BLOCK SECONDS
+
+See torpor/control/smoke/watchdog.py. It loads the block itself: no secret is in its arguments. Its
+standard error is its log.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from blocks import PROVIDERS
+from blocks.reference import load
+from torpor.control.smoke.watchdog import serve
+
+
+def main(argv: Sequence[str]) -> None:
+    reference, lifetime_s = argv
+    provider = load(reference, PROVIDERS, of="the watchdog of torpor smoke").open()
+    serve(provider, float(lifetime_s))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

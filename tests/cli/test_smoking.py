@@ -1,0 +1,78 @@
+"""`torpor smoke` from end to end: a saved block, a machine that boots, and its watchdog."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import SecretStr
+
+from blocks import VastProvider
+from deployments.installation import CHECKOUT
+from deployments.server import Server
+from tests.contracts.replay import Recording
+from tests.markets.boot import Machines
+from tests.markets.every import new_fakes
+from tests.markets.server import FakeMarket
+from torpor.control.supervision import FOLDER_VARIABLE
+
+BLOCK = "vast-provider/smoke"
+
+
+@pytest.fixture
+def vast(prefect_server: Server, booted_machines: Machines) -> Iterator[FakeMarket]:
+    fake = new_fakes()["vast"]
+    fake.market.boot = booted_machines.boot
+    VastProvider(api_key=SecretStr(fake.key), url=fake.url).save("smoke", overwrite=True)
+    with fake:
+        yield fake
+    VastProvider.delete("smoke", _sync=True)  # type: ignore[call-arg, unused-ignore]
+
+
+def _smoke(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torpor_cli", "smoke", BLOCK, *options],
+        env={**os.environ, FOLDER_VARIABLE: str(state)},
+        cwd=CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_smoke_logs_in_ends_the_machine_and_keeps_a_recording_without_secrets(
+    vast: FakeMarket, tmp_path: Path
+) -> None:
+    unanswered = _smoke(tmp_path)
+    assert (unanswered.returncode, vast.market.rented) == (2, [])
+    assert "add --yes" in unanswered.stderr
+    dear = _smoke(tmp_path, "--yes", "--max-usd", "0.01")
+    assert (dear.returncode, vast.market.rented) == (3, [])
+    assert "--max-usd is 0.01 $: nothing was rented" in dear.stderr
+
+    done = _smoke(tmp_path, "--yes", "--json")
+    assert done.returncode == 1, done.stderr  # a GPU was paid for, and this host shows none
+    report = json.loads(done.stdout)
+    assert [check["what"] for check in report["checks"] if check["differs"]] == ["GPUs"]
+    assert report["fault"] == ""
+    assert report["inside"]["python"].startswith("Python 3.")
+    assert "PATH" in report["inside"]["variables"]
+    assert (len(vast.market.rented), vast.market.alive()) == (1, [])
+
+    folder = max((tmp_path / "smoke").glob("vast-*"))
+    recording = Recording.of(folder)
+    assert any(exchange["method"] == "DELETE" for exchange in recording.exchanges)
+    assert "nothing is left to end" in (folder / "watchdog.log").read_text()
+    written = "".join(file.read_text() for file in folder.iterdir())
+    key = (tmp_path / "smoke" / "ssh_key").read_text().split("\n")
+    for secret in (vast.key, *key[1:-2], "BEGIN OPENSSH", "AAAAC3Nza", "me@example.com"):
+        assert secret not in written
+    running = [" ".join(process.cmdline()) for process in psutil.process_iter()]
+    assert not [line for line in running if "smoke_watchdog" in line and BLOCK in line]

@@ -1,0 +1,342 @@
+"""The smoke test at every fake market. Machines have no bodies, and the clock is the test's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import asyncssh
+import msgspec
+import pytest
+
+from tests.fixtures.machines import KeyPair
+from tests.markets.every import FAKES, NAMES
+from tests.markets.faults import Fault, Kind
+from tests.markets.server import FakeMarket
+from torpor.control.providers.seam import Absent, Order
+from torpor.control.rental import ending
+from torpor.control.rental.records import Rental
+from torpor.control.smoke import ending as smoke_ending
+from torpor.control.smoke.login import Inside
+from torpor.control.smoke.plan import Plan, make_plan
+from torpor.control.smoke.trial import SmokeReport, Trial
+from torpor.shared.errors import BudgetExceeded, EndUnproven, ProviderError, UnsafeDestroy
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
+
+DEAR = {"max_usd": 1000.0}
+CLOSED = "the port is closed"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def nap(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class PaperDoor:
+    """A machine's SSH server that is not there: ``says`` instead of a fault, and ``inside``."""
+
+    inside: Inside
+    says: str | None = None
+    logins: list[Endpoint] = field(default_factory=list)
+
+    def fault(self, endpoint: Endpoint, host_key: str | None) -> str | None:
+        return self.says
+
+    def look(self, endpoint: Endpoint) -> Inside:
+        self.logins.append(endpoint)
+        return self.inside
+
+
+class Bench:
+    """One fake market, its adapter, and a trial there."""
+
+    def __init__(self, name: str, identity: KeyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name = name
+        self.fake: FakeMarket = FAKES[name]()
+        self.provider: Any = self.fake.connect(timeout_s=0.5)
+        self.clock = Clock()
+        self.told: list[Rental] = []
+        self.before_order: Callable[[], None] = lambda: None  # of the machine, after the probe
+        self._identity = asyncssh.import_private_key(identity.private)
+        monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
+
+    def plan(self, **options: Any) -> Plan:
+        return make_plan(self.provider, **{**DEAR, **options})
+
+    def run(self, *, says: str | None = None, inside: Inside | None = None) -> SmokeReport:
+        plan = self.plan()
+        self.door = PaperDoor(inside or sound(plan), says)
+        return Trial(
+            self.provider,
+            plan,
+            self._identity,
+            self.door,
+            self._hear,
+            (secrets.token_hex(8), secrets.token_hex(8)),
+            nap=self.clock.nap,
+            clock=self.clock,
+        ).run()
+
+    def alive(self) -> list[str]:
+        return [machine.label for machine in self.fake.market.alive()]
+
+    def told_of_every_end(self) -> bool:
+        """Whether whoever watches knows that nothing is left."""
+        return {*self.states().values()} <= {"ended"}
+
+    def states(self) -> dict[str, str]:
+        """What was told last of each rental."""
+        return {rental.label.rental: rental.state for rental in self.told}
+
+    def _hear(self, rental: Rental) -> None:
+        self.told.append(rental)
+        if rental.state == "asked" and len({told.label for told in self.told}) == 2:
+            self.before_order()
+
+
+def sound(plan: Plan) -> Inside:
+    """What an adapter expects of the machine."""
+    gpu = f"NVIDIA {plan.offer.gpu}, 81559 MiB, 570.86"
+    return Inside(
+        gpus=(gpu,) * plan.offer.gpu_count if plan.offer.gpu else (),
+        umask="0022",
+        python="Python 3.12.3",
+        system="Ubuntu 24.04.2 LTS",
+        variables=("HOME", "PATH"),
+    )
+
+
+@pytest.fixture(params=NAMES)
+def bench(
+    request: pytest.FixtureRequest, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    made = Bench(request.param, identity_key, monkeypatch)
+    with made.fake:
+        yield made
+
+
+@pytest.fixture
+def vast(identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench("vast", identity_key, monkeypatch)
+    with made.fake:
+        yield made
+
+
+def test_nothing_differs_and_nothing_is_left(bench: Bench) -> None:
+    report = bench.run()
+    assert report.passed, report.rows()
+    assert len(bench.fake.market.rented) == 1
+    assert bench.alive() == []
+    assert len(bench.door.logins) == 1
+    assert len(report.ended) == 1
+    assert bench.told_of_every_end()
+    assert 0 < report.usd <= report.worst_usd
+
+
+def test_a_price_over_the_maximum_rents_nothing(bench: Bench) -> None:
+    worst_usd = bench.plan().worst_usd
+    with pytest.raises(BudgetExceeded, match="nothing was rented"):
+        bench.plan(max_usd=worst_usd * 0.99)
+    assert bench.fake.market.rented == []
+    assert bench.plan(max_usd=worst_usd * 1.01).worst_usd == worst_usd
+
+
+def test_a_market_that_can_end_the_machine_itself_is_told_to(bench: Bench) -> None:
+    plan = bench.plan(minutes=20.0)
+    assert (plan.lifetime_s is not None) == bench.provider.abilities.ends_machines
+    bench.run()
+    ends = LIFETIMES.get(bench.name)
+    assert bench.provider.abilities.ends_machines == (ends is not None)
+    if ends is not None:
+        asked = bench.fake.market.rented[-1].request
+        assert all(word in str(asked) for word in ends), asked
+
+
+LIFETIMES = {
+    "ec2": ("'InstanceInitiatedShutdownBehavior': 'terminate'", "shutdown -P +15"),
+    "gcp": ("'maxRunDuration': {'seconds': '900'}", "'instanceTerminationAction': 'DELETE'"),
+    "kubernetes": ("'activeDeadlineSeconds': 900",),
+}
+"""What such a create says: ten minutes, and the time that an end may take."""
+
+
+def test_no_machine_that_may_hold_work_is_ordered_with_a_lifetime(vast: Bench) -> None:
+    label = Label("torpor", workspace_name("mywork"), "0" * 16)
+    with pytest.raises(UnsafeDestroy, match="may hold work"):
+        Order(offer=vast.plan().offer, label=label, public_key="", host_key="", lifetime_s=900.0)
+
+
+def test_an_account_with_too_little_money_rents_nothing(vast: Bench) -> None:
+    vast.fake.market.balance_usd = 0.01
+    with pytest.raises(BudgetExceeded, match=r"the account has 0\.01 \$: nothing was rented"):
+        vast.plan()
+
+
+def test_a_machine_whose_ssh_never_answers_is_ended_in_time(bench: Bench) -> None:
+    report = bench.run(says=CLOSED)
+    assert CLOSED in report.fault
+    assert bench.clock.now_s < bench.plan().minutes * 60
+    assert (bench.alive(), bench.told_of_every_end()) == ([], True)
+    assert len(bench.fake.market.rented) == 1
+
+
+def test_a_machine_without_a_port_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds = bench.provider.find
+
+    def portless(machine: MachineId) -> Machine | Absent:
+        found: Machine | Absent = finds(machine)
+        if isinstance(found, Absent):
+            return found
+        return msgspec.structs.replace(found, endpoint=None)
+
+    monkeypatch.setattr(bench.provider, "find", portless)
+    report = bench.run()
+    assert "without an address" in report.fault
+    assert bench.door.logins == []
+    assert (bench.alive(), bench.told_of_every_end()) == ([], True)
+
+
+def test_a_create_without_an_answer_is_not_repeated_and_its_machine_is_ended(
+    bench: Bench,
+) -> None:
+    bench.before_order = lambda: bench.fake.faults.arm(Fault("lost", "create"))
+    report = bench.run()
+    assert len(bench.fake.market.rented) == 1
+    assert report.fault
+    assert (bench.alive(), bench.told_of_every_end()) == ([], True)
+
+
+def test_a_machine_that_was_rented_without_an_answer_and_is_listed_late_is_ended(
+    vast: Bench,
+) -> None:
+    def lose() -> None:
+        vast.fake.faults.arm(Fault("lost", "create"))
+        vast.fake.market.next_hidden_looks = 2
+
+    vast.before_order = lose
+    vast.run()
+    assert vast.alive() == []
+    assert vast.clock.now_s > vast.provider.abilities.settling_s
+
+
+def test_a_destroy_without_an_answer_is_repeated(bench: Bench) -> None:
+    bench.before_order = lambda: bench.fake.faults.arm(Fault("hang", "destroy"))
+    report = bench.run()
+    assert report.passed, report.rows()
+    assert bench.alive() == []
+
+
+@pytest.mark.parametrize("kind", ["lost", "denied", "lives", "wrong shape"])
+def test_a_destroy_that_fails_is_repeated(vast: Bench, kind: Kind) -> None:
+    vast.before_order = lambda: vast.fake.faults.arm(Fault(kind, "destroy"))
+    report = vast.run()
+    assert report.passed, report.rows()
+    assert vast.alive() == []
+
+
+def test_a_market_that_never_ends_it_is_no_success(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smoke_ending, "GONE_S", 0.0)
+    vast.before_order = lambda: vast.fake.faults.arm(Fault("lives", "destroy", count=1000))
+    with pytest.raises(EndUnproven, match="may still cost money"):
+        vast.run()
+    assert "standing" in vast.states().values()  # so the watchdog goes on
+
+
+def test_an_interrupted_command_ends_its_machine(vast: Bench) -> None:
+    def interrupt(endpoint: Endpoint) -> Inside:
+        raise KeyboardInterrupt
+
+    look = PaperDoor.look
+    try:
+        PaperDoor.look = lambda door, endpoint: interrupt(endpoint)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            vast.run()
+    finally:
+        PaperDoor.look = look  # type: ignore[method-assign]
+    assert (vast.alive(), vast.told_of_every_end()) == ([], True)
+
+
+def test_nothing_is_rented_when_nobody_watches(vast: Bench) -> None:
+    def deaf() -> None:
+        raise ProviderError("the watchdog has ended")
+
+    vast.before_order = deaf
+    report = vast.run()
+    assert report.fault == "the watchdog has ended"
+    assert vast.fake.market.rented == []
+
+
+def test_a_dead_offer_that_becomes_a_machine_stops_the_test(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = vast.provider.create
+    real = vast.plan().offer
+    monkeypatch.setattr(
+        vast.provider,
+        "create",
+        lambda order: create(msgspec.structs.replace(order, offer=real)),
+    )
+    report = vast.run()
+    assert [check.what for check in report.checks if check.differs] == ["order of a dead offer"]
+    assert len(vast.fake.market.rented) == 1
+    assert vast.alive() == []
+
+
+def test_what_differs_is_named(vast: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds = vast.provider.find
+
+    def dearer(machine: MachineId) -> Machine | Absent:
+        found: Machine | Absent = finds(machine)
+        if isinstance(found, Absent):
+            return found
+        return msgspec.structs.replace(found, price_usd_h=found.price_usd_h * 1.1)
+
+    monkeypatch.setattr(vast.provider, "find", dearer)
+    inside = Inside(gpus=("Tesla T4, 15360 MiB, 535.1",), umask="0077", python="Python 3.8.10")
+    report = vast.run(inside=inside)
+    differ = [row["what"] for row in report.rows() if row["differs"]]
+    assert differ == ["price of the machine", "GPUs", "Python", "umask", "system", "environment"]
+    assert not report.passed
+    assert report.title().startswith(f"{vast.provider.identity}: 6 of ")
+
+
+def test_a_machine_that_is_listed_later_than_assumed_is_named(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = msgspec.structs.replace(vast.provider.abilities, settling_s=1.0)
+    monkeypatch.setattr(vast.provider, "abilities", able)
+    vast.fake.market.next_starting_looks = 3
+    lists = vast.provider.list_own
+    late = lambda: lists() if vast.clock.now_s > 2.0 else []  # noqa: E731
+    monkeypatch.setattr(vast.provider, "list_own", late)
+    report = vast.run()
+    assert [row["what"] for row in report.rows() if row["differs"]] == ["listed by its label"]
+
+
+def test_a_market_is_not_asked_for_its_list_all_the_time(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, looks = vast.provider.list_own, []
+
+    def hidden() -> list[Machine]:
+        if vast.alive():
+            looks.append(vast.clock.now_s)
+        return [] if vast.clock.now_s < 60.0 else lists()
+
+    monkeypatch.setattr(vast.provider, "list_own", hidden)
+    vast.run(says=CLOSED)
+    early = [look for look in looks if look < 60.0]
+    assert len(early) > 2
+    assert all(later - look >= 5.0 for look, later in pairwise(early))

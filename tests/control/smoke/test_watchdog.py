@@ -1,0 +1,195 @@
+"""The machine ends, however the command that rented it goes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncssh
+import msgspec
+import pytest
+
+from deployments.installation import CHECKOUT
+from tests.fixtures.machines import KeyPair
+from tests.fixtures.waiting import until
+from tests.markets.faults import Fault
+from tests.markets.vast import FakeVast
+from torpor.control.rental.order import order_for
+from torpor.control.rental.records import Rental
+from torpor.control.smoke.plan import make_plan
+from torpor.control.smoke.trial import OWNER, WORKSPACE
+from torpor.control.smoke.watchdog import Watchdog, watch
+from torpor.shared.errors import ProviderError
+from torpor.shared.values import Label
+
+
+@pytest.fixture
+def vast() -> Iterator[FakeVast]:
+    with FakeVast() as fake:
+        yield fake
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *argv: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", *argv], stdin=slave, stdout=slave, stderr=slave, cwd=CHECKOUT
+        )
+        os.close(slave)
+        self._is_open = True
+
+    def close(self) -> None:
+        """Its session gets SIGHUP."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._master)
+
+
+@pytest.mark.parametrize("goes", ["its terminal is closed", "it is killed"])
+def test_a_command_that_is_gone_after_the_create_leaves_no_machine(
+    vast: FakeVast, tmp_path: Path, goes: str
+) -> None:
+    log = tmp_path / "watchdog.log"
+    module = "tests.control.smoke.terminal"
+    terminal = Terminal(sys.executable, "-m", module, "command", vast.url, str(log))
+    until(lambda: vast.market.alive() or terminal.process.poll() is not None, "a machine is rented")
+    assert len(vast.market.alive()) == 1
+    vast.faults.arm(Fault("lost", "destroy"))  # and the first try has no answer
+    if goes == "it is killed":
+        terminal.process.kill()
+    else:
+        terminal.close()
+    assert terminal.process.wait() < 0  # by a signal: it ended nothing itself
+    until(lambda: "has ended" in log.read_text(), "the watchdog has proven the end")
+    assert vast.market.alive() == []
+    assert "the command has gone" in log.read_text()
+    assert vast.key not in log.read_text()
+    terminal.close()
+
+
+def _rental(state: str, **more: object) -> Rental:
+    told = {
+        "label": Label(OWNER, WORKSPACE, "0" * 16),
+        "provider": "vast://here",
+        "state": state,
+        "created_unix": time.time(),
+    }
+    return msgspec.convert({**told, **more}, Rental)
+
+
+class Pipe:
+    """What the command says, to a watchdog in this process."""
+
+    def __init__(self, vast: FakeVast, key: KeyPair) -> None:
+        self.provider = vast.connect()
+        self.source, self._end = os.pipe()
+        self._identity = asyncssh.import_private_key(key.private)
+        self.said: list[str] = []
+        self.napped: list[float] = []
+
+    def tell(self, rental: Rental) -> None:
+        os.write(self._end, msgspec.json.encode(rental) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._end)
+
+    def rent(self, rental: Rental) -> None:
+        offer = make_plan(self.provider, max_usd=10.0).offer
+        self.provider.create(order_for(offer, rental.label, self._identity))
+
+    def watch(self, lifetime_s: float = 60.0, nap: Callable[[float], None] | None = None) -> None:
+        watch(self.provider, self.source, lifetime_s, self.said.append, nap or self.napped.append)
+        os.close(self.source)
+
+
+@pytest.fixture
+def pipe(vast: FakeVast, identity_key: KeyPair) -> Pipe:
+    return Pipe(vast, identity_key)
+
+
+def test_a_machine_whose_time_is_over_is_ended_while_the_command_hangs(
+    vast: FakeVast, pipe: Pipe
+) -> None:
+    rental = _rental("asked")
+    pipe.rent(rental)
+    pipe.tell(rental)
+    pipe.watch(lifetime_s=0.1)
+    assert vast.market.alive() == []
+    pipe.close()
+
+
+def test_what_the_command_has_ended_is_left_alone(vast: FakeVast, pipe: Pipe) -> None:
+    for state in ("asked", "standing", "ended"):
+        pipe.tell(_rental(state))
+    pipe.close()
+    pipe.watch()
+    assert pipe.said == ["nothing is left to end"]
+    assert vast.calls == []
+
+
+def test_a_request_that_was_on_its_way_is_waited_for(vast: FakeVast, pipe: Pipe) -> None:
+    rental = _rental("asked", created_unix=time.time() - 250)  # its answer took long
+    pipe.tell(rental)
+    pipe.close()
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:  # the market has settled once
+            pipe.rent(rental)
+
+    pipe.watch(nap=nap)
+    assert vast.market.alive() == []
+    assert len(vast.market.rented) == 1
+    settling_s = pipe.provider.abilities.settling_s
+    assert naps[:2] == [pytest.approx(settling_s, abs=5.0)] * 2
+
+
+def test_a_market_that_refuses_for_a_while_is_asked_again(vast: FakeVast, pipe: Pipe) -> None:
+    rental = _rental("asked")
+    pipe.rent(rental)
+    pipe.tell(rental)
+    pipe.close()
+    vast.faults.arm(Fault("denied", "list", count=30))
+    pipe.watch()
+    assert vast.market.alive() == []
+    assert "not allowed" in pipe.said[1]
+    assert "has ended" in pipe.said[-1]
+
+
+def test_another_s_machine_is_left_alone(vast: FakeVast, pipe: Pipe) -> None:
+    other = _rental("asked", label=Label("torpor", WORKSPACE, "f" * 16))
+    pipe.rent(other)
+    by_hand = vast.rent_by_hand()
+    rental = _rental("asked")
+    pipe.rent(rental)
+    pipe.tell(rental)
+    pipe.close()
+    pipe.watch()
+    assert len(vast.market.alive()) == 2
+    assert by_hand.alive
+
+
+def test_a_watchdog_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ProviderError, match="nothing was rented"):
+        Watchdog([sys.executable, "-c", "raise SystemExit(1)"], tmp_path / "log")
+
+
+def test_a_watchdog_that_has_ended_lets_nothing_be_rented(tmp_path: Path) -> None:
+    dog = Watchdog([sys.executable, "-c", "print('ready')"], tmp_path / "log")
+    until(lambda: _is_gone(dog.pid), "the watchdog has ended")
+    with pytest.raises(ProviderError, match="nothing was rented"):
+        dog.tell(_rental("asked"))
+    dog.tell(_rental("ended"))
+    dog.close()
+
+
+def _is_gone(pid: int) -> bool:
+    return " Z " in Path(f"/proc/{pid}/stat").read_text()

@@ -1,0 +1,95 @@
+"""What a recording must not hold: secrets, keys, addresses, and whoever's account it is.
+
+A value keeps its type and its place, so that an adapter can still read the answer. Addresses become
+those that are reserved for documentation.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import quote
+
+REDACTED: Final = "REDACTED"
+ADDRESS: Final = "192.0.2.1"
+ADDRESS_6: Final = "2001:db8::1"
+_SHORTEST: Final = 6  # characters of a secret that is looked for everywhere
+_PART: Final = 20  # and of a word in a longer one
+_BETWEEN: Final = re.compile(r"[\s\"',]|\\n")
+
+_SECRET_NAME: Final = re.compile(
+    r"authorization|cookie|api[-_]?key|token|secret|passw|(^|_)pass$|credential|private|"
+    r"signature|user_?data|startup-script|onstart|string_?data|certificate|"
+    r"(first|last|full|user)_?name|phone|e-?mail|^(extra_)?env$|^image_login$",
+    re.IGNORECASE,
+)
+"""Fields and headers whose text is redacted, whatever it is."""
+_E_MAIL: Final = re.compile(r"[\w.+%-]+(?:@|%40)[\w-]+(?:\.[\w-]+)+")
+_PEM: Final = re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL)
+_SSH_KEY: Final = re.compile(r"((?:ssh|ecdsa|sk)-[\w@.-]+) +AAAA[A-Za-z0-9+/=]+(?: [\w@.:+-]+)?")
+_LONG: Final = re.compile(r"[A-Za-z0-9+/=]{80,}|[\w-]{60,}")
+"""A packed script, a token, a key without its frame."""
+_JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
+_IPV4: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
+_IN_NAME: Final = re.compile(r"(?<!\d)\d{1,3}(?:-\d{1,3}){3}(?!\d)")
+"""An address as a part of a host's name, such as ``ec2-198-51-100-7.example``."""
+_IPV6: Final = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
+
+
+class Redactor:
+    """``secrets``: what is found and replaced wherever it stands, also in an encoded URL."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        long = {secret for secret in secrets if len(secret) >= _SHORTEST}
+        found = long | {quote(secret, safe="") for secret in long}
+        # A part of a key or a configuration, which an answer may hold without the others.
+        parts = {part for secret in long for part in _BETWEEN.split(secret)}
+        found |= {part for part in parts if len(part) >= _PART}
+        ordered = sorted(found, key=len, reverse=True)
+        self._secrets = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    def value(self, value: Any, name: str = "") -> Any:
+        """JSON without its secrets; ``name``: of the field that holds it."""
+        if isinstance(value, dict):
+            below = "secret" if _SECRET_NAME.search(name) else ""
+            return {self.text(key): self.value(item, below or key) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.value(item, name) for item in value]
+        if isinstance(value, str):
+            return REDACTED if value and _SECRET_NAME.search(name) else self.text(value)
+        return value
+
+    def headers(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """By their names in lower case, without the host."""
+        names = {name.lower(): text for name, text in headers if name.lower() != "host"}
+        return {name: self.value(text, name) for name, text in names.items()}
+
+    def text(self, text: str) -> str:
+        """Words without secrets, keys and addresses."""
+        if self._secrets is not None:
+            text = self._secrets.sub(REDACTED, text)
+        for pattern, instead in _PATTERNS:
+            text = pattern.sub(instead, text)
+        text = _IPV4.sub(lambda found: _public(found[0], ADDRESS), text)
+        return _IPV6.sub(lambda found: _public(found[0], ADDRESS_6), text)
+
+
+_PATTERNS: Final = (
+    (_PEM, REDACTED),
+    (_SSH_KEY, rf"\1 {REDACTED}"),
+    (_JWT, REDACTED),
+    (_LONG, REDACTED),
+    (_E_MAIL, "user@example.org"),
+    (_IN_NAME, ADDRESS.replace(".", "-")),
+)
+
+
+def _public(text: str, instead: str) -> str:
+    """``instead`` for an address that another host may have; anything else as it is."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    return text if address.is_loopback or address.is_unspecified else instead

@@ -1,0 +1,299 @@
+"""The smoke test itself: a probe that rents nothing, one machine, its end, and what differed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import asyncssh
+import msgspec
+
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.rental.ending import listed
+from torpor.control.rental.order import host_key_of, order_for
+from torpor.control.rental.records import Rental
+from torpor.control.rental.search import billed_s
+from torpor.control.rental.waiting import wait_until_reachable
+from torpor.control.reports import Report, Row
+from torpor.control.smoke.ending import end
+from torpor.control.smoke.login import Door, Inside
+from torpor.control.smoke.plan import Plan
+from torpor.shared.errors import (
+    CreateFailed,
+    InvalidInput,
+    ProviderDenied,
+    ProviderError,
+    ProviderUnavailable,
+    TorporError,
+)
+from torpor.shared.values import DRILL, Label, Machine, MachineId, reserved_name, workspace_name
+
+OWNER: Final = "torpor"
+WORKSPACE: Final = reserved_name(DRILL, workspace_name("smoke"))
+"""Machines under it hold no work: where all else fails, ``reconcile`` may end them."""
+NO_KIND: Final = "torpor-no-such-kind"
+_NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
+_STARTS: Final = 0.8  # of the machine's time, at most: the rest is for looking and ending
+_LIST_S: Final = 5.0  # between two listings while the machine starts, at least
+_PRICE_SLACK: Final = 0.01
+_PYTHON: Final = (3, 10)
+_MIRRORED: Final = str.maketrans("0123456789", "9876543210")
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that an adapter assumes, and what came instead."""
+
+    what: str
+    assumed: str
+    seen: str
+    differs: bool
+
+    def row(self) -> Row:
+        told = msgspec.structs.asdict(self)
+        return {**{name: str(told[name]) for name in ("what", "assumed", "seen")},
+                "differs": "YES" if self.differs else ""}  # fmt: skip
+
+
+class SmokeReport(Report, frozen=True, kw_only=True):
+    """What differed, and the bill. ``fault``: why the test did not go to its end."""
+
+    provider: str
+    checks: list[Check]
+    fault: str
+    ended: list[str]  # the proofs
+    usd: float  # estimated
+    worst_usd: float
+    inside: Inside | None  # None: nobody has logged in
+
+    @property
+    def passed(self) -> bool:
+        return not self.fault and not any(check.differs for check in self.checks)
+
+    def title(self) -> str:
+        differ = sum(check.differs for check in self.checks)
+        told = f"{self.provider}: {differ} of {len(self.checks)} assumptions differ"
+        return f"{told}, about {self.usd:.4f} $" + (f"; it failed: {self.fault}" * bool(self.fault))
+
+    def rows(self) -> list[Row]:
+        """What differed comes first."""
+        checks = sorted(self.checks, key=lambda check: not check.differs)
+        ends = [Check("end", "proven", proof, False) for proof in self.ended or ["nothing rented"]]
+        cost = Check("cost", f"at most {self.worst_usd:.4f} $", f"{self.usd:.4f} $", False)
+        return [check.row() for check in [*checks, *ends, cost]]
+
+
+class Trial:
+    """``tell``: whoever ends the machine if this process cannot; it hears of each rental before the
+    market does, and may raise to rent nothing. ``rentals``: new ids, of the probe and of the
+    machine."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        plan: Plan,
+        identity: asyncssh.SSHKey,
+        door: Door,
+        tell: Callable[[Rental], None],
+        rentals: tuple[str, str],
+        *,
+        nap: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._provider, self._able, self._plan = provider, provider.abilities, plan
+        self._identity, self._door, self._tell = identity, door, tell
+        self._nap, self._clock = nap, clock
+        self._probe, self._machine = (Label(OWNER, WORKSPACE, rental) for rental in rentals)
+        self._rentals: dict[Label, Rental] = {}
+        self._checks: list[Check] = []
+        self._began_s: float | None = None  # when the machine was asked for
+        self._listed_s: float | None = None
+        self._next_list_s = 0.0
+        self._inside: Inside | None = None
+
+    def run(self) -> SmokeReport:
+        """The report once everything has provably ended; EndUnproven or the market's error where it
+        has not: it may cost money."""
+        fault, ended = "", []
+        try:
+            self._probe_dead_offer()
+            self._rent()
+        except TorporError as error:
+            fault = str(error)
+        finally:
+            for rental in [*self._rentals.values()]:
+                ended.append(end(self._provider, rental, nap=self._nap))
+                self._note(rental, state="ended")
+        return SmokeReport(
+            provider=self._provider.identity,
+            checks=self._checks,
+            fault=fault,
+            ended=ended,
+            usd=self._cost_usd(),
+            worst_usd=self._plan.worst_usd,
+            inside=self._inside,
+        )
+
+    # -- the steps
+
+    def _probe_dead_offer(self) -> None:
+        """Order a kind of machine that nobody sells."""
+        if self._able.kind == "folder":  # its machines are of this host, whatever their offer
+            return
+        kind, rest = re.match(r"([^/.]*)(.*)", self._plan.offer.id).groups()  # type: ignore[union-attr]
+        dead = ("1" if kind.removesuffix("-bid").isdecimal() else NO_KIND) + rest
+        offer = msgspec.structs.replace(self._plan.offer, id=dead)
+        assumed = "refused: nothing is rented"
+        try:
+            machine = self._create(self._order(offer, self._probe))
+        except (CreateFailed, InvalidInput) as error:
+            self._check("order of a dead offer", assumed, f"{type(error).__name__}: {error}", False)
+        except ProviderError as error:
+            seen = f"{type(error).__name__}: {error}"
+            self._check("order of a dead offer", assumed, seen, True)
+            raise
+        else:
+            self._check("order of a dead offer", assumed, f"machine {machine.id}", True)
+            raise ProviderError(f"an offer that is not there, {dead}, became machine {machine.id}")
+
+    def _rent(self) -> None:
+        plan, able, label = self._plan, self._able, self._machine
+        order = self._order(plan.offer, label)
+        self._began_s = self._clock()
+        machine = self._create(order)
+        self._check("answer to the order", "one machine", f"machine {machine.id}", False)
+        host_key = host_key_of(self._identity, label).public
+        pinned = host_key if able.host_key == "installed" else None
+        allowed_s = min(able.ready_s, plan.minutes * 60 * _STARTS)
+        live = wait_until_reachable(
+            self._provider,
+            machine.id,
+            timeout_s=allowed_s,
+            sleep=lambda seconds: self._nap_and_look(label, seconds),
+            clock=self._clock,
+            greets=lambda endpoint: self._door.fault(endpoint, pinned),
+            label=label,
+        )
+        self._check_time("SSH answers", able.ready_s, self._since_order_s())
+        self._check("host key", able.host_key, "as ordered" if pinned else "not compared", False)
+        self._check_price(live)
+        self._look_at_list(label)
+        late_s = self._since_order_s() if self._listed_s is None else self._listed_s
+        self._check_time("listed by its label", able.settling_s, late_s, self._listed_s is not None)
+        self._check_unknown(machine.id)
+        if live.endpoint is None:
+            raise ProviderError(f"machine {machine.id} runs without an address")
+        endpoint = msgspec.structs.replace(live.endpoint, host_key=pinned)
+        self._inside = self._door.look(endpoint)
+        self._check_inside(self._inside)
+
+    # -- what is compared
+
+    def _check(self, what: str, assumed: str, seen: str, differs: bool) -> None:
+        self._checks.append(Check(what, assumed, seen, differs))
+
+    def _check_time(self, what: str, most_s: float, seen_s: float, came: bool = True) -> None:
+        seen = f"after {seen_s:.0f} s" if came else f"not yet after {seen_s:.0f} s"
+        self._check(what, f"within {most_s:.0f} s", seen, seen_s > most_s)
+
+    def _check_price(self, live: Machine) -> None:
+        offered, billed = self._plan.offer.bound_usd_h, live.price_usd_h
+        differs = billed > 0 and abs(billed - offered) > _PRICE_SLACK * offered
+        seen = f"{billed:.4f} $/h" if billed else "not stated"
+        self._check("price of the machine", f"{offered:.4f} $/h", seen, differs)
+
+    def _check_unknown(self, machine: MachineId) -> None:
+        """Ask for a machine that is not there, whose id looks like a real one."""
+        name, cut, place = machine.partition(".")  # at some markets with a zone, which stays
+        unknown = MachineId(name.translate(_MIRRORED) + cut + place)
+        if unknown == machine:
+            return
+        try:
+            found = self._provider.find(unknown)
+        except TorporError as error:
+            self._check("an unknown machine", "absent", f"{type(error).__name__}: {error}", True)
+        else:
+            absent = isinstance(found, Absent)
+            seen = (found.proof or "absent") if isinstance(found, Absent) else str(found.state)
+            self._check("an unknown machine", "absent", seen, not absent)
+
+    def _check_inside(self, inside: Inside) -> None:
+        offer = self._plan.offer
+        gpus = [parse_gpu(line.split(",")[0]) for line in inside.gpus]
+        models = [gpu.model if gpu else "" for gpu in gpus]
+        wanted = [offer.gpu.model] * offer.gpu_count if offer.gpu else []
+        self._check(
+            "GPUs",
+            f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else "none",
+            "; ".join(inside.gpus) or "none",
+            models != wanted,
+        )
+        version = re.search(r"(\d+)\.(\d+)", inside.python)
+        known = version is not None and (int(version[1]), int(version[2])) >= _PYTHON
+        self._check("Python", "3.10 or newer", inside.python or "none", not known)
+        self._check("umask", "0022", inside.umask, inside.umask not in ("0022", "022", "22"))
+        self._check("system", "named", inside.system, not inside.system)
+        names = ", ".join(inside.variables)
+        self._check("environment", "named", names, not names)
+
+    # -- rentals
+
+    def _order(self, offer: Offer, label: Label) -> Order:
+        order = order_for(offer, label, self._identity, self._plan.want)
+        return msgspec.structs.replace(order, lifetime_s=self._plan.lifetime_s)
+
+    def _create(self, order: Order) -> Machine:
+        """Ask once. Whatever may exist afterwards is among the rentals."""
+        rental = Rental(
+            label=order.label,
+            provider=self._provider.identity,
+            state="asked",
+            created_unix=time.time(),
+            offer=order.offer.id,
+        )
+        self._note(rental)
+        try:
+            machine = self._provider.create(order)
+        except _NOTHING_RENTED:
+            self._note(rental, state="ended")
+            raise
+        except BaseException:
+            self._note(rental, created_unix=time.time())
+            raise
+        self._note(rental, state="standing", machine=machine.id)
+        return machine
+
+    def _note(self, rental: Rental, **changes: object) -> None:
+        rental = msgspec.structs.replace(rental, **changes)
+        self._tell(rental)
+        if rental.state == "ended":
+            self._rentals.pop(rental.label, None)
+        else:
+            self._rentals[rental.label] = rental
+
+    def _nap_and_look(self, label: Label, seconds: float) -> None:
+        """Sleep, and note when the market lists the machine. Markets limit requests."""
+        if self._clock() >= self._next_list_s:
+            self._next_list_s = self._clock() + max(_LIST_S, self._able.poll_s)
+            self._look_at_list(label)
+        self._nap(seconds)
+
+    def _look_at_list(self, label: Label) -> None:
+        if self._listed_s is None:
+            with suppress(ProviderError):  # the next look sees it
+                if listed(self._provider, label) is not None:
+                    self._listed_s = self._since_order_s()
+
+    def _since_order_s(self) -> float:
+        return 0.0 if self._began_s is None else self._clock() - self._began_s
+
+    def _cost_usd(self) -> float:
+        """Until now, by the offer's price; 0 where the machine was not rented."""
+        if not any(check.what == "answer to the order" for check in self._checks):
+            return 0.0
+        hours = self._since_order_s() / 3600
+        return self._plan.offer.bound_usd_h * billed_s(hours, self._able) / 3600

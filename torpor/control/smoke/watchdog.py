@@ -1,0 +1,142 @@
+"""A process of its own that ends a smoke test's machine when the command that rented it cannot.
+
+The command tells it of each rental through a pipe, before the market is asked. When the pipe
+closes, or the time is over, it ends every rental that the command has not called ended. The pipe
+closes however the command goes: killed, crashed, or with its terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.control.providers.seam import Provider
+from torpor.control.rental.records import Rental
+from torpor.control.reports import exact_moment
+from torpor.control.smoke.ending import end
+from torpor.shared.errors import ProviderError, TorporError
+from torpor.shared.values import Label, learned
+
+READY: Final = b"ready\n"
+TRIES_S: Final = 24 * 3600.0
+"""How long the end of a machine is tried for."""
+_PAUSE_S: Final = 30.0
+_MOST_BYTES: Final = 64 * 1024  # of what a pipe holds
+_ENDS_S: Final = 10.0
+
+
+class Watchdog:
+    """The command's side. ``argv`` begins the process, which calls ``serve``."""
+
+    def __init__(self, argv: Sequence[str], log: Path) -> None:
+        """Returns once it watches; ProviderError where it does not."""
+        self.log = log
+        with log.open("ab") as written:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=written,
+                start_new_session=True,  # no hangup and no Ctrl-C of the terminal reaches it
+            )
+        if self._process.stdout is None or self._process.stdout.readline() != READY:
+            self._process.kill()
+            self.close()
+            raise ProviderError(f"the watchdog did not start, so nothing was rented: see {log}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, rental: Rental) -> None:
+        """Say how far a rental is. ProviderError where nobody listens and it has not ended."""
+        line = msgspec.json.encode(rental) + b"\n"
+        try:
+            os.write(self._process.stdin.fileno(), line)  # type: ignore[union-attr]
+        except OSError as error:
+            if rental.state == "asked":
+                raise ProviderError(
+                    f"the watchdog has ended ({error}), so nothing was rented: see {self.log}"
+                ) from error
+
+    def close(self) -> None:
+        """No rental follows. A watchdog with nothing to end ends, others go on by themselves."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDS_S)
+
+
+def serve(provider: Provider, lifetime_s: float, nap: Callable[[float], None] = time.sleep) -> None:
+    """The process's side: watch standard input, and log on standard error."""
+    os.write(1, READY)
+    watch(provider, 0, lifetime_s, _say, nap)
+
+
+def _say(words: str) -> None:
+    print(f"{exact_moment(time.time())} {words}", file=sys.stderr, flush=True)
+
+
+def watch(
+    provider: Provider,
+    source: int,
+    lifetime_s: float,
+    say: Callable[[str], None],
+    nap: Callable[[float], None] = time.sleep,
+) -> None:
+    """Hear of rentals from the pipe ``source``, and end those that are left."""
+    rentals: dict[Label, Rental] = {}
+    is_closed = _hear(source, time.monotonic() + lifetime_s, rentals)
+    left = [rental for rental in rentals.values() if rental.state != "ended"]
+    if not left:
+        say("nothing is left to end")
+        return
+    say("the command has gone" if is_closed else f"{lifetime_s / 60:.0f} min are over")
+    for rental in left:
+        if rental.state == "asked":  # the request may still be on its way
+            rental = msgspec.structs.replace(rental, created_unix=time.time())
+        _end(provider, rental, say, nap)
+
+
+def _hear(source: int, until_s: float, rentals: dict[Label, Rental]) -> bool:
+    """Note what the command tells. Whether the pipe is closed; False when the time is over."""
+    rest = b""
+    while (left_s := until_s - time.monotonic()) > 0:
+        if not select.select([source], [], [], left_s)[0]:
+            continue
+        heard = os.read(source, _MOST_BYTES)
+        if not heard:
+            return True
+        *lines, rest = (rest + heard).split(b"\n")
+        for line in lines:
+            rental = msgspec.json.decode(line, type=learned(Rental))
+            rentals[rental.label] = rental
+    return False
+
+
+def _end(
+    provider: Provider, rental: Rental, say: Callable[[str], None], nap: Callable[[float], None]
+) -> None:
+    until_s = time.monotonic() + TRIES_S
+    while True:
+        try:
+            proof = end(provider, rental, nap=nap)
+        except TorporError as error:
+            say(f"rental {rental.label.rental}: {error}")
+        else:
+            say(f"rental {rental.label.rental} has ended: {proof}")
+            return
+        if time.monotonic() > until_s:
+            say(f"rental {rental.label.rental} was given up: end it in the market's console")
+            return
+        nap(_PAUSE_S)
