@@ -74,7 +74,7 @@ def wake_workspace(
             again,
             own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
             open_session(opened, tenancy.machine) as session,
-            arrival(new_restore(opened, session, wanted, own=bool(own)), tenancy) as restore,
+            arrival(new_restore(opened, session, wanted), tenancy) as restore,
         ):
             if not restore.plan.complete:  # else an earlier run has restored all of it
                 restore_parts(restore, "wake", tenancy.machine)

@@ -136,11 +136,8 @@ def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> C
     return Chosen(*entry_at(_read(opened, wanted), path))
 
 
-def new_restore(
-    opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot, *, own: bool = False
-) -> RemoteRestore:
-    """A restore of this snapshot on the session's machine, which has not begun. On the user's
-    ``own`` machine nothing is moved aside: it is no image's."""
+def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:
+    """A restore of this snapshot on the session's machine, which has not begun."""
     of = opened.spec
     return RemoteRestore(
         session,
@@ -153,14 +150,14 @@ def new_restore(
         part_bytes=of.part_bytes,
         gpu=of.compression.gpu,
         first=of.first,
-        aside=of.move_aside and not own,
+        aside=of.move_aside,
     )
 
 
 @step("begin restore", retries=WHILE_BUSY, phase="plan")
-def begin_restore(restore: RemoteRestore, resume: bool) -> RestorePlan:
+def begin_restore(restore: RemoteRestore, resume: bool, rented: bool) -> RestorePlan:
     """Check the manifest, the targets and the space on the machine."""
-    return restore.begin(resume=resume)
+    return restore.begin(resume=resume, rented=rented)
 
 
 @step("restore part", run_name="restore part {plan.part}")

@@ -10,16 +10,17 @@ from tasks.phases import phase
 from tasks.restore import begin_restore, check_restore, finish_first, finish_restore, restore_part
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.renting import Tenancy
-from torpor.shared.errors import RestoreUnfinished, RunCancelled, TorporError
+from torpor.shared.errors import InvalidInput, RestoreUnfinished, RunCancelled, TorporError
 from torpor.shared.values import Machine
 
 
 @contextmanager
-def begun(restore: RemoteRestore, *, resume: bool = False) -> Iterator[None]:
+def begun(restore: RemoteRestore, *, resume: bool = False, rented: bool = False) -> Iterator[None]:
     """Hold the workspace on the machine, and release it at the end, also after an error.
-    ``resume``: an earlier run may have begun this restore."""
+    ``resume``: an earlier run may have begun this restore. ``rented``: this run has rented the
+    machine."""
     try:
-        begin_restore(restore, resume)
+        begin_restore(restore, resume, rented)
         yield
     except BaseException:
         restore.give_up(RunCancelled("the restore has failed: nothing more is fetched"))
@@ -35,12 +36,15 @@ def arrival(restore: RemoteRestore, tenancy: Tenancy) -> Iterator[RemoteRestore]
     began there. Once the agent has said that it holds nothing else, the machine may be destroyed
     after an error."""
     try:
-        with begun(restore, resume=not tenancy.fresh):
+        with begun(restore, resume=not tenancy.fresh, rented=tenancy.rental is not None):
             if not restore.plan.complete:
                 tenancy.holds_nothing_else()
             yield restore
     except RestoreUnfinished:  # of another snapshot, and nothing else
         tenancy.holds_nothing_else()
+        raise
+    except InvalidInput:  # the targets are filled: another run may have restored them meanwhile
+        tenancy.check_unclaimed()
         raise
 
 

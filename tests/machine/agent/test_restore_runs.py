@@ -98,8 +98,10 @@ def test_what_an_image_left_in_a_target_is_moved_aside_where_that_is_wanted(
     (waking.back / "notes").write_text(image["notes"])
     waking.run = engine.remote_restore(waking.snapshot, [waking.back], aside=True)
     with pytest.raises(InvalidInput, match="is not empty"):
-        waking.run.begin(resume=True)  # a machine that a killed run left: somebody may work there
-    waking.plan = waking.run.begin()
+        waking.run.begin(resume=True, rented=True)  # a killed run left it: somebody may work there
+    with pytest.raises(InvalidInput, match="is not empty"):
+        waking.run.begin()  # the user's own machine
+    waking.plan = waking.run.begin(rented=True)
     aside = Path(f"{waking.back}.before-{waking.snapshot}")
     assert waking.plan.moved_aside == [str(aside)]
     waking.fetch()
@@ -107,7 +109,7 @@ def test_what_an_image_left_in_a_target_is_moved_aside_where_that_is_wanted(
     assert {path.name: path.read_text() for path in aside.iterdir()} == image
     (waking.back / "mine").write_text("work")  # from now on the workspace is there
     with pytest.raises(InvalidInput, match="is not empty"):
-        engine.remote_restore(waking.snapshot, [waking.back], aside=True).begin()
+        engine.remote_restore(waking.snapshot, [waking.back], aside=True).begin(rented=True)
     assert (waking.back / "mine").read_text() == "work"
 
 
@@ -115,7 +117,7 @@ def test_the_directory_of_the_agent_is_not_moved_aside(waking: Waking, tmp_path:
     home = tmp_path / "woken"
     run = waking.engine.remote_restore(waking.snapshot, [home], aside=True)
     with pytest.raises(InvalidInput, match="is not empty"):
-        run.begin()
+        run.begin(rented=True)
     assert home.exists() and not [*tmp_path.glob("*.before-*")]
 
 

@@ -49,7 +49,7 @@ class RemotePath(RemoteRestore):
         self._into = into
         self._aside = aside
 
-    def begin(self, *, resume: bool = False) -> RestorePlan:
+    def begin(self, *, resume: bool = False, rented: bool = False) -> RestorePlan:
         """Take the workspace on the machine; check the manifest, the target and the free space.
 
         ``resume`` has no effect: no other run leaves anything to continue with.

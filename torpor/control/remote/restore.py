@@ -88,10 +88,11 @@ class RemoteRestore(RemoteRun):
         warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
         return msgspec.structs.replace(finished, warnings=[*warnings, *finished.warnings])
 
-    def begin(self, *, resume: bool = False) -> RestorePlan:
+    def begin(self, *, resume: bool = False, rented: bool = False) -> RestorePlan:
         """Take the workspace on the machine; check the manifest, the targets and the free space.
 
-        ``resume``: an earlier run may have begun this restore, or completed it.
+        ``resume``: an earlier run may have begun this restore, or completed it. ``rented``: this
+        run has rented the machine, so what is in the targets is its image's, and may be moved.
         """
         plan = self._call(
             BeginRestore(
@@ -102,7 +103,7 @@ class RemoteRestore(RemoteRun):
                 resume=resume,
                 gpu=self._gpu,
                 first=list(self.first),
-                aside=self._aside,
+                aside=self._aside and rented,
             )
         )
         return self._within_limits(plan)
