@@ -138,7 +138,7 @@ def _drill(opened: OpenWorkspace, found: Verification, wanted: Sequence[Snapshot
 def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> None:
     stored = pick_snapshot(opened, snapshot)
     restore = new_restore(opened, session, stored)
-    with begun(restore):
+    with begun(restore, rented=True):
         restore_all(restore, "verify")
 
 

@@ -13,7 +13,7 @@ from tasks.phases import seconds_by_phase
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from tasks.workspace import OpenWorkspace, StoredWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
@@ -132,10 +132,9 @@ def check_reached(opened: OpenWorkspace) -> None:
     opened.markets.check_reached(opened.rentals.open())
 
 
-def is_adopted(workspace: StoredWorkspace, label: Label) -> bool:
-    """Whether the machine of this label was its user's before it was torpor's."""
-    rental = workspace.rentals.of(label) if label.workspace == workspace.spec.name else None
-    return rental is not None and rental.adopted
+def rental_of(workspace: StoredWorkspace, label: Label) -> Rental | None:
+    """The open rental of the machine of this label."""
+    return workspace.rentals.of(label) if label.workspace == workspace.spec.name else None
 
 
 def _check_marked(opened: OpenWorkspace, shown: Collection[Label | None]) -> None:
@@ -228,6 +227,7 @@ def open_session(
 def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     """The offers of all providers that fit the workspace and its budgets, best first; NoOffer or
     BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
+    check_volumes(opened.providers, opened.spec)
     return within_budgets(opened, find_offers(opened.providers, opened.spec.want), count)
 
 

@@ -217,7 +217,6 @@ def woken(
         f"{path} is not among the workspace's paths: no further snapshot keeps it"
         for path in opened.spec.accept_paths
     ]
-    warnings += [f"what the image had there is {name} now" for name in plan.moved_aside]
     return WakeReport(
         workspace=wanted.workspace,
         snapshot=wanted.snapshot,

@@ -17,7 +17,7 @@ from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.money.budgets import OpenBudget
-from torpor.control.providers.seam import MountsVolumes, Provider
+from torpor.control.providers.seam import Provider, volumes_of
 from torpor.control.remote.seam import LogIn
 from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
@@ -130,7 +130,6 @@ class OpenWorkspace(StoredWorkspace):
         block = Workspace.of(workspace)
         tuning = block.open_tuning()
         spec, providers = block.spec(tuning), block.open_providers()
-        spec = msgspec.structs.replace(spec, volumes=_volumes(spec, providers))
         store = block.open_store()
         identity = block.open_identity()
         store_key = block.store_key()
@@ -150,18 +149,14 @@ class OpenWorkspace(StoredWorkspace):
         )
 
 
-def _volumes(spec: WorkspaceSpec, providers: Sequence[Provider]) -> dict[str, list[str]]:
-    """Where each provider mounts volumes. InvalidInput where the workspace would store one."""
-    found: dict[str, list[str]] = {}
+def check_volumes(providers: Sequence[Provider], spec: WorkspaceSpec) -> None:
+    """InvalidInput where a machine of one of them would have a volume in the workspace."""
     for provider in providers:
-        if not isinstance(provider, MountsVolumes) or not provider.volumes:
-            continue
-        found.setdefault(provider.identity, []).extend(provider.volumes)
-        for path, root in product(provider.volumes, spec.paths):
+        for path, root in product(volumes_of(provider), spec.paths):
             if overlap(path, tidy_path(re.sub("^~", "/root", root))):
                 raise InvalidInput(
                     f"workspace {spec.name}: a block of {provider.identity} mounts a volume at "
                     f"{path}, which overlaps the workspace's path {root}. What is on a volume is "
-                    "not stored: mount it elsewhere, as at /data, and link to it"
+                    "not stored: mount it elsewhere, as at /data, and link to it. Nothing was "
+                    "rented"
                 )
-    return found

@@ -65,9 +65,10 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
     """
     with connected():
         from blocks import Workspace
+        from blocks.reference import saved_names
 
-        for name in workspace:
-            Workspace.of(name)  # a wrong name is an error, not a row
+        for name in {*workspace} - {*saved_names(Workspace)}:
+            Workspace.of(name)  # a wrong name is an error, a damaged block is a row
     run("jobs", options, workspaces=list(workspace), ended=ended)
 
 

@@ -179,9 +179,9 @@ def deploy(
     """
     if not yes:
         with connected(), quiet(as_json=True):
-            from flows.procedures.listing import list_machines
+            from flows.procedures.listing import list_logins
 
-            if not list_machines(workspace):
+            if not list_logins(workspace):  # the flow looks for the same
                 _ask(workspace, snapshot, 1)
     run(
         "deploy",

@@ -19,7 +19,8 @@ def status(*workspace: str, options: Format | None = None) -> None:
         from tasks.overview import look_at_all
         from tasks.prefect_alerts import PrefectAlerts
 
-        for name in workspace:
-            Workspace.of(name)  # a wrong name is an error, not a row
-        report = look_at_all(workspace or saved_names(Workspace), PrefectAlerts())
+        there = saved_names(Workspace)
+        for name in {*workspace} - {*there}:
+            Workspace.of(name)  # a wrong name is an error, a damaged block is a row
+        report = look_at_all(workspace or there, PrefectAlerts())
         print_report(report, as_json=bool(options and options.json))

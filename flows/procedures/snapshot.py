@@ -12,7 +12,7 @@ from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
-from tasks.machines import destroy_machine, is_adopted
+from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.snapshot import (
@@ -130,10 +130,13 @@ class Snapshot:
         self._committed: Committed
         self._verified: Verified | None = None
         self._destroyed = self._interrupted = self._adopted = False
+        self._volumes: Sequence[str] = ()
 
     def __enter__(self) -> Self:
         label = self._machine.label
-        self._adopted = self._looks and label is not None and is_adopted(self._workspace, label)
+        rental = rental_of(self._workspace, label) if self._looks and label else None
+        if rental is not None:
+            self._adopted, self._volumes = rental.adopted, rental.volumes
         begin_snapshot(self._remote)
         return self
 
@@ -279,9 +282,8 @@ class Snapshot:
         """Look for what is on the machine and not in the snapshot; beyond where links of the
         workspace lead, before a destroy."""
         rented = self._machine.label is not None and not self._adopted
-        volumes = self._workspace.spec.volumes.get(self._machine.provider, []) if rented else []
         losses = look_for_losses(
-            self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=volumes
+            self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=self._volumes
         )
         self._lost = judge_losses(losses, self._workspace.spec)
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,17 +146,6 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
         when_left="report",
     )
     assert OpenWorkspace.of(workspace(tuning="all-of-it")).owner == "team-a"
-
-
-@pytest.mark.usefixtures("saved")
-def test_no_volume_of_a_provider_may_be_in_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    mounting = SimpleNamespace(identity="vast://mine", volumes=["/data"])
-    monkeypatch.setattr(Workspace, "open_providers", lambda self: (mounting,))
-    assert OpenWorkspace.of(workspace()).spec.volumes == {"vast://mine": ["/data"]}
-    for path in ("/root/workspace", "/root/workspace/data", "/root"):
-        mounting.volumes = [path]
-        with pytest.raises(InvalidInput, match="overlaps the workspace's path ~/workspace"):
-            OpenWorkspace.of(workspace())
 
 
 @pytest.mark.usefixtures("prefect_server")

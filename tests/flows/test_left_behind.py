@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from flows import backup
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from torpor.shared.errors import UnsavedWork
+from torpor.shared.errors import InvalidInput, UnsavedWork
 from torpor.shared.wire.losses import LookForLosses
 
 
@@ -49,9 +47,10 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -
     assert report.lost == []
 
 
-def test_the_look_knows_where_the_machine_s_own_provider_mounts_volumes(
+def test_the_look_knows_where_volumes_were_mounted_when_the_machine_was_rented(
     lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a provider block says today is of other machines."""
     asked: list[list[str]] = []
 
     def looking(*told: Any) -> LookForLosses:
@@ -59,10 +58,25 @@ def test_the_look_knows_where_the_machine_s_own_provider_mounts_volumes(
         return LookForLosses(*told)
 
     monkeypatch.setattr("torpor.control.remote.snapshot.LookForLosses", looking)
-    volumes = {lab.opened.providers[0].identity: ["/data"], "vast://other": ["/models"]}
-    spec = msgspec.structs.replace(lab.opened.spec, volumes=volumes)
-    assert hibernate_plainly(replace(lab.opened, spec=spec)).destroyed
+    monkeypatch.setattr(lab.market, "volumes", ["/models"], raising=False)
+    (rental,) = lab.opened.rentals.open()
+    lab.opened.rentals.change(rental, volumes=("/data",))
+    assert hibernate_plainly(lab.opened).destroyed
     assert asked and all(paths == ["/data"] for paths in asked)
+
+
+def test_a_rental_keeps_where_volumes_are_mounted_and_none_may_be_in_the_workspace(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab.market, "volumes", ["/root/workspace/data"], raising=False)
+    hibernate_plainly(lab.opened)  # a block that is changed later holds up no hibernate
+    with pytest.raises(InvalidInput, match="overlaps the workspace's path ~/workspace"):
+        wake_plainly(lab.opened)
+    assert lab.machines() == []
+    monkeypatch.setattr(lab.market, "volumes", ["/models"])
+    wake_plainly(lab.opened)
+    (rental,) = lab.opened.rentals.open()
+    assert rental.volumes == ("/models",)
 
 
 def test_what_no_snapshot_holds_is_named(lab: Lab, home: Path) -> None:

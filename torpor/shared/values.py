@@ -266,9 +266,6 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     idle: IdleRules = IdleRules()
     when_left: Literal["end", "continue", "report"] = "end"
     """What `watch` does with a machine of a killed run, which was never handed over."""
-    volumes: dict[str, list[str]] = {}
-    """Where each of its providers, by its identity, mounts volumes of the user's: no snapshot holds
-    what is there."""
     accept_paths: list[str] = []
     """Further directories that a snapshot may name: the user named them in this call."""
 

@@ -49,7 +49,11 @@ def test_a_line_that_names_no_volume_is_refused(text: str) -> None:
         volume(text)
 
 
-@pytest.mark.parametrize("path", ["/", "/root", "/home/", "/etc/torpor", "/usr/local", "/lib64"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/root", "/home/", "/home/me", "/root/.ssh", "/home/me/.torpor/x", "/etc/torpor",
+     "/usr/local", "/lib64"],
+)  # fmt: skip
 def test_a_volume_does_not_hide_a_folder_of_the_system(path: str) -> None:
     with pytest.raises(InvalidInput, match="mount it elsewhere"):
         volume(f"my-data:{path}")

@@ -20,7 +20,7 @@ _TAKEN: Final = re.compile(
 _SHORT: Final = 6
 """A shorter value, such as 1 or debug, is also a part of other words: no message hides it."""
 _SYSTEM: Final = re.compile(
-    r"/|/(?:root|home)|/(?:bin|boot|dev|etc|lib\w*|proc|run|sbin|sys|tmp|usr|var)(?:/.*)?"
+    r"/|/(?:root|home|home/[^/]+)|/(?:root|home/[^/]+)/\.(?:ssh|torpor)(?:/.*)?|/(?:bin|boot|dev|etc|lib\w*|proc|run|sbin|sys|tmp|usr|var)(?:/.*)?"
 )
 """Where no volume may be mounted: it would hide what a machine needs, or take its keys."""
 _MOST_PORTS: Final = 32

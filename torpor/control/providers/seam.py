@@ -234,3 +234,8 @@ class MountsVolumes(Protocol):
     def volumes(self) -> Sequence[str]:
         """Where, as tidy absolute paths. What is there outlives the machine, and torpor leaves it
         alone."""
+
+
+def volumes_of(provider: Provider) -> Sequence[str]:
+    """Where its machines have volumes; none at most providers."""
+    return provider.volumes if isinstance(provider, MountsVolumes) else ()

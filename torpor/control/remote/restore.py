@@ -85,6 +85,7 @@ class RemoteRestore(RemoteRun):
         warnings = [
             f"{name!r} was used and changed before the rest was there" for name in self._changed
         ]
+        warnings += [f"what the image had there is {name} now" for name in plan.moved_aside]
         warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
         return msgspec.structs.replace(finished, warnings=[*warnings, *finished.warnings])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -85,6 +85,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False  # the market made no machine on which SSH answers
     fetched_bytes: int = 0  # what its wake read from the store
     fetched_s: float = 0.0  # how long that took
+    volumes: tuple[str, ...] = ()  # where its provider was told to mount what outlives it
     adopted: bool = False  # its user rented it, and torpor took it over: it always holds work
     version: int = 0  # counts its writes
 
@@ -119,7 +120,13 @@ class Rentals:
         return Label(owner, self.workspace, secrets.token_hex(8))
 
     def begin(
-        self, label: Label, offer: Offer, host_key: str | None, project: str = "", job: str = ""
+        self,
+        label: Label,
+        offer: Offer,
+        host_key: str | None,
+        project: str = "",
+        job: str = "",
+        volumes: Sequence[str] = (),
     ) -> Rental:
         """Record that a machine is about to be asked for, with the key that it must show."""
         rental = Rental(
@@ -137,6 +144,7 @@ class Rentals:
             host_key=host_key,
             project=project,
             job=job,
+            volumes=tuple(volumes),
         )
         self._records.create(self.key(label), rental)
         return rental

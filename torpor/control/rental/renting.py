@@ -14,6 +14,7 @@ import asyncssh
 import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
+from torpor.control.providers.seam import volumes_of
 from torpor.control.rental.billing import billed, measured
 from torpor.control.rental.ending import (
     GONE_S,
@@ -469,12 +470,11 @@ class Renting:
 
     def _attempt(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
         provider = self._by.markets.of(offer.provider)
-        able = provider.abilities
-        label = self._rentals.new_label(self._by.owner)
+        able, label = provider.abilities, self._rentals.new_label(self._by.owner)
         order = order_for(offer, label, self._by.identity, self._by.want)
-        installed = able.host_key == "installed"
-        host_key = host_key_of(self._by.identity, label).public if installed else None
-        rental = self._rentals.begin(label, offer, host_key, self._by.project, self._by.job)
+        own, by, volumes = able.host_key == "installed", self._by, volumes_of(provider)
+        host_key = host_key_of(by.identity, label).public if own else None
+        rental = self._rentals.begin(label, offer, host_key, by.project, by.job, volumes)
         self.claim(rental)
         try:
             asked = False

@@ -56,7 +56,7 @@ def wait_until_reachable(
     while True:
         seen = _look(provider, machine, clock() < settled, label)
         if isinstance(seen, Machine) and seen.state == "queued":
-            end = clock() + timeout_s
+            end, bare_since = clock() + timeout_s, math.inf
             queued()
             if seen.note != words:
                 words = seen.note

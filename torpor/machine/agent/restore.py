@@ -381,7 +381,7 @@ def _check_empty(targets: Sequence[bytes]) -> None:
             raise InvalidInput(
                 f"target {shown} is not empty on the machine (it holds {first!r}): torpor never "
                 "overwrites. Empty it, wake into another directory or machine, or, where the "
-                "machine's image has filled it, let a Tuning block say `move_aside`"
+                "image of a rented machine has filled it, let a Tuning block say `move_aside`"
             )
 
 
