@@ -38,6 +38,29 @@ def record(tmp_path: Path) -> Recorder:
     return Recorder(tmp_path / "recording", Redactor([CANARY]))
 
 
+@pytest.mark.parametrize("before", ["", "a", "ab"])
+def test_a_secret_in_base64_is_redacted_wherever_it_begins(before: str) -> None:
+    redactor = Redactor(["tok>?~\u00ff-canary"])
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        told = encode(f"{before}tok>?~\u00ff-canary!".encode()).decode()
+        left = redactor.text(told).replace(REDACTED, "")
+        assert len(left) <= 7, left
+        assert len(redactor.text(quote(told, safe="")).replace(REDACTED, "")) <= 11
+
+
+def test_the_content_of_a_kubernetes_secret_is_redacted_also_where_nobody_knows_it() -> None:
+    short = {"env.PIN": base64.b64encode(b"1234").decode(), "start": "c2V0"}
+    answer = {"kind": "Secret", "metadata": {"name": "torpor-1"}, "data": short}
+    told = Redactor([]).value({**answer, "stringData": {"env.PIN": "1234"}})
+    assert told == {
+        "kind": "Secret",
+        "metadata": {"name": "torpor-1"},
+        "data": {"env.PIN": REDACTED, "start": REDACTED},
+        "stringData": {"env.PIN": REDACTED},
+    }
+    assert Redactor([]).value({"kind": "Job", "data": "stays"})["data"] == "stays"
+
+
 def _written(record: Recorder) -> str:
     return "".join(file.read_text() for file in record.folder.iterdir())
 
