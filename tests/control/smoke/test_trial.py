@@ -23,7 +23,7 @@ from torpor.control.smoke import ending as smoke_ending
 from torpor.control.smoke.login import Inside
 from torpor.control.smoke.plan import Plan, make_plan
 from torpor.control.smoke.trial import SmokeReport, Trial
-from torpor.shared.errors import BudgetExceeded, EndUnproven, ProviderError, UnsafeDestroy
+from torpor.shared.errors import BudgetExceeded, EndUnproven, InvalidInput, ProviderError, UnsafeDestroy
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
 
 DEAR = {"max_usd": 1000.0}
@@ -276,6 +276,28 @@ def test_nothing_is_rented_when_nobody_watches(vast: Bench) -> None:
     report = vast.run()
     assert report.fault == "the watchdog has ended"
     assert vast.fake.market.rented == []
+
+
+def test_nothing_is_rented_when_half_of_the_watchdog_s_time_is_over(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = vast.provider.create
+
+    def slow(order: Order) -> Machine:
+        vast.clock.nap(301.0)
+        made: Machine = create(order)
+        return made
+
+    monkeypatch.setattr(vast.provider, "create", slow)
+    report = vast.run()
+    assert "none was rented" in report.fault
+    assert (vast.fake.market.rented, vast.told_of_every_end()) == ([], True)
+
+
+@pytest.mark.parametrize("minutes", [0.1, 0.0, -1.0, 1e9, float("nan")])
+def test_a_time_that_leaves_none_to_end_the_machine_is_refused(vast: Bench, minutes: float) -> None:
+    with pytest.raises(InvalidInput, match="give 1 to 1440"):
+        vast.plan(minutes=minutes)
 
 
 def test_a_dead_offer_that_becomes_a_machine_stops_the_test(

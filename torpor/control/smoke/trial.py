@@ -39,6 +39,7 @@ WORKSPACE: Final = reserved_name(DRILL, workspace_name("smoke"))
 NO_KIND: Final = "torpor-no-such-kind"
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
 _STARTS: Final = 0.8  # of the machine's time, at most: the rest is for looking and ending
+_LATEST: Final = 0.5  # of the time, when the machine is ordered: the watchdog's began before
 _LIST_S: Final = 5.0  # between two listings while the machine starts, at least
 _PRICE_SLACK: Final = 0.01
 _PYTHON: Final = (3, 10)
@@ -110,6 +111,7 @@ class Trial:
         self._probe, self._machine = (Label(OWNER, WORKSPACE, rental) for rental in rentals)
         self._rentals: dict[Label, Rental] = {}
         self._checks: list[Check] = []
+        self._made_s = clock()
         self._began_s: float | None = None  # when the machine was asked for
         self._listed_s: float | None = None
         self._next_list_s = 0.0
@@ -162,13 +164,19 @@ class Trial:
 
     def _rent(self) -> None:
         plan, able, label = self._plan, self._able, self._machine
+        gone_s, lives_s = self._clock() - self._made_s, plan.minutes * 60
+        if gone_s > lives_s * _LATEST:
+            raise ProviderError(
+                f"{gone_s / 60:.1f} of {plan.minutes:g} min had passed before the machine was "
+                "ordered, so none was rented: try again, or with more --minutes"
+            )
         order = self._order(plan.offer, label)
         self._began_s = self._clock()
         machine = self._create(order)
         self._check("answer to the order", "one machine", f"machine {machine.id}", False)
         host_key = host_key_of(self._identity, label).public
         pinned = host_key if able.host_key == "installed" else None
-        allowed_s = min(able.ready_s, plan.minutes * 60 * _STARTS)
+        allowed_s = min(able.ready_s, lives_s * _STARTS - gone_s)
         live = wait_until_reachable(
             self._provider,
             machine.id,
