@@ -97,7 +97,9 @@ _FORM = "application/x-www-form-urlencoded"
 @pytest.mark.parametrize(
     "name",
     ["Authorization", "set-cookie", "X-Api-Key", "root_pass", "password", "user_data", "email",
-     "session_token", "stringData", "onstart", "username"],
+     "session_token", "stringData", "onstart", "username",
+     "billaddress_line1", "billaddress_city", "billaddress_zip", "billaddress_country", "last4",
+     "user", "login", "tax_id", "vat_number", "company", "zip_code", "postalCode", "city"],
 )  # fmt: skip
 def test_a_field_of_a_secret_name_is_redacted_whatever_it_holds(name: str) -> None:
     redactor = Redactor([])
@@ -105,6 +107,13 @@ def test_a_field_of_a_secret_name_is_redacted_whatever_it_holds(name: str) -> No
     assert redactor.value({name: ["a", {"b": "c"}, 7, None]}) == {
         name: [REDACTED, {"b": REDACTED}, 7, None]
     }
+
+
+@pytest.mark.parametrize(
+    "name", ["public_ipaddr", "ipAddress", "capacity", "capacitystatus", "syntax", "address"]
+)
+def test_a_field_that_an_adapter_reads_is_no_secret(name: str) -> None:
+    assert Redactor([]).value({name: "198.51.100.7", "b": [name]}) == {name: ADDRESS, "b": [name]}
 
 
 def test_keys_and_packed_scripts_are_redacted_without_being_known() -> None:
