@@ -116,6 +116,12 @@ def test_a_field_that_an_adapter_reads_is_no_secret(name: str) -> None:
     assert Redactor([]).value({name: "198.51.100.7", "b": [name]}) == {name: ADDRESS, "b": [name]}
 
 
+@pytest.mark.parametrize("name", ["token", "key", "api_key", "sig", "X-Amz-Signature", "sigToken"])
+def test_a_secret_in_a_url_is_redacted_without_being_known(name: str) -> None:
+    told = Redactor([]).value({"jupyter_url": f"see https://a.example/?a=1&{name}=53c1&keys=2 now"})
+    assert told == {"jupyter_url": f"see https://a.example/?a=1&{name}={REDACTED}&keys=2 now"}
+
+
 def test_keys_and_packed_scripts_are_redacted_without_being_known() -> None:
     pair = new_key_pair()
     packed = base64.b64encode(pair.private.encode()).decode()

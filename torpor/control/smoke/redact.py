@@ -37,6 +37,12 @@ _SSH_KEY: Final = re.compile(r"((?:ssh|ecdsa|sk)-[\w@.-]+) +AAAA[A-Za-z0-9+/=]+(
 _LONG: Final = re.compile(r"[A-Za-z0-9+/=]{80,}|[\w-]{60,}")
 """A packed script, a token, a key without its frame."""
 _JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
+_IN_URL: Final = re.compile(
+    r"([?&#](?:[\w-]*(?:token|secret|passw|credential|signature)[\w-]*|(?:[\w-]*[_-])?key|sig))"
+    r"=[^&#\s\"'<>]+",
+    re.IGNORECASE,
+)
+"""A secret of a URL, such as Lambda's ``jupyter_url``."""
 _IPV4: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 _IN_NAME: Final = re.compile(r"(?<!\d)\d{1,3}(?:-\d{1,3}){3}(?!\d)")
 """An address as a part of a host's name, such as ``ec2-198-51-100-7.example``."""
@@ -91,6 +97,7 @@ _PATTERNS: Final = (
     (_PEM, REDACTED),
     (_SSH_KEY, rf"\1 {REDACTED}"),
     (_JWT, REDACTED),
+    (_IN_URL, rf"\1={REDACTED}"),
     (_LONG, REDACTED),
     (_E_MAIL, "user@example.org"),
     (_IN_NAME, ADDRESS.replace(".", "-")),
