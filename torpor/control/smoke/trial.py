@@ -25,6 +25,7 @@ from torpor.control.smoke.login import Door, Inside
 from torpor.control.smoke.plan import Plan
 from torpor.shared.errors import (
     CreateFailed,
+    EndUnproven,
     InvalidInput,
     ProviderDenied,
     ProviderError,
@@ -83,7 +84,9 @@ class SmokeReport(Report, frozen=True, kw_only=True):
     def rows(self) -> list[Row]:
         """What differed comes first."""
         checks = sorted(self.checks, key=lambda check: not check.differs)
-        ends = [Check("end", "proven", proof, False) for proof in self.ended or ["nothing rented"]]
+        ends = [Check("end", "proven", proof, False) for proof in self.ended]
+        if not any(check.what == "end" for check in [*checks, *ends]):
+            ends = [Check("end", "proven", "nothing rented", False)]
         cost = Check("cost", f"at most {self.worst_usd:.4f} $", f"{self.usd:.4f} $", False)
         return [check.row() for check in [*checks, *ends, cost]]
 
@@ -111,6 +114,8 @@ class Trial:
         self._probe, self._machine = (Label(OWNER, WORKSPACE, rental) for rental in rentals)
         self._rentals: dict[Label, Rental] = {}
         self._checks: list[Check] = []
+        self._fault = ""
+        self._ended: list[str] = []
         self._made_s = clock()
         self._began_s: float | None = None  # when the machine was asked for
         self._listed_s: float | None = None
@@ -119,26 +124,39 @@ class Trial:
 
     def run(self) -> SmokeReport:
         """The report once everything has provably ended; EndUnproven or the market's error where it
-        has not: it may cost money."""
-        fault, ended = "", []
+        has not: it may cost money. ``report`` still says what was seen."""
         try:
             self._probe_dead_offer()
             self._rent()
         except TorporError as error:
-            fault = str(error)
+            self._fault = str(error)
         finally:
-            for rental in [*self._rentals.values()]:
-                ended.append(end(self._provider, rental, nap=self._nap))
-                self._note(rental, state="ended")
+            self._end_all()
+        return self.report()
+
+    def report(self) -> SmokeReport:
+        """What was seen until now."""
         return SmokeReport(
             provider=self._provider.identity,
             checks=self._checks,
-            fault=fault,
-            ended=ended,
+            fault=self._fault,
+            ended=self._ended,
             usd=self._cost_usd(),
             worst_usd=self._plan.worst_usd,
             inside=self._inside,
         )
+
+    def _end_all(self) -> None:
+        for rental in [*self._rentals.values()]:
+            try:
+                proof = end(self._provider, rental, nap=self._nap)
+            except TorporError as error:
+                is_accepted = isinstance(error, EndUnproven) and error.accepted
+                seen = f"ending: the market has accepted it. {error}" if is_accepted else str(error)
+                self._check("end", "proven", seen, not is_accepted)
+                raise
+            self._ended.append(proof)
+            self._note(rental, state="ended")
 
     # -- the steps
 
