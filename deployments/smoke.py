@@ -13,6 +13,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import asyncssh
 from prefect.blocks.core import Block
@@ -73,17 +74,27 @@ def smoke(
         machine = f", machine {rental.machine}" if rental.machine else ""
         say(f"rental      {rental.label.rental} of offer {rental.offer}: {rental.state}{machine}")
 
+    trial = Trial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
     try:
-        trial = Trial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
-        report = trial.run()
+        return trial.run()
     except TorporError as error:
-        raise EndUnproven(
-            f"{error}. Process {watchdog.pid} goes on trying to end the machine: {watchdog.log}"
-        ) from error
+        raise _unended(error, watchdog) from error
     finally:
         watchdog.close()
-    record.keep("report", report)
-    return report
+        with suppress(OSError):
+            record.keep("report", trial.report())
+
+
+def _unended(error: TorporError, watchdog: Watchdog) -> EndUnproven:
+    is_accepted = isinstance(error, EndUnproven) and error.accepted
+    told = EndUnproven(
+        f"ending: the market has accepted it, and carries it out. {error}. Leave process "
+        f"{watchdog.pid} running: it notes the proof in {watchdog.log}"
+        if is_accepted
+        else f"{error}. Process {watchdog.pid} goes on trying to end the machine: {watchdog.log}"
+    )
+    told.accepted = is_accepted
+    return told
 
 
 def _new_key() -> str:

@@ -6,6 +6,7 @@ owns it, as the cluster's garbage collection sees to.
 
 from __future__ import annotations
 
+import base64
 import re
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
@@ -41,6 +42,19 @@ def kubeconfig(url: str, token: str) -> str:
         "contexts: [{name: fake, context: {cluster: fake, user: me}}]",
         "current-context: fake",
     ])  # fmt: skip
+
+
+def stored_secret(secret: dict[str, Any]) -> dict[str, Any]:
+    """What an API server makes of it: ``stringData`` is never in an answer."""
+    told = {name: base64.b64encode(text.encode()).decode() for name, text in
+            secret.get("stringData", {}).items()}  # fmt: skip
+    kept = {name: value for name, value in secret.items() if name != "stringData"}
+    return {**kept, "data": {**secret.get("data", {}), **told}}
+
+
+def secret_text(secret: dict[str, Any]) -> dict[str, str]:
+    """The text of its keys."""
+    return {name: base64.b64decode(text).decode() for name, text in secret["data"].items()}
 
 
 def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
@@ -290,11 +304,13 @@ class FakeKubernetes(FakeMarket):
             for number, port in enumerate(ports):
                 port["nodePort"] = 30022 + number
             made["status"] = {}
+        elif resource == "secrets":
+            made = stored_secret(made)
         self.objects[resource, meta["name"]] = made
         machine = self._alive(meta["name"])
         if resource == "secrets" and machine is not None and self.market.boot is not None:
             pod = machine.request["spec"]["template"]["spec"]
-            machine.body = self.market.boot(first_process(pod, made["stringData"]))
+            machine.body = self.market.boot(first_process(pod, secret_text(made)))
         self._collect()
         return Answer(201, made)
 

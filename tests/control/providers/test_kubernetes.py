@@ -21,7 +21,7 @@ from tests.control.providers.market_contract import Shop, label
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine
-from tests.markets.kubernetes import NAMESPACE, kubeconfig
+from tests.markets.kubernetes import NAMESPACE, kubeconfig, secret_text
 from tests.markets.test_boot import run
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.kubernetes import provider as service_module
@@ -117,14 +117,14 @@ class TestKubernetes(ContainerContract):
         line = shop.order.host_key.splitlines()[1]
         assert line not in msgspec.json.encode(shop.asked()).decode()
         (secret,) = [made for key, made in shop.fake.objects.items() if key[0] == "secrets"]
-        assert line in secret["stringData"]["start"]
+        assert line in secret_text(secret)["start"]
 
     def test_the_variables_are_in_the_secret_alone_and_in_no_message(self, shop: Shop) -> None:
         token = "canary-value"
         other = shop.another(container=Container(env={"start": token}))
         other.create()
         (secret,) = [made for key, made in shop.fake.objects.items() if key[0] == "secrets"]
-        assert secret["stringData"].keys() == {"start", "env.start"}
+        assert secret_text(secret).keys() == {"start", "env.start"}
         assert token not in msgspec.json.encode(shop.asked()).decode()
         shop.fake.repeats = True
         with pytest.raises(CreateUncertain, match="denied") as raised:

@@ -38,6 +38,29 @@ def record(tmp_path: Path) -> Recorder:
     return Recorder(tmp_path / "recording", Redactor([CANARY]))
 
 
+@pytest.mark.parametrize("before", ["", "a", "ab"])
+def test_a_secret_in_base64_is_redacted_wherever_it_begins(before: str) -> None:
+    redactor = Redactor(["tok>?~\u00ff-canary"])
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        told = encode(f"{before}tok>?~\u00ff-canary!".encode()).decode()
+        left = redactor.text(told).replace(REDACTED, "")
+        assert len(left) <= 7, left
+        assert len(redactor.text(quote(told, safe="")).replace(REDACTED, "")) <= 11
+
+
+def test_the_content_of_a_kubernetes_secret_is_redacted_also_where_nobody_knows_it() -> None:
+    short = {"env.PIN": base64.b64encode(b"1234").decode(), "start": "c2V0"}
+    answer = {"kind": "Secret", "metadata": {"name": "torpor-1"}, "data": short}
+    told = Redactor([]).value({**answer, "stringData": {"env.PIN": "1234"}})
+    assert told == {
+        "kind": "Secret",
+        "metadata": {"name": "torpor-1"},
+        "data": {"env.PIN": REDACTED, "start": REDACTED},
+        "stringData": {"env.PIN": REDACTED},
+    }
+    assert Redactor([]).value({"kind": "Job", "data": "stays"})["data"] == "stays"
+
+
 def _written(record: Recorder) -> str:
     return "".join(file.read_text() for file in record.folder.iterdir())
 
@@ -74,7 +97,9 @@ _FORM = "application/x-www-form-urlencoded"
 @pytest.mark.parametrize(
     "name",
     ["Authorization", "set-cookie", "X-Api-Key", "root_pass", "password", "user_data", "email",
-     "session_token", "stringData", "onstart", "username"],
+     "session_token", "stringData", "onstart", "username",
+     "billaddress_line1", "billaddress_city", "billaddress_zip", "billaddress_country", "last4",
+     "user", "login", "tax_id", "vat_number", "company", "zip_code", "postalCode", "city"],
 )  # fmt: skip
 def test_a_field_of_a_secret_name_is_redacted_whatever_it_holds(name: str) -> None:
     redactor = Redactor([])
@@ -82,6 +107,19 @@ def test_a_field_of_a_secret_name_is_redacted_whatever_it_holds(name: str) -> No
     assert redactor.value({name: ["a", {"b": "c"}, 7, None]}) == {
         name: [REDACTED, {"b": REDACTED}, 7, None]
     }
+
+
+@pytest.mark.parametrize(
+    "name", ["public_ipaddr", "ipAddress", "capacity", "capacitystatus", "syntax", "address"]
+)
+def test_a_field_that_an_adapter_reads_is_no_secret(name: str) -> None:
+    assert Redactor([]).value({name: "198.51.100.7", "b": [name]}) == {name: ADDRESS, "b": [name]}
+
+
+@pytest.mark.parametrize("name", ["token", "key", "api_key", "sig", "X-Amz-Signature", "sigToken"])
+def test_a_secret_in_a_url_is_redacted_without_being_known(name: str) -> None:
+    told = Redactor([]).value({"jupyter_url": f"see https://a.example/?a=1&{name}=53c1&keys=2 now"})
+    assert told == {"jupyter_url": f"see https://a.example/?a=1&{name}={REDACTED}&keys=2 now"}
 
 
 def test_keys_and_packed_scripts_are_redacted_without_being_known() -> None:

@@ -23,7 +23,13 @@ from torpor.control.smoke import ending as smoke_ending
 from torpor.control.smoke.login import Inside
 from torpor.control.smoke.plan import Plan, make_plan
 from torpor.control.smoke.trial import SmokeReport, Trial
-from torpor.shared.errors import BudgetExceeded, EndUnproven, ProviderError, UnsafeDestroy
+from torpor.shared.errors import (
+    BudgetExceeded,
+    EndUnproven,
+    InvalidInput,
+    ProviderError,
+    UnsafeDestroy,
+)
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
 
 DEAR = {"max_usd": 1000.0}
@@ -76,7 +82,7 @@ class Bench:
     def run(self, *, says: str | None = None, inside: Inside | None = None) -> SmokeReport:
         plan = self.plan()
         self.door = PaperDoor(inside or sound(plan), says)
-        return Trial(
+        self.trial = Trial(
             self.provider,
             plan,
             self._identity,
@@ -85,7 +91,8 @@ class Bench:
             (secrets.token_hex(8), secrets.token_hex(8)),
             nap=self.clock.nap,
             clock=self.clock,
-        ).run()
+        )
+        return self.trial.run()
 
     def alive(self) -> list[str]:
         return [machine.label for machine in self.fake.market.alive()]
@@ -254,6 +261,24 @@ def test_a_market_that_never_ends_it_is_no_success(
     assert "standing" in vast.states().values()  # so the watchdog goes on
 
 
+def test_what_was_seen_is_kept_when_the_market_takes_hours_to_end_it(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(*given: object, **options: object) -> str:
+        error = EndUnproven("it may take up to 12 h")
+        error.accepted = True
+        raise error
+
+    monkeypatch.setattr(smoke_ending, "destroy", slowly)
+    with pytest.raises(EndUnproven, match="12 h"):
+        vast.run()
+    report = vast.trial.report()
+    assert report.inside is not None
+    (seen,) = [row["seen"] for row in report.rows() if row["what"] == "end"]
+    assert seen.startswith("ending: the market has accepted it")
+    assert report.passed
+
+
 def test_an_interrupted_command_ends_its_machine(vast: Bench) -> None:
     def interrupt(endpoint: Endpoint) -> Inside:
         raise KeyboardInterrupt
@@ -276,6 +301,28 @@ def test_nothing_is_rented_when_nobody_watches(vast: Bench) -> None:
     report = vast.run()
     assert report.fault == "the watchdog has ended"
     assert vast.fake.market.rented == []
+
+
+def test_nothing_is_rented_when_half_of_the_watchdog_s_time_is_over(
+    vast: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = vast.provider.create
+
+    def slow(order: Order) -> Machine:
+        vast.clock.nap(301.0)
+        made: Machine = create(order)
+        return made
+
+    monkeypatch.setattr(vast.provider, "create", slow)
+    report = vast.run()
+    assert "none was rented" in report.fault
+    assert (vast.fake.market.rented, vast.told_of_every_end()) == ([], True)
+
+
+@pytest.mark.parametrize("minutes", [0.1, 0.0, -1.0, 1e9, float("nan")])
+def test_a_time_that_leaves_none_to_end_the_machine_is_refused(vast: Bench, minutes: float) -> None:
+    with pytest.raises(InvalidInput, match="give 1 to 1440"):
+        vast.plan(minutes=minutes)
 
 
 def test_a_dead_offer_that_becomes_a_machine_stops_the_test(

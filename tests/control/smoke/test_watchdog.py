@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asyncssh
@@ -120,9 +121,31 @@ def test_a_machine_whose_time_is_over_is_ended_while_the_command_hangs(
     rental = _rental("asked")
     pipe.rent(rental)
     pipe.tell(rental)
-    pipe.watch(lifetime_s=0.1)
-    assert vast.market.alive() == []
-    pipe.close()
+    with ThreadPoolExecutor() as threads:
+        watches = threads.submit(pipe.watch, 0.1)
+        until(lambda: not vast.market.alive(), "the machine has ended")
+        pipe.close()
+        watches.result(timeout=20)
+    assert pipe.said[0] == "0 min are over"
+
+
+def test_a_machine_that_is_asked_for_after_the_time_is_ended_too(
+    vast: FakeVast, pipe: Pipe
+) -> None:
+    early = _rental("asked")
+    pipe.tell(early)
+    with ThreadPoolExecutor() as threads:
+        watches = threads.submit(pipe.watch, 0.0)
+        until(lambda: any("has ended" in said for said in pipe.said), "nothing was found")
+        for number in (1, 2):
+            late = _rental("asked", label=Label(OWNER, WORKSPACE, str(number) * 16))
+            pipe.rent(late)
+            assert len(vast.market.alive()) == 1
+            pipe.tell(late)
+            until(lambda: not vast.market.alive(), "the late machine has ended")
+        assert not watches.done()
+        pipe.close()
+        watches.result(timeout=20)
 
 
 def test_what_the_command_has_ended_is_left_alone(vast: FakeVast, pipe: Pipe) -> None:

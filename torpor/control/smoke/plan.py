@@ -17,6 +17,7 @@ from torpor.shared.values import Want
 MINUTES: Final = 10.0
 """How long the machine may live until it is ended."""
 MAX_USD: Final = 0.50
+_LEAST_MINUTES: Final = 1.0
 _MOST_MINUTES: Final = 24 * 60.0
 _DISK_GIB: Final = 10.0
 
@@ -69,8 +70,10 @@ def make_plan(
 
     BudgetExceeded if its worst case is over ``max_usd`` or over the account's balance.
     """
-    if not 0 < minutes <= _MOST_MINUTES:
-        raise InvalidInput(f"a machine for {minutes:g} minutes: give 1 to {_MOST_MINUTES:g}")
+    if not _LEAST_MINUTES <= minutes <= _MOST_MINUTES:
+        raise InvalidInput(
+            f"a machine for {minutes:g} minutes: give {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}"
+        )
     able = provider.abilities
     account = provider.check()
     want = Want(gpu=gpu or None, disk_gib=max(_DISK_GIB, able.min_disk_gib))

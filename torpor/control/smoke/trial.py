@@ -25,6 +25,7 @@ from torpor.control.smoke.login import Door, Inside
 from torpor.control.smoke.plan import Plan
 from torpor.shared.errors import (
     CreateFailed,
+    EndUnproven,
     InvalidInput,
     ProviderDenied,
     ProviderError,
@@ -39,6 +40,7 @@ WORKSPACE: Final = reserved_name(DRILL, workspace_name("smoke"))
 NO_KIND: Final = "torpor-no-such-kind"
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
 _STARTS: Final = 0.8  # of the machine's time, at most: the rest is for looking and ending
+_LATEST: Final = 0.5  # of the time, when the machine is ordered: the watchdog's began before
 _LIST_S: Final = 5.0  # between two listings while the machine starts, at least
 _PRICE_SLACK: Final = 0.01
 _PYTHON: Final = (3, 10)
@@ -82,7 +84,9 @@ class SmokeReport(Report, frozen=True, kw_only=True):
     def rows(self) -> list[Row]:
         """What differed comes first."""
         checks = sorted(self.checks, key=lambda check: not check.differs)
-        ends = [Check("end", "proven", proof, False) for proof in self.ended or ["nothing rented"]]
+        ends = [Check("end", "proven", proof, False) for proof in self.ended]
+        if not any(check.what == "end" for check in [*checks, *ends]):
+            ends = [Check("end", "proven", "nothing rented", False)]
         cost = Check("cost", f"at most {self.worst_usd:.4f} $", f"{self.usd:.4f} $", False)
         return [check.row() for check in [*checks, *ends, cost]]
 
@@ -110,6 +114,9 @@ class Trial:
         self._probe, self._machine = (Label(OWNER, WORKSPACE, rental) for rental in rentals)
         self._rentals: dict[Label, Rental] = {}
         self._checks: list[Check] = []
+        self._fault = ""
+        self._ended: list[str] = []
+        self._made_s = clock()
         self._began_s: float | None = None  # when the machine was asked for
         self._listed_s: float | None = None
         self._next_list_s = 0.0
@@ -117,26 +124,39 @@ class Trial:
 
     def run(self) -> SmokeReport:
         """The report once everything has provably ended; EndUnproven or the market's error where it
-        has not: it may cost money."""
-        fault, ended = "", []
+        has not: it may cost money. ``report`` still says what was seen."""
         try:
             self._probe_dead_offer()
             self._rent()
         except TorporError as error:
-            fault = str(error)
+            self._fault = str(error)
         finally:
-            for rental in [*self._rentals.values()]:
-                ended.append(end(self._provider, rental, nap=self._nap))
-                self._note(rental, state="ended")
+            self._end_all()
+        return self.report()
+
+    def report(self) -> SmokeReport:
+        """What was seen until now."""
         return SmokeReport(
             provider=self._provider.identity,
             checks=self._checks,
-            fault=fault,
-            ended=ended,
+            fault=self._fault,
+            ended=self._ended,
             usd=self._cost_usd(),
             worst_usd=self._plan.worst_usd,
             inside=self._inside,
         )
+
+    def _end_all(self) -> None:
+        for rental in [*self._rentals.values()]:
+            try:
+                proof = end(self._provider, rental, nap=self._nap)
+            except TorporError as error:
+                is_accepted = isinstance(error, EndUnproven) and error.accepted
+                seen = f"ending: the market has accepted it. {error}" if is_accepted else str(error)
+                self._check("end", "proven", seen, not is_accepted)
+                raise
+            self._ended.append(proof)
+            self._note(rental, state="ended")
 
     # -- the steps
 
@@ -162,13 +182,19 @@ class Trial:
 
     def _rent(self) -> None:
         plan, able, label = self._plan, self._able, self._machine
+        gone_s, lives_s = self._clock() - self._made_s, plan.minutes * 60
+        if gone_s > lives_s * _LATEST:
+            raise ProviderError(
+                f"{gone_s / 60:.1f} of {plan.minutes:g} min had passed before the machine was "
+                "ordered, so none was rented: try again, or with more --minutes"
+            )
         order = self._order(plan.offer, label)
         self._began_s = self._clock()
         machine = self._create(order)
         self._check("answer to the order", "one machine", f"machine {machine.id}", False)
         host_key = host_key_of(self._identity, label).public
         pinned = host_key if able.host_key == "installed" else None
-        allowed_s = min(able.ready_s, plan.minutes * 60 * _STARTS)
+        allowed_s = min(able.ready_s, lives_s * _STARTS - gone_s)
         live = wait_until_reachable(
             self._provider,
             machine.id,

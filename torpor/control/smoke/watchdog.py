@@ -2,7 +2,7 @@
 
 The command tells it of each rental through a pipe, before the market is asked. When the pipe
 closes, or the time is over, it ends every rental that the command has not called ended. The pipe
-closes however the command goes: killed, crashed, or with its terminal.
+closes however the command goes: killed, crashed, or with its terminal. Until then it listens.
 """
 
 from __future__ import annotations
@@ -94,49 +94,76 @@ def watch(
     say: Callable[[str], None],
     nap: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Hear of rentals from the pipe ``source``, and end those that are left."""
-    rentals: dict[Label, Rental] = {}
-    is_closed = _hear(source, time.monotonic() + lifetime_s, rentals)
-    left = [rental for rental in rentals.values() if rental.state != "ended"]
-    if not left:
-        say("nothing is left to end")
-        return
-    say("the command has gone" if is_closed else f"{lifetime_s / 60:.0f} min are over")
-    for rental in left:
-        if rental.state == "asked":  # the request may still be on its way
-            rental = msgspec.structs.replace(rental, created_unix=time.time())
-        _end(provider, rental, say, nap)
+    """Hear of rentals from the pipe ``source``, and end those that are left.
 
-
-def _hear(source: int, until_s: float, rentals: dict[Label, Rental]) -> bool:
-    """Note what the command tells. Whether the pipe is closed; False when the time is over."""
-    rest = b""
-    while (left_s := until_s - time.monotonic()) > 0:
-        if not select.select([source], [], [], left_s)[0]:
+    Once the time is over, it ends whatever it hears of at once. It returns when the pipe is closed
+    and nothing is left, or was given up.
+    """
+    pipe = _Pipe(source)
+    until_s = time.monotonic() + lifetime_s
+    while not pipe.is_closed and (left_s := until_s - time.monotonic()) > 0:
+        pipe.hear(left_s)
+    give_up_s: dict[Label, float] = {}  # of each rental that it has tried to end
+    while True:
+        pipe.hear(0.0)
+        if not (left := [one for one in pipe.rentals.values() if one.state != "ended"]):
+            if pipe.is_closed:
+                break
+            pipe.hear(None)
             continue
-        heard = os.read(source, _MOST_BYTES)
-        if not heard:
-            return True
-        *lines, rest = (rest + heard).split(b"\n")
+        if not give_up_s:
+            say("the command has gone" if pipe.is_closed else f"{lifetime_s / 60:.0f} min are over")
+        for rental in left:
+            if rental.label not in give_up_s:
+                give_up_s[rental.label] = time.monotonic() + TRIES_S
+                if rental.state == "asked":  # the request may still be on its way
+                    rental = msgspec.structs.replace(rental, created_unix=time.time())
+            is_over = _end(provider, rental, give_up_s[rental.label], say, nap)
+            state = "ended" if is_over else rental.state
+            pipe.rentals[rental.label] = msgspec.structs.replace(rental, state=state)
+        if any(rental.state != "ended" for rental in pipe.rentals.values()):
+            nap(_PAUSE_S)
+    if not give_up_s:
+        say("nothing is left to end")
+
+
+class _Pipe:
+    """What the command has told of each rental, last."""
+
+    def __init__(self, source: int) -> None:
+        self.rentals: dict[Label, Rental] = {}
+        self.is_closed = False
+        self._source = source
+        self._rest = b""
+
+    def hear(self, wait_s: float | None) -> None:
+        """Note what is there, or comes first in ``wait_s``; None: wait until something comes."""
+        if self.is_closed or not select.select([self._source], [], [], wait_s)[0]:
+            return
+        heard = os.read(self._source, _MOST_BYTES)
+        self.is_closed = not heard
+        *lines, self._rest = (self._rest + heard).split(b"\n")
         for line in lines:
             rental = msgspec.json.decode(line, type=learned(Rental))
-            rentals[rental.label] = rental
-    return False
+            self.rentals[rental.label] = rental
 
 
 def _end(
-    provider: Provider, rental: Rental, say: Callable[[str], None], nap: Callable[[float], None]
-) -> None:
-    until_s = time.monotonic() + TRIES_S
-    while True:
-        try:
-            proof = end(provider, rental, nap=nap)
-        except TorporError as error:
-            say(f"rental {rental.label.rental}: {error}")
-        else:
-            say(f"rental {rental.label.rental} has ended: {proof}")
-            return
-        if time.monotonic() > until_s:
-            say(f"rental {rental.label.rental} was given up: end it in the market's console")
-            return
-        nap(_PAUSE_S)
+    provider: Provider,
+    rental: Rental,
+    give_up_s: float,
+    say: Callable[[str], None],
+    nap: Callable[[float], None],
+) -> bool:
+    """Whether it has ended, or was given up."""
+    try:
+        proof = end(provider, rental, nap=nap)
+    except TorporError as error:
+        say(f"rental {rental.label.rental}: {error}")
+    else:
+        say(f"rental {rental.label.rental} has ended: {proof}")
+        return True
+    if time.monotonic() > give_up_s:
+        say(f"rental {rental.label.rental} was given up: end it in the market's console")
+        return True
+    return False
