@@ -228,6 +228,18 @@ def test_a_machine_that_another_deploy_hands_over_meanwhile_keeps_its_server(
     assert before == [stands()] and before[0][0] and _answers(stack)
 
 
+def test_a_server_is_not_waited_for_where_another_deploy_s_runs(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began after this one had looked. Of two servers the agent runs the first."""
+    other = small_stack()
+    _deploy(asleep, other)
+    monkeypatch.setattr(Serving, "stop", lambda _: None)
+    with pytest.raises(DeployFailed, match="another deploy of workspace demo runs its server"):
+        _deploy(asleep, small_stack())
+    assert _answers(other)
+
+
 def test_a_whole_environment_is_not_recorded_as_unfinished(asleep: World) -> None:
     """Else a deploy that has taken up the same machine could delete it."""
     report = _deploy(asleep, small_stack())

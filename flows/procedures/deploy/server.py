@@ -151,6 +151,11 @@ class Serving:
             serves=kind == "server",
         )
         state = start_command(self._session, request)
+        if state.attempt != request.attempt:  # the agent starts none beside one that runs
+            raise DeployFailed(
+                f"another deploy of workspace {self._workspace} runs its {kind} command on the "
+                "machine: wait until it is done, and deploy again"
+            )
         self._attempts[kind] = state.attempt
         self._offsets[kind] = state.log_from
         self._lines[kind] = LastLines(self._place.stack.secrets)
