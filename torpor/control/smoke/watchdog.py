@@ -117,7 +117,7 @@ def watch(
     give_up_s: dict[Label, float] = {}  # of each rental that it has tried to end
     while True:
         pipe.hear(0.0)
-        if not (left := [one for one in pipe.rentals.values() if one.state != "ended"]):
+        if not (left := [told for told in pipe.rentals.values() if told.state != "ended"]):
             if pipe.is_closed:
                 break
             pipe.hear(None)
