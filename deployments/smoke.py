@@ -64,7 +64,8 @@ def smoke(
     agree(plan)
     identity = Identity(key)
     record.keep(PLAN, {"plan": plan.without_account(), "rentals": rentals})
-    argv = [sys.executable, "-m", "deployments.smoke_watchdog", reference, f"{minutes * 60:g}"]
+    told = [reference, provider.identity, f"{minutes * 60:g}"]
+    argv = [sys.executable, "-m", "deployments.smoke_watchdog", *told]
     watchdog = Watchdog(argv, folder / "watchdog.log")
     say(f"recording   {folder}")
     say(f"watchdog    process {watchdog.pid} ends the machine if this command cannot")

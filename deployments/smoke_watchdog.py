@@ -1,6 +1,6 @@
 """The watchdog of a smoke test, which ``deployments.smoke`` starts.
 
-    python -m deployments.smoke_watchdog PROVIDER_BLOCK SECONDS
+    python -m deployments.smoke_watchdog PROVIDER_BLOCK IDENTITY SECONDS
 
 See torpor/control/smoke/watchdog.py. It loads the block itself: no secret is in its arguments. Its
 standard error is its log.
@@ -17,9 +17,9 @@ from torpor.control.smoke.watchdog import serve
 
 
 def main(argv: Sequence[str]) -> None:
-    reference, lifetime_s = argv
+    reference, identity, lifetime_s = argv
     provider = load(reference, PROVIDERS, of="the watchdog of torpor smoke").open()
-    serve(provider, float(lifetime_s))
+    serve(provider, identity, float(lifetime_s))
 
 
 if __name__ == "__main__":

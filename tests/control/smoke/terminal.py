@@ -36,7 +36,7 @@ class ClosedDoor:
 def main(what: str, url: str, *log: str) -> None:
     provider = VastProvider(KEY, url=url)
     if what == "watchdog":
-        serve(provider, LIFETIME_S, nap=lambda seconds: time.sleep(0.05))
+        serve(provider, provider.identity, LIFETIME_S, nap=lambda seconds: time.sleep(0.05))
         return
     argv = [sys.executable, "-m", "tests.control.smoke.terminal", "watchdog", url]
     watchdog = Watchdog(argv, Path(*log))

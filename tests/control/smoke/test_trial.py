@@ -21,7 +21,7 @@ from torpor.control.rental import ending
 from torpor.control.rental.records import Rental
 from torpor.control.smoke import ending as smoke_ending
 from torpor.control.smoke.login import Inside
-from torpor.control.smoke.plan import Plan, make_plan
+from torpor.control.smoke.plan import MAX_USD, Plan, make_plan
 from torpor.control.smoke.trial import SmokeReport, Trial
 from torpor.shared.errors import (
     BudgetExceeded,
@@ -156,6 +156,19 @@ def test_a_price_over_the_maximum_rents_nothing(bench: Bench) -> None:
         bench.plan(max_usd=worst_usd * 0.99)
     assert bench.fake.market.rented == []
     assert bench.plan(max_usd=worst_usd * 1.01).worst_usd == worst_usd
+
+
+@pytest.mark.parametrize("max_usd", [float("nan"), -1.0])
+def test_a_maximum_that_is_no_amount_is_refused(vast: Bench, max_usd: float) -> None:
+    with pytest.raises(InvalidInput, match="give an amount"):
+        vast.plan(max_usd=max_usd)
+
+
+def test_the_worst_case_has_the_time_until_the_market_has_settled(vast: Bench) -> None:
+    plan = vast.plan()
+    lives_s = plan.minutes * 60 + ending.GONE_S + vast.provider.abilities.settling_s
+    assert plan.worst_usd >= plan.offer.bound_usd_h * lives_s / 3600
+    assert vast.plan(max_usd=MAX_USD).worst_usd == plan.worst_usd
 
 
 def test_a_market_that_can_end_the_machine_itself_is_told_to(bench: Bench) -> None:

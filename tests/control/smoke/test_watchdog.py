@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import asyncssh
 import msgspec
@@ -19,14 +20,19 @@ from deployments.installation import CHECKOUT
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import until
 from tests.markets.faults import Fault
+from tests.markets.server import KEY
 from tests.markets.vast import FakeVast
+from torpor.control.providers.vast import VastProvider
 from torpor.control.rental.order import order_for
 from torpor.control.rental.records import Rental
+from torpor.control.smoke.ending import end
 from torpor.control.smoke.plan import make_plan
 from torpor.control.smoke.trial import OWNER, WORKSPACE
-from torpor.control.smoke.watchdog import Watchdog, watch
-from torpor.shared.errors import ProviderError
+from torpor.control.smoke.watchdog import Watchdog, serve, watch
+from torpor.shared.errors import InvalidInput, ProviderError
 from torpor.shared.values import Label
+
+IDENTITY: Final = VastProvider(KEY).identity
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_a_command_that_is_gone_after_the_create_leaves_no_machine(
 def _rental(state: str, **more: object) -> Rental:
     told = {
         "label": Label(OWNER, WORKSPACE, "0" * 16),
-        "provider": "vast://here",
+        "provider": IDENTITY,
         "state": state,
         "created_unix": time.time(),
     }
@@ -216,3 +222,14 @@ def test_a_watchdog_that_has_ended_lets_nothing_be_rented(tmp_path: Path) -> Non
 
 def _is_gone(pid: int) -> bool:
     return " Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_watchdog_of_another_account_does_not_start(vast: FakeVast) -> None:
+    with pytest.raises(ProviderError, match="nothing is watched"):
+        serve(vast.connect(), "vast://another", 60.0)
+
+
+def test_no_end_is_proven_at_another_provider(vast: FakeVast) -> None:
+    with pytest.raises(InvalidInput, match="nothing proves its end"):
+        end(vast.connect(), _rental("standing", provider="vast://another"), nap=lambda s: None)
+    assert vast.calls == []

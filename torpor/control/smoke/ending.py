@@ -10,7 +10,7 @@ from torpor.control.providers.seam import Absent, Provider
 from torpor.control.rental.ending import GONE_S, destroy, last_known, listed, residue_of
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
-from torpor.shared.errors import EndUnproven, TorporError
+from torpor.shared.errors import EndUnproven, InvalidInput, TorporError
 from torpor.shared.values import Machine
 
 ABSENCES: Final = 3
@@ -26,6 +26,11 @@ def end(provider: Provider, rental: Rental, nap: Callable[[float], None] = time.
     EndUnproven, or the provider's error, where there is no proof: the machine may cost money, so
     call it again.
     """
+    if rental.provider != provider.identity:
+        raise InvalidInput(
+            f"rental {rental.label.rental} is at {rental.provider}, and cannot be looked for at "
+            f"{provider.identity}: nothing proves its end"
+        )
     known = last_known(provider, rental)
     proof, absences = "", 0
     fault: TorporError | None = None

@@ -23,8 +23,8 @@ _DISK_GIB: Final = 10.0
 
 
 class Plan(Report, frozen=True, kw_only=True):
-    """The cheapest machine that fits, and its worst case: it lives for ``minutes``, and its market
-    takes the longest time to prove its end."""
+    """The cheapest machine that fits, and its worst case: it lives for ``minutes``, its market
+    shows it as late as it may, and takes the longest time to prove its end."""
 
     provider: str
     account: Account
@@ -74,6 +74,8 @@ def make_plan(
         raise InvalidInput(
             f"a machine for {minutes:g} minutes: give {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}"
         )
+    if not max_usd >= 0:
+        raise InvalidInput(f"--max-usd is {max_usd:g}: give an amount in $")
     able = provider.abilities
     account = provider.check()
     want = Want(gpu=gpu or None, disk_gib=max(_DISK_GIB, able.min_disk_gib))
@@ -85,8 +87,8 @@ def make_plan(
         [offer for offer in fitting if offer.gpu is not None] or fitting,
         key=lambda offer: offer.bound_usd_h,
     )
-    worst_usd = offer.bound_usd_h * billed_s(lifetime_s / 3600, able) / 3600
-    held = [f"--max-usd is {max_usd:.2f} $"] if worst_usd > max_usd else []
+    worst_usd = offer.bound_usd_h * billed_s((lifetime_s + able.settling_s) / 3600, able) / 3600
+    held = [f"--max-usd is {max_usd:.2f} $"] if not worst_usd <= max_usd else []
     if account.balance_usd is not None and account.balance_usd < worst_usd:
         held.append(f"the account has {account.balance_usd:.2f} $")
     if held:

@@ -77,8 +77,19 @@ class Watchdog:
             self._process.wait(_ENDS_S)
 
 
-def serve(provider: Provider, lifetime_s: float, nap: Callable[[float], None] = time.sleep) -> None:
-    """The process's side: watch standard input, and log on standard error."""
+def serve(
+    provider: Provider,
+    identity: str,
+    lifetime_s: float,
+    nap: Callable[[float], None] = time.sleep,
+) -> None:
+    """The process's side: watch standard input, and log on standard error. ``identity``: the
+    provider's as the command knows it. ProviderError where the block has changed since."""
+    if provider.identity != identity:
+        raise ProviderError(
+            f"the block is of {provider.identity} now, and the command rents at {identity}: "
+            "nothing is watched"
+        )
     os.write(1, READY)
     watch(provider, 0, lifetime_s, _say, nap)
 
@@ -106,7 +117,7 @@ def watch(
     give_up_s: dict[Label, float] = {}  # of each rental that it has tried to end
     while True:
         pipe.hear(0.0)
-        if not (left := [one for one in pipe.rentals.values() if one.state != "ended"]):
+        if not (left := [told for told in pipe.rentals.values() if told.state != "ended"]):
             if pipe.is_closed:
                 break
             pipe.hear(None)
