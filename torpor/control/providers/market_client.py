@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
@@ -279,26 +279,32 @@ class MarketClient:
             raise self.unexpected(f"{cause} in {text}", doing) from cause
 
     def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        observer = self._observer
+        if observer is None:
+            return self._http.request(method, path, **sent)
         began_unix, began_s = time.time(), time.monotonic()
 
         def show(request: httpx.Request, **came: Any) -> None:
-            if self._observer is not None:
-                self._observer(
-                    Exchange(
-                        method=request.method,
-                        url=str(request.url),
-                        request_headers=request.headers.multi_items(),
-                        request=request.content,
-                        began_unix=began_unix,
-                        seconds=time.monotonic() - began_s,
-                        **came,
-                    )
+            observer(
+                Exchange(
+                    method=request.method,
+                    url=str(request.url),
+                    request_headers=request.headers.multi_items(),
+                    request=request.content,
+                    began_unix=began_unix,
+                    seconds=time.monotonic() - began_s,
+                    **came,
                 )
+            )
 
         try:
             answer = self._http.request(method, path, **sent)
         except httpx.HTTPError as cause:
-            show(cause.request, error=f"{type(cause).__name__} {cause}".strip())
+            request = None
+            with suppress(RuntimeError):  # not every error of httpx has its request
+                request = cause.request
+            if request is not None:
+                show(request, error=f"{type(cause).__name__} {cause}".strip())
             raise
         show(
             answer.request,
