@@ -16,7 +16,7 @@ from prefect.blocks.system import Secret
 
 from blocks import Stack
 from flows import deploy
-from flows.procedures.deploy import deployment
+from flows.procedures.deploy import deployment, server
 from flows.procedures.deploy.server import Serving
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -226,6 +226,25 @@ def test_a_machine_that_another_deploy_hands_over_meanwhile_keeps_its_server(
         _deploy(asleep, stack)
     assert [one.machine for one in others] == [one.id for one in asleep.machines()] == [left.id]
     assert before == [stands()] and before[0][0] and _answers(stack)
+
+
+def test_two_servers_that_begin_at_once_do_not_wait_for_each_other(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two stacks, whose ports differ: both take up a machine and begin the first attempt."""
+    standing(asleep.opened)
+    other, real = small_stack(), server.start_command
+
+    def first_the_other(session: Any, request: Any) -> Any:
+        if request.serves:
+            monkeypatch.undo()
+            _deploy(asleep, other)
+        return real(session, request)
+
+    monkeypatch.setattr(server, "start_command", first_the_other)
+    with pytest.raises(HandedOver):
+        _deploy(asleep, small_stack())
+    assert _answers(other)
 
 
 def test_a_server_is_not_waited_for_where_another_deploy_s_runs(

@@ -156,7 +156,8 @@ class Deployment:
         self._place = Place(chosen.stack, home, spec.paths[0], self._strategy.sets_up)
         check_apart(self._place.environment, [self._place.absolute(path) for path in spec.paths])
         self._base = self._environments_workspace()
-        self._serving = Serving(session, spec.name, self._place)
+        check = (lambda: None) if tenancy is None else tenancy.check_unclaimed
+        self._serving = Serving(session, spec.name, self._place, check)
 
     def stop_earlier(self) -> None:
         """End what earlier deploys have started here, once it is clear that this one can begin."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 from tasks.jobs import look_at_command, start_command, stop_command
@@ -18,6 +19,8 @@ from torpor.shared.wire.job import JobState, StartJob
 
 LOOK_S: Final = 0.1
 """Between two looks at a command or a server."""
+CHECK_S: Final = 10.0
+"""Between two looks whether the machine is still this deploy's."""
 HEALTH_S: Final = 10.0
 """For one answer about its health."""
 _LOOK_BYTES: Final = 256 * KIB
@@ -49,9 +52,16 @@ KINDS: Final[tuple[Kind, ...]] = ("setup", "fetch", "server")
 
 class Serving:
     """The commands of one workspace's deploy. Supervisors keep them running on the machine; a later
-    deploy finds them again."""
+    deploy finds them again. ``still_mine`` may raise while a server is waited for."""
 
-    def __init__(self, session: Session, workspace: WorkspaceName, place: Place) -> None:
+    def __init__(
+        self,
+        session: Session,
+        workspace: WorkspaceName,
+        place: Place,
+        still_mine: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._still_mine = still_mine
         self._session = session
         self._workspace = workspace
         self._place = place
@@ -123,8 +133,11 @@ class Serving:
 
     def _wait_until_ready(self, port: int) -> None:
         stack = self._place.stack
-        until = time.monotonic() + stack.ready_timeout_s
+        until, next_check = time.monotonic() + stack.ready_timeout_s, 0.0
         while True:
+            if time.monotonic() >= next_check:
+                self._still_mine()
+                next_check = time.monotonic() + CHECK_S
             state = self._look("server")
             if state.state != "running":
                 raise self._failed("server", _words(state))
