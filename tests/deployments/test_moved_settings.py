@@ -51,6 +51,8 @@ KEPT: dict[str, Any] = {
     "when_idle": "report",
     "project": "vision",
 }
+NEWER: dict[str, Any] = {"move_aside": False}
+"""Of the Tuning block, and of no earlier Workspace."""
 TUNING: dict[str, Any] = {
     "min_reliability": 0.9,
     "rank": "order",
@@ -125,7 +127,7 @@ def _document(server: Server) -> dict[str, Any]:
 
 
 def test_the_names_of_settings_are_those_of_one_block_each() -> None:
-    assert {*TUNING} == {*Tuning.model_fields} and {*IDLENESS} == {*Idleness.model_fields}
+    assert {*TUNING, *NEWER} == {*Tuning.model_fields} and {*IDLENESS} == {*Idleness.model_fields}
     assert {*KEPT} | {*SETTINGS} == {*Workspace.model_fields}
 
 
@@ -148,7 +150,7 @@ def test_a_block_of_before_means_the_same_until_it_is_moved_and_after(
     said = "\n".join(move_settings())
     for field, kind in SETTINGS.items():
         moved = load_named(kind, NAME, of="test").model_dump(include={*kind.model_fields})
-        assert moved == (TUNING if kind is Tuning else IDLENESS)
+        assert moved == ({**TUNING, **NEWER} if kind is Tuning else IDLENESS)
         assert f"is in the block {kind.get_block_type_slug()}/{NAME} now" in said, field
     document = _document(prefect_server)
     assert document["data"] == {**KEPT, "idle": NAME, "tuning": NAME}
