@@ -46,8 +46,13 @@ class Terminal:
 
     def __init__(self, *argv: str) -> None:
         self._master, slave = pty.openpty()
+        hears = ["env", "--default-signal=HUP"]  # also where these tests run under nohup
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *argv], stdin=slave, stdout=slave, stderr=slave, cwd=CHECKOUT
+            ["setsid", "--ctty", *hears, *argv],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=CHECKOUT,
         )
         os.close(slave)
         self._is_open = True
