@@ -97,7 +97,7 @@ def _missing(kind: type[Block], name: str, cause: Exception) -> str:
     if said.startswith("Unable to find block document"):  # else Prefect's words tell more
         names = saved_names(kind)
         near = get_close_matches(name, names, _NAMED) or names[:_NAMED]
-        more = f" and {len(names) - len(near)} others" if len(names) > len(near) else ""
+        more = " and others" if len(names) > len(near) else ""
         said = f"there is {', '.join(near)}{more}" if names else "there is none of this type"
     made = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r})"
     return (
