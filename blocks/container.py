@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from prefect.types import SecretDict
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from torpor.control.providers.container import Container, volume
 from torpor.shared.errors import InvalidInput
@@ -88,3 +88,30 @@ DataCentresOnly = Annotated[
 ]
 
 Volumes = Annotated[list[str], AfterValidator(_mounted)]
+
+
+class Containers(BaseModel):
+    """The fields of a market of containers, which run on hosts of data centres and of others."""
+
+    env: Variables = Field(default_factory=no_variables)
+
+    ports: Ports = Field(default_factory=list)
+
+    data_centres_only: DataCentresOnly = False
+
+    volumes: Volumes = Field(
+        default_factory=list,
+        max_length=1,
+        description=(
+            "A volume of the account to mount, as ID:/PATH: 12345:/data. Machines are rented where "
+            "it is. torpor leaves alone what is there: no snapshot holds it, and it outlives the "
+            "machine. The path must be outside of the workspace's."
+        ),
+    )
+
+    def terms(self, login: str) -> dict[str, Any]:
+        """What the adapter takes of them, with the login to a private registry."""
+        return {
+            "container": container(self.env, self.ports, login, self.volumes),
+            "data_centres_only": self.data_centres_only,
+        }

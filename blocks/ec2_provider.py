@@ -111,7 +111,8 @@ class Ec2Provider(Block):
     ports: Ports = Field(
         default_factory=list,
         description=(
-            "TCP ports that torpor opens beside port 22, for the same addresses. It needs SSH from."
+            "TCP ports that torpor opens beside port 22, for the same addresses, on all its "
+            "machines in the VPC. It closes none again. It needs SSH from."
         ),
     )
     private: bool = Field(

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from prefect.blocks.core import Block
 from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
-from blocks.container import DataCentresOnly, Ports, Variables, Volumes, container, no_variables
+from blocks.container import Containers
 from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
 from torpor.control.providers.hostkey import provider as hostkey
@@ -94,7 +94,7 @@ class KeyedProvider(Block):
         return kind(self.api_key.get_secret_value(), account=self.account, url=self.url, **more)
 
 
-class VastProvider(KeyedProvider):
+class VastProvider(Containers, KeyedProvider):
     """An account at Vast.ai: containers on machines of many owners, on demand or by bid.
 
     Example:
@@ -118,22 +118,6 @@ class VastProvider(KeyedProvider):
     )
 
     url: ApiUrl = _address(vast.URL)
-
-    env: Variables = Field(default_factory=no_variables)
-
-    ports: Ports = Field(default_factory=list)
-
-    data_centres_only: DataCentresOnly = False
-
-    volumes: Volumes = Field(
-        default_factory=list,
-        max_length=1,
-        description=(
-            "A volume of the account to mount, as ID:/PATH: 12345:/data. Machines are rented at "
-            "its host. torpor leaves alone what is there: no snapshot holds it, and it outlives "
-            "the machine. The path must be outside of the workspace's."
-        ),
-    )
 
     image_login: SecretStr | None = Field(
         default=None,
@@ -160,14 +144,10 @@ class VastProvider(KeyedProvider):
 
     def open(self) -> vast.VastProvider:
         login = self.image_login.get_secret_value() if self.image_login else ""
-        return self._opened(
-            vast.VastProvider,
-            container=container(self.env, self.ports, login, self.volumes),
-            data_centres_only=self.data_centres_only,
-        )
+        return self._opened(vast.VastProvider, **self.terms(login))
 
 
-class RunpodProvider(KeyedProvider):
+class RunpodProvider(Containers, KeyedProvider):
     """An account at RunPod: containers on demand, in data centres and at community hosts.
 
     Example:
@@ -190,22 +170,6 @@ class RunpodProvider(KeyedProvider):
 
     url: ApiUrl = _address(runpod.URL)
 
-    env: Variables = Field(default_factory=no_variables)
-
-    ports: Ports = Field(default_factory=list)
-
-    data_centres_only: DataCentresOnly = False
-
-    volumes: Volumes = Field(
-        default_factory=list,
-        max_length=1,
-        description=(
-            "A network volume to mount, as ID:/PATH: agv6w2qcg7:/data. Machines are rented in its "
-            "data centre. torpor leaves alone what is there: no snapshot holds it, and it outlives "
-            "the machine. The path must be outside of the workspace's."
-        ),
-    )
-
     registry: Annotated[str, AfterValidator(_word)] = Field(
         default="",
         description=(
@@ -215,11 +179,7 @@ class RunpodProvider(KeyedProvider):
     )
 
     def open(self) -> runpod.RunpodProvider:
-        return self._opened(
-            runpod.RunpodProvider,
-            container=container(self.env, self.ports, self.registry, self.volumes),
-            data_centres_only=self.data_centres_only,
-        )
+        return self._opened(runpod.RunpodProvider, **self.terms(self.registry))
 
 
 class LambdaProvider(KeyedProvider):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar, cast
@@ -95,15 +95,20 @@ def _missing(kind: type[Block], name: str, cause: Exception) -> str:
     """What is said of a block that does not load: names that are near, and the next step."""
     slug, said = kind.get_block_type_slug(), _first_line(cause)
     if said.startswith("Unable to find block document"):  # else Prefect's words tell more
-        names = saved_names(kind)
-        near = get_close_matches(name, names, _NAMED) or names[:_NAMED]
-        more = " and others" if len(names) > len(near) else ""
-        said = f"there is {', '.join(near)}{more}" if names else "there is none of this type"
+        with suppress(PrefectHTTPStatusError, httpx.TransportError):  # the server has gone
+            said = _near(name, saved_names(kind))
     made = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r})"
     return (
         f"there is no block {slug}/{name} at {server_in_use()} ({said}); add a block of type "
         f"{kind.get_block_type_name()} and of that name on the Blocks page, or with {made}"
     )
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    if not names:
+        return "there is none of this type"
+    near = get_close_matches(name, names, _NAMED) or names[:_NAMED]
+    return f"there is {', '.join(near)}" + (" and others" if len(names) > len(near) else "")
 
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:

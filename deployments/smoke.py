@@ -1,18 +1,15 @@
-"""Rent the cheapest machine at a market for some minutes, and say what differs from the adapter.
+"""Rents a market's cheapest machine for `torpor smoke`, and says what differs from its adapter.
 
-    python -m deployments.smoke vast-provider/NAME [--max-usd 0.50] [--minutes 10] [--gpu A40]
-
-It shows the worst case and asks. Each exchange with the market is kept in a folder, without
-secrets. A second process ends the machine if this one cannot.
+Each exchange with the market is kept in a folder, without secrets. A second process ends the
+machine if this one cannot.
 """
 
 from __future__ import annotations
 
-import argparse
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import asyncssh
@@ -26,7 +23,6 @@ from deployments.installation import secret_file
 from torpor.control.providers.market_client import observed
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.records import Rental
-from torpor.control.reports import Row
 from torpor.control.smoke.login import SshDoor
 from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
 from torpor.control.smoke.recording import PLAN, Recorder
@@ -116,38 +112,3 @@ def ask(plan: Plan) -> None:
         raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
     if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
         raise RunCancelled("nothing was rented")
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m deployments.smoke", description=__doc__)
-    parser.add_argument("block", help="a provider block, as type/name")
-    parser.add_argument("--max-usd", type=float, default=MAX_USD, help="the most it may cost")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long the machine lives")
-    parser.add_argument("--gpu", default="", help="a GPU model; otherwise the cheapest")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    asked = parser.parse_args(argv)
-
-    def agree(plan: Plan) -> None:
-        _print(plan.title(), plan.rows())
-        if not asked.yes:
-            ask(plan)
-
-    try:
-        report = smoke(
-            asked.block, max_usd=asked.max_usd, minutes=asked.minutes, gpu=asked.gpu, agree=agree
-        )
-    except TorporError as error:
-        print(error, file=sys.stderr)
-        return 1
-    _print(report.title(), report.rows())
-    return 0 if report.passed else 1
-
-
-def _print(title: str, rows: Sequence[Row]) -> None:
-    print(title)
-    for row in rows:
-        print("  ", "  ".join(row.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""``python -m deployments.smoke`` and how it finds the secrets of a block."""
+"""What ends a smoke test before anything is rented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pydantic import SecretStr
 import blocks
 from deployments import smoke
 from tests.markets.runpod import FakeRunPod
+from torpor.control.smoke.plan import Plan
 from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.shared.errors import BudgetExceeded, InvalidInput, ProviderError, RunCancelled
 
 REFERENCE = "runpod-provider/mine"
 
@@ -26,10 +28,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeRunPod
 
 
 def test_a_price_over_the_maximum_ends_it_before_anything_is_rented(
-    fake: FakeRunPod, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: FakeRunPod, tmp_path: Path
 ) -> None:
-    assert smoke.main([REFERENCE, "--max-usd", "0.001", "--yes"]) == 1
-    assert "nothing was rented" in capsys.readouterr().err
+    with pytest.raises(BudgetExceeded, match="nothing was rented"):
+        smoke.smoke(REFERENCE, max_usd=0.001, agree=lambda plan: None)
     assert fake.market.rented == []
     (folder,) = (tmp_path / "smoke").glob("runpod-*")
     written = [file.read_text() for file in sorted(folder.iterdir())]
@@ -38,25 +40,31 @@ def test_a_price_over_the_maximum_ends_it_before_anything_is_rented(
 
 
 def test_nothing_is_rented_without_an_answer(
-    fake: FakeRunPod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert smoke.main([REFERENCE]) == 1
-    assert "add --yes" in capsys.readouterr().err
+    shown: list[Plan] = []
+
+    def agree(plan: Plan) -> None:
+        shown.append(plan)
+        smoke.ask(plan)
+
+    with pytest.raises(InvalidInput, match="add --yes"):
+        smoke.smoke(REFERENCE, agree=agree)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "")
-    assert smoke.main([REFERENCE]) == 1
-    said = capsys.readouterr()
-    assert "worst case" in said.out
-    assert "stay, and watch its console" in said.out
-    assert "nothing was rented" in said.err
+    with pytest.raises(RunCancelled, match="nothing was rented"):
+        smoke.smoke(REFERENCE, agree=agree)
+    said = {row["what"]: row["value"] for row in shown[0].rows()}
+    assert "worst case" in said
+    assert "stay, and watch its console" in said["if all else fails"]
     assert fake.market.rented == []
 
 
 @pytest.mark.usefixtures("needs_server")
 def test_nothing_is_rented_when_the_watchdog_does_not_start(
-    fake: FakeRunPod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    assert smoke.main([REFERENCE, "--yes"]) == 1
-    assert "the watchdog did not start" in capsys.readouterr().err
+    with pytest.raises(ProviderError, match="the watchdog did not start"):
+        smoke.smoke(REFERENCE, agree=lambda plan: None)
     assert fake.market.rented == []

@@ -30,7 +30,7 @@ from torpor.control.smoke.plan import make_plan
 from torpor.control.smoke.trial import OWNER, WORKSPACE
 from torpor.control.smoke.watchdog import Watchdog, serve, watch
 from torpor.shared.errors import InvalidInput, ProviderError
-from torpor.shared.values import Label
+from torpor.shared.values import Label, Machine
 
 IDENTITY: Final = VastProvider(KEY).identity
 
@@ -195,6 +195,28 @@ def test_a_market_that_refuses_for_a_while_is_asked_again(vast: FakeVast, pipe: 
     pipe.watch()
     assert vast.market.alive() == []
     assert "not allowed" in pipe.said[1]
+    assert "has ended" in pipe.said[-1]
+
+
+def test_no_fault_of_ours_ends_the_watchdog_while_a_machine_may_live(
+    vast: FakeVast, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rental = _rental("asked")
+    pipe.rent(rental)
+    pipe.tell(rental)
+    pipe.close()
+    faults = [RuntimeError("a fault"), OSError("no space left on device")]
+    real = pipe.provider.list_own
+
+    def faulty() -> list[Machine]:
+        if faults:
+            raise faults.pop(0)
+        return real()
+
+    monkeypatch.setattr(pipe.provider, "list_own", faulty)
+    pipe.watch()
+    assert (vast.market.alive(), faults) == ([], [])
+    assert "RuntimeError: a fault" in pipe.said[1]
     assert "has ended" in pipe.said[-1]
 
 

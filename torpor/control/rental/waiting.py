@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.seam import Absent, Provider
-from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
+from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError, TorporError
 from torpor.shared.values import Endpoint, Label, Machine, MachineId
 
 _FIRST_WAIT_S = 0.05  # between two questions to the provider
@@ -56,7 +56,7 @@ def wait_until_reachable(
     while True:
         seen = _look(provider, machine, clock() < settled, label)
         if isinstance(seen, Machine) and seen.state == "queued":
-            end, bare_since = clock() + timeout_s, math.inf
+            end = clock() + timeout_s
             queued()
             if seen.note != words:
                 words = seen.note
@@ -69,7 +69,7 @@ def wait_until_reachable(
             seen = f"it runs without an address for SSH: {seen.note}"
             if able.address_s is not None and clock() >= bare_since + able.address_s:
                 raise CreateFailed(f"machine {machine} at {provider.identity} is of no use: {seen}")
-        elif isinstance(seen, Machine):  # a market that cannot be asked says nothing of an address
+        elif not isinstance(seen, TorporError):  # which says nothing of an address
             bare_since = math.inf
         look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
         wait_s = max(able.poll_s, min(wait_s * _GROWTH, _LONGEST_WAIT_S))
@@ -112,15 +112,13 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
 
 def _look(
     provider: Provider, machine: MachineId, in_settling: bool, label: Label | None
-) -> Machine | str:
-    """The machine once it runs, or waits in a queue; else what is missing. CreateFailed when it is
-    in vain."""
+) -> Machine | TorporError | str:
+    """The machine once it runs, or waits in a queue; why the provider cannot be asked; else what is
+    missing. CreateFailed when it is in vain."""
     try:
         live = provider.find(machine)
-    except MachineUnreachable as cause:
-        return f"the provider does not answer: {cause}"
-    except ProviderError as cause:
-        return str(cause)
+    except (MachineUnreachable, ProviderError) as cause:
+        return cause
     if isinstance(live, Absent):
         if not live.proof or in_settling:
             return "the provider does not show it"

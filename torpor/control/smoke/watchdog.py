@@ -23,7 +23,7 @@ from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rental
 from torpor.control.reports import exact_moment
 from torpor.control.smoke.ending import end
-from torpor.shared.errors import ProviderError, TorporError
+from torpor.shared.errors import ProviderError
 from torpor.shared.values import Label, learned
 
 READY: Final = b"ready\n"
@@ -95,7 +95,8 @@ def serve(
 
 
 def _say(words: str) -> None:
-    print(f"{exact_moment(time.time())} {words}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk ends no watchdog
+        print(f"{exact_moment(time.time())} {words}", file=sys.stderr, flush=True)
 
 
 def watch(
@@ -169,8 +170,8 @@ def _end(
     """Whether it has ended, or was given up."""
     try:
         proof = end(provider, rental, nap=nap)
-    except TorporError as error:
-        say(f"rental {rental.label.rental}: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the machine may be alive
+        say(f"rental {rental.label.rental}: {type(error).__name__}: {error}")
     else:
         say(f"rental {rental.label.rental} has ended: {proof}")
         return True
