@@ -87,9 +87,9 @@ def _fill(folder: Path, files: int) -> None:
 
 def _look(top: Path, workspace: Path) -> Any:
     """As the agent starts it."""
-    where = {"top": str(top), "since_ns": 0, "skipped": [str(workspace)], "recorded": []}
+    where = Where(str(top), since_ns=0, disks_since_ns=0, skipped=[str(workspace)], recorded=[])
     argv = [sys.executable, "-m", "torpor.machine.tree.left_behind"]
-    done = subprocess.run(argv, input=json.dumps(where).encode(), capture_output=True, check=True)
+    done = subprocess.run(argv, input=msgspec.json.encode(where), capture_output=True, check=True)
     return msgspec.json.decode(done.stdout)
 
 
