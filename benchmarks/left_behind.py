@@ -26,6 +26,7 @@ from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.machine.tree.left_behind import Where
 
 _IN_A_FOLDER = 500
 
