@@ -31,7 +31,7 @@ from deployments.stacks import ready_made
 from flows import create, deploy, hibernate
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
-from torpor.control.deploy.asking import ask
+from torpor.control.deploy.http_check import ask
 from torpor.control.deploy.report import DeployReport
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts

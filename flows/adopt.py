@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from blocks import Workspace
 from flows.procedures.snapshot import LOOK_TO_REFUSE_S
-from tasks.adopting import (
+from tasks.adoption import (
     Adoptable,
     find_adoptable,
     fingerprint,
@@ -16,10 +16,10 @@ from tasks.adopting import (
     record_adoption,
 )
 from tasks.flow import flow
-from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.snapshot import begin_snapshot, look_for_losses, scan
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.losses import judge_losses
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot

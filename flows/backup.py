@@ -8,16 +8,16 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field
 
 from blocks import Workspace
-from flows.procedures.each import act_on_each
+from flows.procedures.each_workspace import act_on_each
 from flows.procedures.snapshot import back_up
-from tasks.asleep import asleep
 from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
-from tasks.opening import open_workspace, probe_store
 from tasks.retention import apply_retention, judge_snapshots
 from tasks.runner import runner
+from tasks.sleep import asleep
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL, AsleepReport
 from torpor.control.upkeep.reports import BackupReport, EachReport

@@ -7,12 +7,12 @@ from typing import Literal
 
 from blocks import Workspace
 from flows.job import continue_job
-from tasks.cancelling import state_of
+from tasks.cancellation import state_of
 from tasks.flow import flow
 from tasks.job_listing import found_job
-from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace
 from torpor.control.jobs.listing import JobAnswer
 from torpor.control.jobs.records import Job, Stop
 from torpor.shared.errors import InvalidInput

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from tasks.comparing import ask_markets, choose_terms, read_past
+from tasks.comparison import ask_markets, choose_terms, read_past
 from tasks.flow import flow
-from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.runner import runner
+from tasks.workspace_blocks import open_workspace
 from torpor.control.compare.choices import frame
 from torpor.control.compare.page import page, picture, rows
 from torpor.control.compare.uses import advise

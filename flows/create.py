@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.rented import rented_machine
+from flows.procedures.rented_machine import rented_machine
 from tasks.flow import flow
 from tasks.machines import hand_over
-from tasks.opening import open_workspace, probe_store
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.shared.values import Machine
 
 

@@ -9,12 +9,12 @@ from pydantic import Field
 from blocks import Stack, Workspace
 from flows.procedures.deploy.deployment import Chosen, Trial, deployment_on_a_machine
 from flows.procedures.rounds import rounds
-from tasks.deploying import expire_unused_bases, open_stack
+from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
-from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase_named_in_errors
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Stack as OpenStack
 from torpor.control.deploy.stack import StrategyName, strategy_named

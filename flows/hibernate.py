@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from blocks import Workspace
 from flows.procedures.rounds import rounds
 from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_up
-from tasks.asleep import asleep
 from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
 from tasks.machines import check_rented, chosen_machine, open_session
-from tasks.opening import open_workspace, probe_store
+from tasks.sleep import asleep
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.remote.seam import Agent
 from torpor.control.reports import AsleepReport, HibernateReport
 from torpor.control.safety import boot_clock_s

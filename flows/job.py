@@ -23,11 +23,11 @@ from tasks.jobs import (
     next_job_id,
 )
 from tasks.machines import open_session
-from tasks.opening import open_workspace, probe_store
-from tasks.publishing import shown
+from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.runs import CONTINUING
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.jobs.decide import End, JobMachine, next_move
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.report import JobReport

@@ -10,9 +10,9 @@ from pydantic import Field
 from blocks import Workspace
 from tasks.flow import flow
 from tasks.job_listing import found_job, read_log, status_of
-from tasks.opening import open_workspace
-from tasks.publishing import shown
+from tasks.run_table import shown
 from tasks.runner import runner
+from tasks.workspace_blocks import open_workspace
 from torpor.control.jobs.listing import JobAnswer, JobLog
 from torpor.shared.errors import TorporError
 

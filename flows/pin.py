@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from blocks import Workspace
 from tasks.flow import flow
-from tasks.opening import open_workspace
 from tasks.retention import pin_one, unpin_one
+from tasks.workspace_blocks import open_workspace
 from torpor.control.upkeep.reports import Table, pinning
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import snapshot_id

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from blocks import Workspace
 from tasks.flow import flow
-from tasks.opening import open_workspace, probe_store
-from tasks.pruning import free_dead_packs, look_for_dead_packs
+from tasks.prune import free_dead_packs, look_for_dead_packs
 from tasks.runner import runner
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.store.marks import SHORTEST_GRACE_S
 from torpor.control.upkeep.prune import PruneRules
 from torpor.control.upkeep.prune_report import PruneReport

@@ -6,8 +6,6 @@ from blocks import Workspace
 from flows.hibernate import hibernate
 from flows.procedures.unfinished import settle
 from tasks.flow import flow
-from tasks.opening import open_workspace, probe_store
-from tasks.publishing import shown
 from tasks.reconciliation import (
     check_all_answer,
     check_silent,
@@ -16,8 +14,10 @@ from tasks.reconciliation import (
     end_abandoned,
     end_unfinished,
 )
+from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reconciliation import Reconciliation, choose, choose_gone
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import InvalidInput, TorporError

@@ -11,9 +11,9 @@ from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import left_unfinished, look_for_offers, renting, show_offers
-from tasks.opening import open_workspace, probe_store
-from tasks.publishing import shown
 from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.run_table import shown
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.remote.exchange import Exchange, PeerMode
 from torpor.control.rental.search import Offers
 from torpor.control.reports import ReplicateReport

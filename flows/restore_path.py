@@ -7,12 +7,12 @@ import os
 from blocks import Workspace
 from flows.procedures.restore import begun, restore_all
 from tasks.flow import flow
-from tasks.here import HERE, session_here
+from tasks.flow_host import HERE, session_here
 from tasks.machines import chosen_machine, open_session
-from tasks.opening import open_workspace, probe_store
 from tasks.phases import seconds_by_phase
 from tasks.restore import NEWEST, choose_path, pick_snapshot
 from tasks.runner import runner
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.remote.paths import RemotePath
 from torpor.control.upkeep.reports import PathReport
 

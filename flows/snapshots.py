@@ -8,7 +8,7 @@ from __future__ import annotations
 from blocks import Workspace
 from flows.procedures.listing import list_entries, list_kept, list_versions
 from tasks.flow import flow
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 from torpor.control.upkeep.reports import Table
 
 

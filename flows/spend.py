@@ -10,9 +10,9 @@ from pydantic import Field
 from blocks import Workspace
 from tasks.budgets import what_is_left
 from tasks.flow import flow
-from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.spending import read_books
+from tasks.workspace_blocks import open_workspace
 from torpor.control.money.costs import costs
 from torpor.control.money.months import Month, microseconds
 from torpor.control.money.page import page, picture

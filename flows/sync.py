@@ -10,9 +10,9 @@ from flows.procedures.sync import Synchronisation
 from tasks.flow import flow
 from tasks.lineage import lacks, look_for_work_elsewhere
 from tasks.machines import chosen_machine, open_session
-from tasks.opening import open_workspace, probe_store
 from tasks.phases import measured_phases, phase
 from tasks.restore import NEWEST, pick_snapshot_to_sync
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reports import SyncReport
 from torpor.shared.values import SnapshotId
 

@@ -13,10 +13,9 @@ from flows.procedures.restore import begun, restore_all
 from tasks.events import SnapshotVerified, VerificationFailed, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session, renting
-from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase, seconds_by_phase
-from tasks.publishing import shown
 from tasks.restore import new_restore, pick_snapshot
+from tasks.run_table import shown
 from tasks.verification import (
     examine_packs,
     judge_verified,
@@ -25,6 +24,7 @@ from tasks.verification import (
     record_verified,
 )
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.seam import Session
 from torpor.control.upkeep.verification import Verification

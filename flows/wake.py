@@ -6,13 +6,12 @@ from msgspec.structs import replace
 
 from blocks import Workspace
 from flows.procedures.offers import offers_for
-from flows.procedures.rented import own_or_rented_machine
+from flows.procedures.rented_machine import own_or_rented_machine
 from flows.procedures.restore import arrival, restore_parts
 from flows.procedures.rounds import rounds
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
-from tasks.opening import open_workspace, probe_store
 from tasks.restore import (
     NEWEST,
     check_restore,
@@ -22,7 +21,8 @@ from tasks.restore import (
     woken,
 )
 from tasks.workspace import OpenWorkspace
-from torpor.control.compare.offered import OffersReport
+from tasks.workspace_blocks import open_workspace, probe_store
+from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
 

@@ -18,11 +18,10 @@ from flows.procedures.watch.rows import asleep, in_use, is_missing, newest_snaps
 from flows.procedures.watch.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
-from tasks.opening import open_all
 from tasks.overview import show_overview
-from tasks.publishing import shown
+from tasks.run_table import shown
 from tasks.runner import runner
-from tasks.watching import (
+from tasks.watch import (
     AllMachines,
     close_gone,
     has_deadline,
@@ -31,10 +30,11 @@ from tasks.watching import (
     renew_deadline,
 )
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_all
 from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
-from torpor.control.watching import Watched, WatchedJob, WatchReport
+from torpor.control.watch_report import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import NotDelivered, TorporError
 from torpor.shared.values import WorkspaceName, names_of
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tasks.events import BudgetExhausted, BudgetReached, WorkspaceEvent, emit
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace

@@ -14,7 +14,7 @@ from prefect.utilities.hashing import file_hash
 
 from tasks.error_output import mark_interrupted
 from tasks.phases import measured_phases
-from tasks.publishing import show, shown_as
+from tasks.run_table import show, shown_as
 from torpor.control.reports import Report
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tasks.jobs import check_no_job
 from tasks.snapshot import log_losses
-from tasks.watching import check_idle, check_nothing_began
+from tasks.watch import check_idle, check_nothing_began
 from tasks.workspace import OpenWorkspace
 from torpor.control.losses import Lost
 from torpor.control.remote.seam import Agent

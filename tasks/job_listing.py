@@ -9,13 +9,13 @@ import msgspec
 from blocks import Workspace
 from tasks.jobs import cost_of, look_at_command, machines_of, secrets_to_hide, without_nuls
 from tasks.machines import open_session, renting
-from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.runs import JobRun
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.lines import MOST_CHARS
+from tasks.workspace_blocks import open_workspace
 from torpor.control.jobs.listing import JobAnswer, JobLog, QueuedJob, command_line, driver
+from torpor.control.jobs.log_lines import MOST_CHARS
 from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
 from torpor.control.reports import moment

@@ -11,7 +11,7 @@ import msgspec
 from blocks import Workspace
 from blocks.secret_variables import load_secrets
 from tasks.machines import check_reached, renting
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from tasks.asleep import check_not_asleep, check_not_hibernated
 from tasks.budgets import check_budgets, within_budgets
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.phases import seconds_by_phase
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.runner import runner
+from tasks.sleep import check_not_asleep, check_not_hibernated
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
 from torpor.control.providers.seam import Absent

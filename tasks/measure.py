@@ -14,13 +14,13 @@ from prefect.client.orchestration import get_client
 
 from blocks import ObjectStore, Workspace
 from blocks.reference import load
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure import codecs, peers, scratch, storage
 from torpor.control.measure.figures import MB, Figure
 from torpor.control.measure.rounds import Rounds
-from torpor.control.remote.measuring import line_of, make_content, remove_content
+from torpor.control.remote.measurement import line_of, make_content, remove_content
 from torpor.control.remote.seam import Session
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store_prices import StorePrice

@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from tasks.alerting import AlertServer, ComingRun
+from tasks.alert_server import AlertServer, ComingRun
 from tasks.machines import renting
-from tasks.opening import open_all
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_all
 from torpor.control.money.costs import costs, dollars, read
 from torpor.control.money.months import Month, microseconds
 from torpor.control.overview import Overview, Overviews

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from blocks import Workspace
-from tasks.alerting import AlertServer, NobodyListens
+from tasks.alert_server import AlertServer, NobodyListens
 from tasks.runner import run_by
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace

@@ -35,10 +35,10 @@ from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from tasks.alerting import ComingRun, LiveRun
+from tasks.alert_server import ComingRun, LiveRun
 from tasks.block_names import BlockNames
+from torpor.control.alerts.delivery import Remembered, without_secrets
 from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
-from torpor.control.alerts.telling import Remembered, without_secrets
 from torpor.shared.errors import InvalidInput, NotDelivered
 from torpor.shared.values import learned
 
@@ -55,7 +55,7 @@ _ALIVE: Final = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 
 class PrefectAlerts:
-    """See ``tasks.alerting.AlertServer``. It holds no state."""
+    """See ``tasks.alert_server.AlertServer``. It holds no state."""
 
     def notifiers(self) -> list[str]:
         with get_client(sync_client=True) as client:

@@ -43,7 +43,7 @@ from prefect.tasks import Task
 
 from blocks import Workspace
 from blocks.reference import saved_names
-from tasks.alerting import AlertServer
+from tasks.alert_server import AlertServer
 from tasks.block_names import BlockNames
 from tasks.prefect_alerts import PrefectAlerts
 from tasks.runs import JOB_POOL, JobRun, RunState

@@ -13,7 +13,7 @@ from tasks.lineage import lacks
 from tasks.machines import endpoint_of
 from tasks.phases import seconds_by_phase
 from tasks.progress import Progress
-from tasks.retrying import WHILE_BUSY
+from tasks.retries import WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace

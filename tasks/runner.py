@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from tasks.alerting import AlertServer
+from tasks.alert_server import AlertServer
 from tasks.prefect_runner import PrefectRunner
 from tasks.runs import JobRun, RunState
 from torpor.control.reports import Row

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.progress import Progress
-from tasks.publishing import current_flow
-from tasks.retrying import ONCE, WHILE_BUSY
+from tasks.retries import ONCE, WHILE_BUSY
+from tasks.run_table import current_flow
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import StoredWorkspace

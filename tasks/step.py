@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Generic, ParamSpec, TypeVar
 
 from tasks.phases import phase
-from tasks.retrying import USUAL, StepRetries
+from tasks.retries import USUAL, StepRetries
 from tasks.runner import Pending, runner
 
 P = ParamSpec("P")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.progress import Progress
-from tasks.retrying import WHILE_BUSY
+from tasks.retries import WHILE_BUSY
 from tasks.step import step
 from torpor.control.remote.sync import RemoteSync
 from torpor.shared.errors import StillChanging

@@ -35,7 +35,7 @@ pytest_plugins = [
     "tests.fixtures.lab",
     "tests.fixtures.short_agent",
     "tests.fixtures.prefect_server",
-    "tests.fixtures.alone",
+    "tests.fixtures.own_installation",
     "tests.fixtures.newcomer",
     "tests.fixtures.deployed",
     "tests.markets.boot",

@@ -14,16 +14,16 @@ from typing import Final
 from cyclopts import App, CycloptsError, Group
 
 from torpor_cli import (
-    adopting,
+    adoption,
     installation,
     jobs,
     machines,
-    setting_up,
-    smoking,
+    setup,
+    smoke,
     snapshots,
     status,
 )
-from torpor_cli.endings import INTERRUPTED, WRONG_USE, explained
+from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
 HELP: Final = """Hibernate rented GPU machines into object storage, and wake them anywhere.
 
@@ -48,7 +48,7 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
         status.status,
         machines.offers,
         machines.create,
-        adopting.adopt,
+        adoption.adopt,
         machines.wake,
         machines.hibernate,
         machines.ssh,
@@ -65,8 +65,8 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
     ),
     HERE: (
         installation.up,
-        setting_up.init,
-        smoking.smoke,
+        setup.init,
+        smoke.smoke,
         installation.down,
         installation.boot,
     ),

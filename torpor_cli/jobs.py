@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from torpor_cli.running import Options, run
+from torpor_cli.flow_runs import Options, run
 from torpor_cli.server import connected
 
 job = App(

@@ -88,7 +88,7 @@ def refresh_quietly(workspace: str) -> None:
 
 def refresh(workspace: str, machine: str = "") -> Path:
     """Write where the workspace's machine is now; returns the file for ``ssh -F``."""
-    from tasks.opening import open_workspace
+    from tasks.workspace_blocks import open_workspace
 
     opened = open_workspace(workspace)
     endpoint = endpoint_of(workspace, machine)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor_cli.flow_runs import Format, Options, run
 from torpor_cli.output import print_report, print_rows, quiet
-from torpor_cli.running import Format, Options, run
 from torpor_cli.server import connected
 
 Flag = Annotated[bool, Parameter(negative=())]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from torpor_cli.running import Options, run
+from torpor_cli.flow_runs import Options, run
 
 Flag = Annotated[bool, Parameter(negative=())]
 Several = Annotated[list[str] | None, Parameter(negative=())]

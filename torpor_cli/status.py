@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torpor_cli.flow_runs import Format
 from torpor_cli.output import print_report
-from torpor_cli.running import Format
 from torpor_cli.server import connected
 
 

@@ -15,10 +15,10 @@ import msgspec
 from blocks import Workspace
 from flows.procedures.offers import offers_for
 from tasks.machines import renting
-from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
-from torpor.control.compare.offered import OffersReport
+from tasks.workspace_blocks import open_workspace
+from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
 from torpor.control.store.receipts import verified_snapshots

@@ -29,10 +29,10 @@ from tasks.measure import (
     rate,
     remove_machine_content,
 )
-from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.measure import advice, page, peers, plots
 from torpor.control.measure.figures import Direction, Figure, find
 from torpor.control.measure.host import host_facts

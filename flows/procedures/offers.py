@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tasks.comparing import choose_terms
+from tasks.comparison import choose_terms
 from tasks.machines import look_for_offers, renting
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.workspace import OpenWorkspace
-from torpor.control.compare.offered import OffersReport, offered
-from torpor.control.compare.past import Past
+from torpor.control.compare.experience import Past
+from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
 from torpor.control.store.snapshots import newest_snapshot
 

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Event
 
-from tasks.deploying import forget_measured_bases
+from tasks.deploy import forget_measured_bases
 from tasks.machines import (
     create_machine,
     endpoint_of,

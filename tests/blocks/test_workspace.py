@@ -24,8 +24,8 @@ from blocks import (
 )
 from blocks.reference import load, load_all
 from deployments.server import Server
-from tasks.opening import open_all
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_all
 from tests.fixtures.prefect_api import ask
 from torpor.control.providers.local.provider import LocalProvider as LocalMachines
 from torpor.shared.errors import InvalidInput

@@ -39,7 +39,7 @@ def test_the_log_of_a_job_is_what_its_status_holds(
         log = JobLog(job, WorkspaceName(workspace), f"{lines} lines", "machine m", "its.log")
         return JobAnswer(job, WorkspaceName(workspace), {}, log)
 
-    monkeypatch.setattr("torpor_cli.running.connected", lambda: nullcontext("http://ui"))
+    monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
     monkeypatch.setattr("flows.job_status", status)
     app(["job", "log", "demo", "a", "--lines", "3", "--json"], exit_on_error=False)
     assert json.loads(capsys.readouterr().out)["text"] == "3 lines"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.fixtures.contest import ContestedStore
+from tests.fixtures.contested_store import ContestedStore
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.hosts import KnownHosts
 from torpor.shared.errors import HostKeyChanged, StoreError

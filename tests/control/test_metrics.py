@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from torpor.control.metrics import registry, write_metrics
 from torpor.control.reconciliation import Finding
-from torpor.control.watching import Watched, WatchedJob, WatchReport
+from torpor.control.watch_report import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import MachineId, WorkspaceName
 

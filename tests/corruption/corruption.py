@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.fixtures.clocked import ClockedStore, NearAgent
+from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import open_manifest

@@ -12,7 +12,7 @@ from blocks.reference import load_named
 from deployments.first_machine import fill
 from deployments.installation import Installation
 from flows import create, hibernate, list_machines, list_snapshots, wake
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 from tests.fixtures.deployed import Deployed, machines_of, place_of
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from tests.fixtures.waiting import until

@@ -25,7 +25,7 @@ from websockets.typing import Subprotocol
 
 from deployments.installation import Installation
 from deployments.local_machines import running_machines
-from tests.fixtures.alone import Alone, installed
+from tests.fixtures.own_installation import Alone, installed
 from tests.fixtures.stranger import Door, answers, doors_of, open_files, questions
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.providers.local.folder import folders_in

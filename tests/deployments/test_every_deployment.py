@@ -15,9 +15,9 @@ import yaml
 from blocks import Workspace
 from deployments.installation import CHECKOUT, Installation
 from flows import list_machines, list_snapshots
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 from tests.fixtures.deployed import Deployed, homes_of, place_of
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from torpor.control.jobs.records import Job
 
 pytestmark = pytest.mark.together("automations and make up")

@@ -13,8 +13,8 @@ from deployments import server, supervisor
 from deployments.installation import Installation
 from deployments.local_machines import running_machines
 from deployments.processes import running, started_process
-from tests.fixtures.alone import Alone, kill_all
 from tests.fixtures.deployed import place_of
+from tests.fixtures.own_installation import Alone, kill_all
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.store import embedded
@@ -31,7 +31,7 @@ say(str(run_deployment("job/job", parameters=given, timeout=0).id))
 """
 CONTINUE = """
 from flows import watch
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 opened = open_workspace("demo")
 (job,) = opened.jobs.open()
 key = f"workspaces/demo/jobs/open/{job.id}"
@@ -42,7 +42,7 @@ say({"driver": job.driver, "next": [job.next_step for job in watch(["demo"], dry
 """
 DRIVER = """
 import time
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 jobs = open_workspace("demo").jobs
 while jobs.open()[0].driver == sys.argv[1]:
     time.sleep(0.5)
@@ -51,7 +51,7 @@ say(jobs.open()[0].driver)
 RESULT = """
 import time
 from flows import job_status, list_machines
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 jobs = open_workspace("demo").jobs
 while jobs.open():
     time.sleep(0.5)

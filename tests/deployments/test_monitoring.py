@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from deployments.installation import CHECKOUT
 from torpor.control.metrics import registry
-from torpor.control.watching import WatchReport
+from torpor.control.watch_report import WatchReport
 
 _FOLDER: Final = CHECKOUT / "deployments" / "monitoring"
 _COLUMNS: Final = 24  # of a dashboard's grid

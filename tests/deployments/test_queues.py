@@ -28,9 +28,9 @@ from flows import (
     watch,
 )
 from flows.procedures.job import recovery
-from tasks.opening import open_workspace
-from tests.fixtures.alone import kill_all
+from tasks.workspace_blocks import open_workspace
 from tests.fixtures.deployed import Deployed, place_of
+from tests.fixtures.own_installation import kill_all
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Job, Jobs, new_job_id

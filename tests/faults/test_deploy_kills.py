@@ -15,7 +15,7 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import run_plainly
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.fixtures.world import WORKSPACE, World
 from torpor.control.deploy import bases
 from torpor.control.deploy.report import DeployReport

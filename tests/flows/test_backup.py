@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from flows import backup, delete_snapshots, watch
-from flows.procedures.each import NOT_RENTED
+from flows.procedures.each_workspace import NOT_RENTED
 from tasks.phases import phases_told_to
 from tasks.retention import look_at_newest
 from tests.fixtures.errors import raises
@@ -26,7 +26,7 @@ from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
-from torpor.control.watching import WatchReport
+from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,

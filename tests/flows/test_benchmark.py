@@ -15,7 +15,7 @@ from flows import benchmark, deploy
 from flows.procedures.deploy import measurement
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.fixtures.world import World
 from torpor.control.deploy.stack import Stack as StackValue
 from torpor.control.measure.scratch import scratch_name

@@ -12,7 +12,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
-from torpor.control.compare.offered import OffersReport
+from torpor.control.compare.offers import OffersReport
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing

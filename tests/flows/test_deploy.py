@@ -25,10 +25,10 @@ from tests.fixtures.fault_proxy import gets
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.rentals import standing
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World
-from torpor.control.deploy.asking import ask
+from torpor.control.deploy.http_check import ask
 from torpor.control.deploy.report import DeployReport
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.restore import RemoteRestore

@@ -26,7 +26,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_save, verified_save
 from tests.fixtures.waiting import until
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.losses import Lost
 from torpor.control.rental import ending, renting

@@ -29,7 +29,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import entry
 from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.fixtures.trees import Tree, differences, facts, let_settle
 from torpor.control.jobs.standby import newest_whole, sure_save
 from torpor.control.store.seam import ObjectStore

@@ -28,7 +28,7 @@ from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import until
 from tests.fixtures.world import WORKSPACE, World, kill
 from tests.jobs import training
-from torpor.control.jobs import driven, records
+from torpor.control.jobs import driven_job, records
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
@@ -495,7 +495,7 @@ def test_a_user_may_keep_the_machine_until_it_is_destroyed(
         return store(*given, **options)
 
     monkeypatch.setattr(JOB_FLOW, "hibernate_machine", begun)
-    monkeypatch.setattr(driven, "STOP_S", 1000.0)  # the request is seen by nobody else
+    monkeypatch.setattr(driven_job, "STOP_S", 1000.0)  # the request is seen by nobody else
     report = _run(world, _FINE)
     assert (report.job.state, report.job.final) == ("succeeded", None)
     assert report.job.newest == world.snapshots()[0].snapshot

@@ -15,7 +15,7 @@ from tests.fixtures.driver import JOB, Story, attempt_on, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.small_saves import put_save
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.driven_job import Driven
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob

@@ -14,9 +14,9 @@ import pytest
 from flows import watch
 from flows.procedures.watch import leftovers, rows
 from flows.procedures.watch.leftovers import judge_left
-from tasks.alerting import LiveRun
+from tasks.alert_server import LiveRun
 from tasks.plain_runner import PlainRunner
-from tasks.watching import LeftLook
+from tasks.watch import LeftLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.driver import hurried
@@ -25,7 +25,7 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
-from torpor.control.watching import WatchReport
+from torpor.control.watch_report import WatchReport
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, WorkspaceName
 
 LABEL = Label("me", WorkspaceName("demo"), "0123")

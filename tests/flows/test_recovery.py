@@ -17,7 +17,7 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import LOST_S, Job, Stop, new_job_id
-from torpor.control.watching import WatchedJob, WatchReport
+from torpor.control.watch_report import WatchedJob, WatchReport
 from torpor.shared.errors import StoreUnavailable
 from torpor.shared.values import ObjectKey, WorkspaceName
 

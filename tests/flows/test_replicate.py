@@ -18,7 +18,7 @@ import tasks.machines
 from flows import replicate
 from flows.procedures import fleet
 from flows.procedures.fleet import Fleet
-from flows.procedures.rented import rented_machine
+from flows.procedures.rented_machine import rented_machine
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.errors import raises

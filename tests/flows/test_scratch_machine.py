@@ -29,7 +29,7 @@ from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
 from torpor.control.providers.seam import Order
-from torpor.control.remote.measuring import make_content
+from torpor.control.remote.measurement import make_content
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
 from torpor.shared.values import MIB, Machine, ObjectKey

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.server import Server as PrefectServer
 from flows import benchmark, deploy, hibernate, job, replicate, wake
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.world import World, make_world
 

@@ -14,7 +14,7 @@ import pytest
 
 from blocks import Workspace
 from flows import hibernate, watch
-from tasks import watching
+from tasks import watch as look
 from tasks.jobs import start_command, stop_command
 from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
@@ -28,7 +28,7 @@ from tests.fixtures.world import World
 from torpor.control.providers.seam import Absent, Provider
 from torpor.control.remote.session import SshSession
 from torpor.control.store.snapshots import list_snapshots
-from torpor.control.watching import Watched, WatchReport
+from torpor.control.watch_report import Watched, WatchReport
 from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
 from torpor.shared.errors import MachineInUse, ProviderUnavailable, StoreUnavailable
@@ -111,7 +111,7 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
         freeze()
     else:
         monkeypatch.setattr(SshSession, "call", frozen)
-    monkeypatch.setattr(watching, "LOOK_S", 30.0)
+    monkeypatch.setattr(look, "LOOK_S", 30.0)
     report = _watch(opened)
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from flows import watch
-from tasks.alerting import ComingRun
+from tasks.alert_server import ComingRun
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
@@ -21,12 +21,12 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.small_saves import put_save, verified_save
-from torpor.control.alerts import sights
+from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.processes import boot_id, identify
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
-from torpor.control.watching import WatchReport
+from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
 
 HOUR = 3600.0
@@ -328,7 +328,7 @@ def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
         troubles={"server": ["cannot be started"], "disk": ["disk full: 3 bytes"]},
         events=[Event(time.time() - 60, "worker", "has ended and was restarted")],
     ).write(tmp_path)
-    monkeypatch.setattr(sights, "full_disks", lambda folders: ["disk full: / has 3 bytes free"])
+    monkeypatch.setattr(looks, "full_disks", lambda folders: ["disk full: / has 3 bytes free"])
     _, runs, sent = _watch(lab.opened, server)
     (full, restarted) = sent
     assert "/ has 3 bytes free" in full[1]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from flows import adopt, create, hibernate, reconcile, wake
-from tasks import adopting
+from tasks import adoption
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
@@ -281,4 +281,4 @@ def new_host_key() -> str:
 
 def test_every_market_that_can_be_told_is_tried() -> None:
     assert {*FAKES} - {*NAMES} == {"tensordock", "kubernetes"}
-    assert adopting.fingerprint(new_host_key()).startswith("SHA256:")
+    assert adoption.fingerprint(new_host_key()).startswith("SHA256:")

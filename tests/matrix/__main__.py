@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.fixtures.alone import installed_alone
 from tests.fixtures.deployed import Deployed
+from tests.fixtures.own_installation import installed_alone
 from tests.fixtures.prefect_server import talking_to
 from tests.fixtures.world import make_world, own_store
 from tests.matrix.matrix import MEANS, Matrix, Row

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.matrix.bench import Bench
 from torpor.control.jobs.records import Job
 

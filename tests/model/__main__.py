@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.campaign.command import Command, Found, Given
-from tests.fixtures.clocked import ClockedStore
+from tests.fixtures.clocked_agent import ClockedStore
 from tests.fixtures.world import own_store
 from tests.model.model import Model, Violation
 from torpor.control.store.s3 import S3Store

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from tests.fixtures.clocked import ClockedStore, NearAgent, killed_at_request
+from tests.fixtures.clocked_agent import ClockedStore, NearAgent, killed_at_request
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.own_saves import book_of, saved
 from torpor.control.store.marks import SHORTEST_GRACE_S

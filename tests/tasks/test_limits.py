@@ -10,7 +10,7 @@ import pytest
 from tasks.jobs import GRACE_S, look_at_command, start_command, stop_command
 from tasks.plain_runner import PlainRunner
 from tasks.standing_by import stand_by
-from tasks.watching import check_idle
+from tasks.watch import check_idle
 from tests.fixtures.lab import Lab
 from torpor.shared.errors import AgentLost
 from torpor.shared.values import Machine, MachineId

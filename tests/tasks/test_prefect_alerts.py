@@ -25,8 +25,8 @@ from tasks.prefect_alerts import PrefectAlerts
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.lab import Lab
 from tests.fixtures.waiting import until
+from torpor.control.alerts.delivery import Remembered
 from torpor.control.alerts.runs import FailedRun
-from torpor.control.alerts.telling import Remembered
 from torpor.shared.errors import NotDelivered
 
 pytestmark = pytest.mark.together("automations and make up")

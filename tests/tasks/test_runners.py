@@ -14,14 +14,14 @@ from prefect.states import Crashed, Failed, Pending
 
 from flows import hibernate, job
 from tasks import plain_runner, prefect_runner, progress
-from tasks.opening import probe_store
 from tasks.phases import phase, phases_told_to
 from tasks.plain_runner import PlainRunner
 from tasks.prefect_runner import PrefectRunner
 from tasks.progress import Progress
-from tasks.retrying import FIRST_OF_STORE, ONCE, USUAL, WHILE_BUSY
+from tasks.retries import FIRST_OF_STORE, ONCE, USUAL, WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
+from tasks.workspace_blocks import probe_store
 from torpor.shared.errors import (
     InvalidInput,
     StoreUnavailable,

@@ -17,7 +17,7 @@ from deployments.server import Server
 from flows import list_machines
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_api import ask
-from tests.fixtures.served import small_stack
+from tests.fixtures.small_stack import small_stack
 from tests.fixtures.waiting import until
 from tests.ui.conftest import edit_block
 from tests.ui.test_flows import Deployments

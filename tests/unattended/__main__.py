@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from deployments.processes import running
 from tests.campaign.command import Command, Found, Given
-from tests.fixtures.alone import installed_alone
+from tests.fixtures.own_installation import installed_alone
 from tests.unattended.story import Story, cycle, unattended
 
 STRIKES: Final[dict[str, Callable[[Story], None]]] = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from tasks.opening import open_workspace
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_workspace
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import TorporError
 

@@ -12,7 +12,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 
 from blocks import Budget, GcpProvider, Idleness, LocalProvider, SSHIdentity, Tuning, Workspace
 from blocks.reference import load_named
-from tasks.opening import open_workspace
+from tasks.workspace_blocks import open_workspace
 from tests.fixtures.rentals import handed_over, standing
 from tests.unattended.look import NAMES
 from torpor.control.providers.local.folder import folder_of

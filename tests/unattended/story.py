@@ -19,8 +19,8 @@ from typing import Any, Final
 from deployments.api import Api
 from deployments.installation import CHECKOUT
 from flows.procedures.watch.hibernations import AGAIN_S
-from tests.fixtures.alone import Alone
 from tests.fixtures.inbox import Inbox
+from tests.fixtures.own_installation import Alone
 from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.gcp import FakeGcp, gcp_wares
 from tests.markets.market import Clock, Market

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fixtures.alone import Alone
+from tests.fixtures.own_installation import Alone
 from tests.unattended.story import STEPS, Story, cycle, unattended
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from torpor.control.watching import WatchReport
+from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput
 
 VERDICTS: Final = ("busy", "idle", "unknown")

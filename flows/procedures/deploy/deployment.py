@@ -18,10 +18,10 @@ from typing import NamedTuple
 import msgspec
 
 from flows.procedures.deploy.server import Serving
-from flows.procedures.rented import rented_machine
+from flows.procedures.rented_machine import rented_machine
 from flows.procedures.restore import arrival, begun, restore_parts
 from flows.procedures.snapshot import take_snapshot
-from tasks.deploying import (
+from tasks.deploy import (
     distrust_base,
     drop_base,
     facts_of,

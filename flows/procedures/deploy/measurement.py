@@ -13,11 +13,11 @@ from blocks.reference import load
 from flows.deploy import deploy_stack
 from flows.procedures.deploy.deployment import Trial
 from flows.procedures.scratch_machine import held_and_cleared
-from tasks.deploying import forget_base, open_stack
-from tasks.opening import open_workspace, probe_store
+from tasks.deploy import forget_base, open_stack
 from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
+from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.deploy import stack as of_deploys
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import StrategyName, strategy_named

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.phases import phase
-from torpor.control.deploy.asking import ask, check
+from torpor.control.deploy.http_check import ask, check
 from torpor.control.deploy.last_lines import LastLines
 from torpor.control.deploy.stack import Place
 from torpor.control.remote.seam import Session

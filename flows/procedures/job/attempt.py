@@ -24,8 +24,8 @@ from tasks.jobs import (
 from tasks.runner import runner
 from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.driven import Driven
-from torpor.control.jobs.lines import Lines
+from torpor.control.jobs.driven_job import Driven
+from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.policy import save_interval_s
 from torpor.control.jobs.records import Attempt, End, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S

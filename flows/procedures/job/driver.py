@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from flows.procedures.job.attempt import Attending
-from flows.procedures.job.stopped import Stopped
+from flows.procedures.job.stopped_machine import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
-from tasks.cancelling import state_of, stop_if_cancelled
+from tasks.cancellation import state_of, stop_if_cancelled
 from tasks.guards import Ending
 from tasks.jobs import check_no_other_job, machine_in_use, stop_command
 from tasks.machines import open_session
@@ -22,7 +22,7 @@ from tasks.runner import runner
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.decide import End, JobMachine, Seen, end_of
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flows.job import continue_job
-from tasks.cancelling import stop_if_cancelled
+from tasks.cancellation import stop_if_cancelled
 from tasks.events import JobFailing, emit
 from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
@@ -18,7 +18,7 @@ from torpor.control.jobs.listing import QueuedJob
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import Job
 from torpor.control.reports import moment
-from torpor.control.watching import WatchedJob
+from torpor.control.watch_report import WatchedJob
 from torpor.shared.errors import TorporError
 from torpor.shared.values import WorkspaceName
 

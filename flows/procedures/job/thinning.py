@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks.job_saves import delete_old_saves, made_by_machine, verify_last
 from tasks.runner import runner
 from tasks.workspace import StoredWorkspace
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job
 from torpor.control.safety import Verified
 from torpor.shared.errors import TorporError

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tasks.alert_delivery import Told, tell
 from tasks.runner import runner
-from tasks.telling import Told, tell
-from torpor.control.alerts import runs, sights
+from torpor.control.alerts import runs, watch
+from torpor.control.alerts.delivery import Alert, Doubt, Key, rows
 from torpor.control.alerts.runs import Schedule
-from torpor.control.alerts.telling import Alert, Doubt, Key, rows
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.supervision import installation_folder
-from torpor.control.watching import WatchReport
+from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
 
@@ -51,26 +51,26 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
     found = [
-        *sights.of_machines(report.watched, now_unix),
-        *sights.of_left(report.left, now_unix),
-        *sights.of_providers(look.silent, now_unix),
-        *sights.of_jobs(report.jobs, now_unix),
-        *sights.of_missed(report, look.named),
+        *watch.of_machines(report.watched, now_unix),
+        *watch.of_left(report.left, now_unix),
+        *watch.of_providers(look.silent, now_unix),
+        *watch.of_jobs(report.jobs, now_unix),
+        *watch.of_missed(report, look.named),
     ]
     kinds: set[str] = set()
     if look.some or look.unread or look.silent:  # what it would say is not all
         kinds.add("awake")
     else:
-        found += sights.of_awake(look.overview, now_unix)
+        found += watch.of_awake(look.overview, now_unix)
     if look.budgets is None or look.budgets.unread:
         kinds |= {"budget reached", "budget spent"}
     if look.budgets is not None:
-        found += sights.of_budgets(look.budgets, report.watched, now_unix)
+        found += watch.of_budgets(look.budgets, report.watched, now_unix)
     folder = installation_folder()
     if folder is None:
         kinds |= {"installation", "disk full"}
     else:
-        found += sights.of_installation(folder, now_unix)
+        found += watch.of_installation(folder, now_unix)
     mended: list[Key] = []
     valid_unix: float | None = None
     try:

@@ -16,7 +16,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import OWN_WORK
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.rental.records import Rental
-from torpor.control.watching import Watched
+from torpor.control.watch_report import Watched
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Label, MachineId
 

@@ -12,16 +12,16 @@ import msgspec
 from flows.procedures.watch.twins import Twins
 from flows.reconcile import reconcile
 from flows.wake import wake
-from tasks.alerting import LiveRun
+from tasks.alert_delivery import Told
+from tasks.alert_server import LiveRun
 from tasks.runner import runner
-from tasks.telling import Told
-from tasks.watching import LeftLook, look_at_left
+from tasks.watch import LeftLook, look_at_left
 from tasks.workspace import OpenWorkspace
-from torpor.control.alerts.sights import LEFT_S
+from torpor.control.alerts.watch import LEFT_S
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
-from torpor.control.watching import Left
+from torpor.control.watch_report import Left
 from torpor.shared.values import RESERVED, Machine, WorkspaceName, names_of
 
 AGAIN_S: Final = 900

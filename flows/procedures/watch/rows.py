@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from tasks.watching import AllMachines, newest_made_unix
+from tasks.watch import AllMachines, newest_made_unix
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict
 from torpor.control.reconciliation import Finding
-from torpor.control.watching import Watched
+from torpor.control.watch_report import Watched
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Label, MachineId, WorkspaceName
 

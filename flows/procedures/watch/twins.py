@@ -9,7 +9,7 @@ import msgspec
 
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.watching import Watched
+from torpor.control.watch_report import Watched
 from torpor.shared.values import WorkspaceName
 
 _STORED: Final = {

@@ -17,7 +17,7 @@ from torpor.control.compare.choices import (
     compared,
     frame,
 )
-from torpor.control.compare.past import Past
+from torpor.control.compare.experience import Past
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities

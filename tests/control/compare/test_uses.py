@@ -10,8 +10,8 @@ import pytest
 
 from tests.fixtures.market import H100, Market
 from torpor.control.compare.choices import Compared, Terms, compared
+from torpor.control.compare.experience import Past
 from torpor.control.compare.page import MOST_REASONS, MOST_ROWS, page, picture, rows
-from torpor.control.compare.past import Past
 from torpor.control.compare.uses import USES, advise
 from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.lambda_cloud import LambdaProvider

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.fixtures import engine as engine_fixture
-from tests.fixtures.clocked import ClockedStore
+from tests.fixtures.clocked_agent import ClockedStore
 from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.deploy import bases

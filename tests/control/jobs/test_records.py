@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.fixtures.contest import HOUR_S, ContestedStore
+from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.jobs.records import LOST_S, Job, Jobs, Stop, job_id, log_path, new_job_id
 from torpor.shared.errors import HandedOver, InvalidInput, StoreError, WorkspaceBusy

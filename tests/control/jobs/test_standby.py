@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable, steps_after
-from tests.fixtures.clocked import ClockedStore, NearAgent
+from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import JOB, book_of, saved, stored

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tasks.measure
-from tests.fixtures.contest import HOUR_S, ContestedStore
+from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.stores import Server
 from torpor.control.measure import peers, scratch
 from torpor.control.measure.rounds import Rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixtures.contest import HOUR_S, ContestedStore
+from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.market import H100
 from tests.fixtures.rents import Rents
 from torpor.control.rental import renting

@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from tests.fixtures.contest import HOUR_S, ContestedStore
+from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.rental.records import NEXT, Rental, Rentals, State

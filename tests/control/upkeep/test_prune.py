@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.clocked import ClockedStore, NearAgent, killed_at_request
+from tests.fixtures.clocked_agent import ClockedStore, NearAgent, killed_at_request
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.stores import Server

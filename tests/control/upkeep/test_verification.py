@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.fixtures.clocked import ClockedStore, NearAgent
+from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.trees import let_settle

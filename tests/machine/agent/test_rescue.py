@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.fixtures.contest import HOUR_S
+from tests.fixtures.contested_store import HOUR_S
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import LEFT_S, book_of, rescued, saved, stored

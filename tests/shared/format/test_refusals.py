@@ -21,6 +21,7 @@ from torpor.shared.codecs.stock import LZ4, ZSTD
 from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotError, WrongKey
 from torpor.shared.format import checks
 from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal, chunk_associated
 from torpor.shared.format.manifest import (
     DIRECTORY,
@@ -32,7 +33,6 @@ from torpor.shared.format.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from torpor.shared.format.opening import open_chunk
 from torpor.shared.values import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,6 +16,7 @@ from tests import independent_reader as reader
 from torpor.shared.codecs.encodings import ENCODINGS, decode_chunk
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal, chunk_associated, workspace_key
 from torpor.shared.format.manifest import (
     DIRECTORY,
@@ -33,7 +34,6 @@ from torpor.shared.format.names import (
     pack_key,
     snapshot_of,
 )
-from torpor.shared.format.opening import open_chunk
 from torpor.shared.values import (
     ObjectKey,
     WorkspaceName,

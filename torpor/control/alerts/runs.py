@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.alerts.telling import Alert, Key, Kind
+from torpor.control.alerts.delivery import Alert, Key, Kind
 from torpor.control.reports import ALL, moment
 
 LOOK_BACK_S: Final = 26 * 3600.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from torpor.control.compare.past import Experience, Past
+from torpor.control.compare.experience import Experience, Past
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.search import Tried, billed_s, expected

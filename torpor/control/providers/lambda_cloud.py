@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import warranted
+from torpor.control.providers.checks import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 import httpx
 import msgspec
 
+from torpor.control.providers.checks import warranted
 from torpor.control.providers.container import PLAIN, Container
-from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal

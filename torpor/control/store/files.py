@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent, Manifest
 from torpor.shared.format.names import pack_key
-from torpor.shared.format.opening import open_chunk
 from torpor.shared.transfer.transfer import Range
 
 

@@ -19,10 +19,10 @@ from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError, WrongKey
+from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.format.opening import open_chunk
 from torpor.shared.format.sizes import PART_BYTES
 from torpor.shared.transfer.transfer import GAP_BYTES, Range
 from torpor.shared.values import MIB, Grant

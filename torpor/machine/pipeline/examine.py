@@ -12,10 +12,10 @@ from typing import Final, Literal, NamedTuple
 
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import SnapshotDamaged, StoreCorrupt, StoreMissing, WrongKey
+from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Chunk
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.format.opening import open_chunk
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import MIB, Grant
 

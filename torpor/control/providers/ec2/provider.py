@@ -13,6 +13,7 @@ from typing import Final
 import boto3
 import msgspec
 
+from torpor.control.providers.checks import to_mark, warranted
 from torpor.control.providers.ec2.client import TIMEOUT_S, AwsRefusal, Done, Ec2Client
 from torpor.control.providers.ec2.launch import (
     PRICE_TAG,
@@ -24,7 +25,6 @@ from torpor.control.providers.ec2.launch import (
 from torpor.control.providers.ec2.offers import Ec2Offers, offer_parts
 from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import Ec2Setup
-from torpor.control.providers.ending import to_mark, warranted
 from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import to_mark, warranted
+from torpor.control.providers.checks import to_mark, warranted
 from torpor.control.providers.gcp.client import (
     URL,
     GcpClient,

@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import to_mark, warranted
+from torpor.control.providers.checks import to_mark, warranted
 from torpor.control.providers.hostkey.answers import (
     concerns,
     deploy_fault,

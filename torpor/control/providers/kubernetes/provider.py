@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from torpor.control.providers.ending import warranted
+from torpor.control.providers.checks import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.kubernetes.client import (
     KubernetesClient,

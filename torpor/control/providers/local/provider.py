@@ -23,7 +23,7 @@ import asyncssh
 import msgspec
 
 from torpor.control.processes import end_processes
-from torpor.control.providers.ending import check_request
+from torpor.control.providers.checks import check_request
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.local.folder import (
     MARK,

@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from torpor.control.alerts.telling import Alert, Doubt, Key, Remembered, after, plan
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, plan
 from torpor.shared.errors import NotDelivered
 
 

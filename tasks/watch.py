@@ -12,7 +12,7 @@ import msgspec
 
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace

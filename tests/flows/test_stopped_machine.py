@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.procedures.job import driver, stopped
+from flows.procedures.job import driver, stopped_machine
 from flows.procedures.job.attempt import Attending
-from flows.procedures.job.stopped import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
+from flows.procedures.job.stopped_machine import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over
 from torpor.control import safety
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import NoCapacity, ProviderDenied, SnapshotDamaged
@@ -56,13 +56,13 @@ def world(
 
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
     monkeypatch.setattr(driver, "newest_save", lambda *_: None)
-    monkeypatch.setattr(stopped, "find_sure_save", lambda *_: _SAVE)
-    monkeypatch.setattr(stopped, "take_snapshot", save)
+    monkeypatch.setattr(stopped_machine, "find_sure_save", lambda *_: _SAVE)
+    monkeypatch.setattr(stopped_machine, "take_snapshot", save)
     monkeypatch.setattr(safety, "verify_snapshot", lambda *_: None)
     monkeypatch.setattr(Driven, "nap", nap)
     monkeypatch.setattr(driver, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))
     for name, value in (("LOOK_S", LOOK_S), ("RESTART_S", RESTART_S), ("GONE_S", GONE_S)):
-        monkeypatch.setattr(stopped, name, value)  # those of the product
+        monkeypatch.setattr(stopped_machine, name, value)  # those of the product
     return lab, story
 
 
@@ -268,7 +268,7 @@ def test_a_stopped_machine_whose_work_is_nowhere_else_is_not_ended(
     if why == "no whole save":
         monkeypatch.setattr(safety, "verify_snapshot", damaged)
     elif why == "a newer save is not whole":
-        monkeypatch.setattr(stopped, "find_sure_save", damaged)
+        monkeypatch.setattr(stopped_machine, "find_sure_save", damaged)
     left = _open(lab, machine, rental)
     lab.opened.jobs.ask_stop(JOB, _STOP)
     assert drive_job(lab, left).state == "cancelled"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from torpor.control.alerts.telling import Alert, Kind
+from torpor.control.alerts.delivery import Alert, Kind
 from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.supervision import told
-from torpor.control.watching import BACK_UP, Left, Watched, WatchedJob, WatchReport
+from torpor.control.watch_report import BACK_UP, Left, Watched, WatchedJob, WatchReport
 from torpor.shared.values import WorkspaceName
 
 UNKNOWN_S: Final = 1800.0

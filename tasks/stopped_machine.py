@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tasks.machines import renting
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.standby import sure_save

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from blocks import Workspace
 from blocks.reference import loading_once
 from tasks.phases import phase
-from tasks.retrying import FIRST_OF_STORE
+from tasks.retries import FIRST_OF_STORE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace

@@ -11,7 +11,7 @@ from tasks.restore import NEWEST, fitted
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared, Terms, compared
-from torpor.control.compare.past import DAYS, Past
+from torpor.control.compare.experience import DAYS, Past
 from torpor.control.money.costs import read
 from torpor.control.money.storage import look
 from torpor.control.providers.seam import Provider

@@ -19,7 +19,7 @@ from pathlib import Path
 from gpu_kernels import twin
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Chunk
-from torpor.shared.format.opening import open_chunk
+from torpor.shared.format.chunks import open_chunk
 assert twin.path() == "Python", twin.path()
 stored = Path(sys.argv[1]).read_bytes()
 chunk = Chunk(bytes.fromhex(sys.argv[2]), int(sys.argv[3]), 4, 0, 0, len(stored))

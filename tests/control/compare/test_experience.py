@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.fixtures.market import H100
-from torpor.control.compare.past import LEAST_BYTES, Past
+from torpor.control.compare.experience import LEAST_BYTES, Past
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Label, WorkspaceName
 

@@ -10,11 +10,11 @@ import asyncssh
 import msgspec
 
 from tasks.machines import endpoint_of, renting
-from tasks.opening import open_all
-from tasks.retrying import ONCE
+from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_all
 from torpor.control.money.storage import look
 from torpor.control.providers.seam import Absent, Adopts, Provider
 from torpor.control.remote.seam import Session

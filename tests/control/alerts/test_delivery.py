@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from torpor.control.alerts.telling import (
+from torpor.control.alerts.delivery import (
     AGAIN_S,
     MOST_NOTICES,
     Alert,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tasks import watching
+from tasks import watch
 from tasks.machines import own_machine
 from tasks.plain_runner import PlainRunner
-from tasks.watching import check_idle
+from tasks.watch import check_idle
 from tests.fixtures.activity import activity, quiet
 from tests.fixtures.lab import Lab
 from torpor.control.remote.seam import Agent
@@ -32,8 +32,8 @@ class _Backed(Agent):
 def test_a_backup_that_runs_on_an_idle_machine_is_waited_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
-    monkeypatch.setattr(watching, "OWN_WORK_POLL_S", 0.01)
-    monkeypatch.setattr(watching, "OWN_WORK_S", 10.0 if ends else 0.1)
+    monkeypatch.setattr(watch, "OWN_WORK_POLL_S", 0.01)
+    monkeypatch.setattr(watch, "OWN_WORK_S", 10.0 if ends else 0.1)
     machine = own_machine("me@192.0.2.1")
     with PlainRunner(lab.opened):
         if ends:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from torpor.control.alerts.delivery import Remembered
 from torpor.control.alerts.runs import FailedRun, Schedule
-from torpor.control.alerts.telling import Remembered
 from torpor.control.reports import moment
 from torpor.shared.errors import NotDelivered
 

@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from torpor.control.deploy.asking import Answer, ask, check
+from torpor.control.deploy.http_check import Answer, ask, check
 from torpor.control.deploy.stack import Proof
 from torpor.control.variables import Secrets
 from torpor.shared.errors import DeployFailed, InvalidInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torpor.control.jobs.lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, Lines
+from torpor.control.jobs.log_lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, Lines
 from torpor.control.variables import Secrets
 
 

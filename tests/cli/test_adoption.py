@@ -11,8 +11,8 @@ import flows
 from torpor.control.rental.adoption import AdoptReport
 from torpor.shared.errors import InvalidInput, NotOurs, RunCancelled, UnsafeDestroy
 from torpor.shared.values import WorkspaceName
-from torpor_cli import adopting
-from torpor_cli.endings import REFUSED, WRONG_USE, explained
+from torpor_cli import adoption
+from torpor_cli.exit_codes import REFUSED, WRONG_USE, explained
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, bool]]:
         return AdoptReport(name, "1", "vast://a", state, 2.0, outside=outside, **more)
 
     monkeypatch.setattr(flows, "adopt", flow)
-    monkeypatch.setattr(adopting, "connected", nullcontext)
+    monkeypatch.setattr(adoption, "connected", nullcontext)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     return made
 
@@ -39,7 +39,7 @@ def test_it_shows_what_it_may_do_and_what_would_be_lost_and_adopts_after_a_yes(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
-    adopting.adopt("mywork", "vast:1")
+    adoption.adopt("mywork", "vast:1")
     assert calls == [("", True, False), ("ssh-ed25519 AAAA", False, False)]
     said = capsys.readouterr().out
     for words in ("DESTROY this machine", "/root/elsewhere", "SHA256:abc", "2.000 $/h", "[y/N]"):
@@ -49,7 +49,7 @@ def test_it_shows_what_it_may_do_and_what_would_be_lost_and_adopts_after_a_yes(
 def test_a_no_adopts_nothing(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda asked: "")
     with pytest.raises(RunCancelled):
-        adopting.adopt("mywork", "vast:1")
+        adoption.adopt("mywork", "vast:1")
     assert calls == [("", True, False)]
 
 
@@ -58,11 +58,11 @@ def test_without_a_terminal_it_wants_a_yes(
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     with pytest.raises(InvalidInput, match="add --yes") as refused:
-        adopting.adopt("mywork", "vast:1")
+        adoption.adopt("mywork", "vast:1")
     assert explained(refused.value)[0] == WRONG_USE
     assert calls == []
-    adopting.adopt("mywork", "vast:1", yes=True)
-    adopting.adopt("mywork", release=True)
+    adoption.adopt("mywork", "vast:1", yes=True)
+    adoption.adopt("mywork", release=True)
     assert calls == [("", False, False), ("", False, True)]
 
 

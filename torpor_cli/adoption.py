@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor_cli.flow_runs import Format
 from torpor_cli.output import print_report, quiet
-from torpor_cli.running import Format
 from torpor_cli.server import connected
 
 Flag = Annotated[bool, Parameter(negative=())]

@@ -13,9 +13,9 @@ import msgspec
 from flows.procedures.snapshot import take_snapshot
 from tasks.jobs import check_no_other_job
 from tasks.runner import runner
-from tasks.stopped import end_stopped, find_sure_save, start_machine
+from tasks.stopped_machine import end_stopped, find_sure_save, start_machine
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Stop
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental

@@ -10,8 +10,8 @@ import pytest
 from tests.control.jobs.test_records import DEMO, made, silent
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.waiting import until
-from torpor.control.jobs import driven
-from torpor.control.jobs.driven import Driven
+from torpor.control.jobs import driven_job
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Jobs, Stop
 from torpor.shared.errors import HandedOver, StoreUnavailable
 from torpor.shared.values import Machine, MachineId, SnapshotId
@@ -22,8 +22,8 @@ _SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")
 
 @pytest.fixture
 def jobs(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    monkeypatch.setattr(driven, "STOP_S", 0.02)
-    monkeypatch.setattr(driven, "DRIVEN_S", 0.02)
+    monkeypatch.setattr(driven_job, "STOP_S", 0.02)
+    monkeypatch.setattr(driven_job, "DRIVEN_S", 0.02)
     return Jobs(memory_store, DEMO)
 
 

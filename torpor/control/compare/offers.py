@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from torpor.control.compare.choices import Choice, Terms, choice_of
-from torpor.control.compare.past import Past
+from torpor.control.compare.experience import Past
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.search import Offers, Tried
 from torpor.control.reports import Row, WorkspaceReport

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from torpor.shared.errors import ProviderError
+from torpor_cli.flow_runs import Format
 from torpor_cli.output import print_report, print_rows, quiet
-from torpor_cli.running import Format
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from tasks.opening import open_all
-from tasks.publishing import shown
+from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import open_all
 from torpor.control.rental.records import Rental
 from torpor.control.upkeep.reports import EachReport
 from torpor.shared.errors import InvalidInput
