@@ -74,12 +74,13 @@ test-all: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
 SPECS := $(wildcard ../shared/specs)
 # A real API server with Kueue: a test tool, not ours to ship either.
 KUBE := $(wildcard ../shared/tools/kube/kube)
-oracles: $(if $(SPECS),$(ORACLES)/.ready) $(if $(KUBE),packages-oracles $(READY))
+oracles: packages-oracles $(READY) $(if $(SPECS),$(ORACLES)/.ready)
 ifdef SPECS
 	$(BIN)/python -m pytest tests/markets/oracles.py
 else
 	@echo "oracles: not run, ../shared/specs does not exist"
 endif
+	$(BIN)/python -m pytest tests/markets/roots.py
 ifdef KUBE
 	$(BIN)/python -m pytest tests/markets/kubernetes_oracles.py
 else

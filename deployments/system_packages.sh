@@ -5,7 +5,7 @@
 #   sh deployments/system_packages.sh test    for `make test` as well
 #   sh deployments/system_packages.sh bench   for `make bench` as well
 #   sh deployments/system_packages.sh campaign for `make campaign`, `make rentals` and `make jobs`
-#   sh deployments/system_packages.sh oracles for a cluster that `make oracles` asks
+#   sh deployments/system_packages.sh oracles for the cluster and the distributions that `make oracles` asks
 set -eu
 python="${PYTHON:-python3.11}"
 
@@ -43,6 +43,8 @@ has openssl || oracles="$oracles openssl"
 has curl || oracles="$oracles curl"
 has xz || oracles="$oracles xz-utils"
 has python3 || oracles="$oracles python3"
+# What makes the roots of other distributions.
+has debootstrap || oracles="$oracles debootstrap"
 
 case "${1:-demo}" in
     demo) needed="$basic$better" ;;

@@ -35,7 +35,8 @@ Kind = Literal["container", "bare", "stale", "conda", "libraries", "vm"]
 class BootedMachine:
     """One machine. Its processes are in a namespace of their own and end with it."""
 
-    def __init__(self, folder: Path, address: str, port: int, kind: Kind, command: list[str]):
+    def __init__(self, folder: Path, address: str, port: int, image: list[str], command: list[str]):
+        script, *more = image
         self.address, self.port = address, port
         self.log = folder.with_suffix(".log")
         self._folder = folder
@@ -45,8 +46,8 @@ class BootedMachine:
             self._process = subprocess.Popen(
                 [
                     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork"),
-                    *("--kill-child", "sh", str(_IMAGE), str(folder), address, str(port)),
-                    *(kind, os.path.realpath(sys.executable), *command),
+                    *("--kill-child", "sh", script, str(folder), address, str(port)),
+                    *(*more, *command),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -57,6 +58,11 @@ class BootedMachine:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a script of ``boot_image`` has made ``begins`` in the machine's folder."""
+        return Path(f"/proc/{self._process.pid}/root{self._folder}/begins").exists()
 
     @property
     def root(self) -> Path:
@@ -116,11 +122,16 @@ class Machines:
             self.port = int(free.getsockname()[1])
 
     def boot(self, command: list[str], kind: Kind = "container") -> BootedMachine:
+        return self.boot_image([str(_IMAGE), kind, os.path.realpath(sys.executable)], command)
+
+    def boot_image(self, image: list[str], command: list[str]) -> BootedMachine:
+        """``image``: a script of sh that becomes the machine, and what it gets between the
+        machine's folder, address and port and the command."""
         with self._lock:
             number = next(self._numbers)
             address = f"{self._net}.{number // 250}.{number % 250 + 1}"
             folder = self._folder / f"machine-{number}"
-            machine = BootedMachine(folder, address, self.port, kind, command)
+            machine = BootedMachine(folder, address, self.port, image, command)
             self._booted.append(machine)
         return machine
 
