@@ -13,24 +13,31 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import asyncssh
+import msgspec
 from prefect.blocks.core import Block
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
-from blocks import PROVIDERS
+from blocks import PROVIDERS, ObjectStore
 from blocks.reference import load
 from deployments.installation import secret_file
+from deployments.smoke_sleep import PATH, sleep_and_wake, told_provider
+from tasks.workspace import OpenWorkspace
+from torpor.control.measure.scratch import scratch_name
 from torpor.control.providers.market_client import observed
+from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.records import Rental
 from torpor.control.smoke.login import SshDoor
 from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
 from torpor.control.smoke.recording import PLAN, Recorder
 from torpor.control.smoke.redact import Redactor
-from torpor.control.smoke.trial import SmokeReport, Trial
+from torpor.control.smoke.trial import OWNER, SmokeReport, Trial
 from torpor.control.smoke.watchdog import Watchdog
 from torpor.control.supervision import state_folder
 from torpor.shared.errors import EndUnproven, InvalidInput, RunCancelled, TorporError
+from torpor.shared.format.keys import workspace_key
+from torpor.shared.values import WorkspaceSpec, workspace_name
 
 
 def smoke(
@@ -39,10 +46,12 @@ def smoke(
     max_usd: float = MAX_USD,
     minutes: float = MINUTES,
     gpu: str = "",
+    store: str = "",
     agree: Callable[[Plan], None],
     say: Callable[[str], None] = print,
 ) -> SmokeReport:
     """Run the test. ``agree`` sees the plan before anything is rented, and raises to stop.
+    ``store``: an Object Store block, through which a workspace is hibernated and woken then.
 
     EndUnproven where the machine's end is not proven: the watchdog goes on.
     """
@@ -56,11 +65,15 @@ def smoke(
     record = Recorder(folder, Redactor([*_secrets(block), key]))
     with observed(record):
         provider = block.open()
-    plan = make_plan(provider, max_usd=max_usd, minutes=minutes, gpu=gpu)
+    kept_in = load(store, (ObjectStore,), of="torpor smoke") if store else None
+    machines = (
+        1 if kept_in is None else 3
+    )  # the trial's, the one that hibernates, the one that wakes
+    plan = make_plan(provider, max_usd=max_usd, minutes=minutes, gpu=gpu, machines=machines)
     agree(plan)
     identity = Identity(key)
     record.keep(PLAN, {"plan": plan.without_account(), "rentals": rentals})
-    told = [reference, provider.identity, f"{minutes * 60:g}"]
+    told = [reference, provider.identity, f"{machines * minutes * 60:g}"]
     argv = [sys.executable, "-m", "deployments.smoke_watchdog", *told]
     watchdog = Watchdog(argv, folder / "watchdog.log")
     say(f"recording   {folder}")
@@ -73,13 +86,52 @@ def smoke(
 
     trial = Trial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
     try:
-        return trial.run()
+        report = trial.run()
+        if kept_in is None or report.fault:
+            return report
+        opened = _workspace(provider, watchdog, kept_in, identity, plan, rentals[1])
+        return _with_sleep(report, opened, plan)
     except TorporError as error:
         raise _unended(error, watchdog) from error
     finally:
         watchdog.close()
         with suppress(OSError):
             record.keep("report", trial.report())
+
+
+def _workspace(
+    provider: Provider,
+    watchdog: Watchdog,
+    store: ObjectStore,
+    identity: Identity,
+    plan: Plan,
+    name: str,
+) -> OpenWorkspace:
+    """A workspace of this test alone, under a name that holds nobody's work."""
+    of = scratch_name(workspace_name(f"smoke-{name}"))
+    want = msgspec.structs.replace(plan.want, max_price_usd_h=plan.offer.bound_usd_h)
+    key = store.key()
+    return OpenWorkspace(
+        spec=WorkspaceSpec(of, [PATH], want=want),
+        store=store.open(),
+        key=None if key is None else workspace_key(key, of),
+        providers=(told_provider(provider, watchdog.tell),),
+        identity=identity,
+        owner=OWNER,
+    )
+
+
+def _with_sleep(report: SmokeReport, opened: OpenWorkspace, plan: Plan) -> SmokeReport:
+    checks, began, fault = [*report.checks], time.monotonic(), ""
+    try:
+        sleep_and_wake(opened, checks.append)
+    except TorporError as error:
+        fault = (
+            f"{error}. The watchdog ends the machine. The store keeps what the test wrote, below "
+            f"workspaces/{opened.spec.name}/"
+        )
+    usd = plan.offer.bound_usd_h * (time.monotonic() - began) / 3600
+    return msgspec.structs.replace(report, checks=checks, fault=fault, usd=report.usd + usd)
 
 
 def _unended(error: TorporError, watchdog: Watchdog) -> EndUnproven:

@@ -23,6 +23,8 @@ def smoke(
     max_usd: float = 0.50,
     minutes: float = 10.0,
     gpu: str = "",
+    full: Flag = False,
+    store: str = "default",
     yes: Flag = False,
     options: Format | None = None,
 ) -> None:
@@ -36,6 +38,8 @@ def smoke(
         max_usd: The most that it may cost, in the worst case.
         minutes: How long the machine may live.
         gpu: The GPU model, such as RTX 4090; empty takes the cheapest.
+        full: Then hibernate and wake a workspace of 100 MB, on two more machines.
+        store: The Object Store block that `full` stores it in.
         yes: Do not ask.
     """
     chosen = options or Format()
@@ -53,6 +57,7 @@ def smoke(
             max_usd=max_usd,
             minutes=minutes,
             gpu=gpu,
+            store=store if full else "",
             agree=agree,
             say=(lambda words: None) if chosen.json else print,
         )

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
 
-from blocks import VastProvider
+from blocks import ObjectStore, VastProvider
 from deployments.installation import CHECKOUT
 from deployments.server import Server
 from tests.contracts.replay import Recording
+from tests.fixtures.stores import Server as Store
 from tests.markets.boot import Machines
 from tests.markets.every import new_fakes
 from tests.markets.server import FakeMarket
@@ -77,3 +79,27 @@ def test_smoke_logs_in_ends_the_machine_and_keeps_a_recording_without_secrets(
     seen = psutil.process_iter(["cmdline"])  # of a process that ends meanwhile it knows nothing
     running = [" ".join(process.info["cmdline"] or ()) for process in seen]
     assert not [line for line in running if "smoke_watchdog" in line and BLOCK in line]
+
+
+def test_full_smoke_hibernates_wakes_and_leaves_nothing_in_the_store(
+    vast: FakeMarket, seaweed: Store, tmp_path: Path
+) -> None:
+    MinIOCredentials(
+        minio_root_user=seaweed.access_key, minio_root_password=SecretStr(seaweed.secret_key)
+    ).save("smoke", overwrite=True)
+    ObjectStore(
+        flavour="seaweedfs",
+        bucket=seaweed.bucket(),
+        endpoint_url=seaweed.endpoint_url,
+        credentials="minio-credentials/smoke",
+    ).save("smoke", overwrite=True)
+
+    done = _smoke(tmp_path, "--yes", "--json", "--full", "--store", "smoke", "--max-usd", "5")
+    report = json.loads(done.stdout)
+    seen = {check["what"]: check["seen"] for check in report["checks"]}
+    assert report["fault"] == "", done.stderr
+    assert seen["files after the wake"].startswith("identical, ")
+    assert [check["what"] for check in report["checks"] if check["differs"]] == ["GPUs"]
+    assert (len(vast.market.rented), vast.market.alive()) == (3, [])
+    store = ObjectStore.load("smoke").open()  # type: ignore[union-attr]
+    assert {found.key.split("/")[0] for found in store.list("")} <= {"rentals"}

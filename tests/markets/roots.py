@@ -1,6 +1,6 @@
 """What the start script makes of real distributions, and how long it takes until SSH answers.
 
-    python -m tests.markets.roots [--times 3] [--keep NAME]
+    python -m tests.markets.roots [--times 3] >benchmarks/results/time_to_ssh.json
 
 Part of `make oracles`: debootstrap makes the roots, and each distribution's own archive has the
 packages. Root only.
@@ -13,6 +13,7 @@ import asyncio
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +24,6 @@ from typing import Any, Final, NamedTuple
 import asyncssh
 import pytest
 
-from benchmarks.kept import write_result
 from tests.fixtures.market import H100
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine, Machines
@@ -34,11 +34,11 @@ from torpor.shared.values import Label, workspace_name
 
 _IMAGE: Final = Path(__file__).with_name("root.sh")
 _UBUNTU: Final = ("http://archive.ubuntu.com/ubuntu", "/usr/share/debootstrap/scripts/gutsy")
-"""Debian's debootstrap has no script for Ubuntu's new releases; all of them are links to this one."""
+"""Debian's debootstrap has no script for new Ubuntu releases, which are all links to this one."""
 _LOOK: Final = (
     "LD_LIBRARY_PATH= python3 -c 'import sys; print(sys.version_info[:2] >= (3, 10))' || "
     "LD_LIBRARY_PATH= /usr/bin/python3 -c 'import sys; print(sys.version_info[:2] >= (3, 10))'; "
-    "id -u; echo $HOME $CONTAINER_API_KEY; cat /etc/os-release"
+    "unset LD_LIBRARY_PATH; id -u; echo $HOME $CONTAINER_API_KEY; cat /etc/os-release"
 )
 
 
@@ -154,7 +154,6 @@ def test_the_start_script_makes_a_machine_of_a_real_root(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with _bases() as bases, tempfile.TemporaryDirectory(prefix="torpor-machines-") as folder:
@@ -168,10 +167,9 @@ def main() -> None:
                 "median_s": statistics.median(times),
                 "most_s": max(times),
             }
-            print(root, json.dumps(found[str(root)]), flush=True)
+            print(root, found[str(root)], file=sys.stderr)
     result = {"benchmark": "time_to_ssh", "host": host_facts(), "roots": found}
-    if options.keep:
-        print(f"kept as {write_result(options.keep, result)}")
+    print(json.dumps(result, indent=1, sort_keys=True))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _DISK_GIB: Final = 10.0
 
 
 class Plan(Report, frozen=True, kw_only=True):
-    """The cheapest machine that fits, and its worst case: it lives for ``minutes``, its market
+    """The cheapest machine that fits, and its worst case: each lives for ``minutes``, its market
     shows it as late as it may, and takes the longest time to prove its end."""
 
     provider: str
@@ -31,6 +31,7 @@ class Plan(Report, frozen=True, kw_only=True):
     want: Want
     offer: Offer
     minutes: float
+    machines: int = 1  # one after the other, each as long
     worst_usd: float
     lifetime_s: float | None  # after which the market itself ends it; None: it does not
 
@@ -39,7 +40,8 @@ class Plan(Report, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, account=Account(name=""))
 
     def title(self) -> str:
-        return f"One machine at {self.provider} for at most {self.minutes:g} min"
+        machines = "One machine" if self.machines == 1 else f"{self.machines} machines in turn"
+        return f"{machines} at {self.provider} for at most {self.minutes:g} min each"
 
     @property
     def last_end(self) -> str:
@@ -64,7 +66,12 @@ class Plan(Report, frozen=True, kw_only=True):
 
 
 def make_plan(
-    provider: Provider, *, max_usd: float = MAX_USD, minutes: float = MINUTES, gpu: str = ""
+    provider: Provider,
+    *,
+    max_usd: float = MAX_USD,
+    minutes: float = MINUTES,
+    gpu: str = "",
+    machines: int = 1,
 ) -> Plan:
     """The plan for the cheapest offer; of one with a GPU, where the market has such.
 
@@ -87,14 +94,15 @@ def make_plan(
         [offer for offer in fitting if offer.gpu is not None] or fitting,
         key=lambda offer: offer.bound_usd_h,
     )
-    worst_usd = offer.bound_usd_h * billed_s((lifetime_s + able.settling_s) / 3600, able) / 3600
+    each_s = billed_s((lifetime_s + able.settling_s) / 3600, able)
+    worst_usd = machines * offer.bound_usd_h * each_s / 3600
     held = [f"--max-usd is {max_usd:.2f} $"] if not worst_usd <= max_usd else []
     if account.balance_usd is not None and account.balance_usd < worst_usd:
         held.append(f"the account has {account.balance_usd:.2f} $")
     if held:
         raise BudgetExceeded(
             f"the cheapest machine at {provider.identity} is {offer.id} at "
-            f"{offer.bound_usd_h:.4f} $/h. It can cost {worst_usd:.2f} $, and "
+            f"{offer.bound_usd_h:.4f} $/h. The test can cost {worst_usd:.2f} $, and "
             f"{' and '.join(held)}: nothing was rented"
         )
     return Plan(
@@ -103,6 +111,7 @@ def make_plan(
         want=want,
         offer=offer,
         minutes=minutes,
+        machines=machines,
         worst_usd=worst_usd,
         lifetime_s=lifetime_s if able.ends_machines else None,
     )

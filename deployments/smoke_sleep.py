@@ -1,0 +1,118 @@
+"""The second half of ``torpor smoke --full``: a workspace is hibernated and woken at the market.
+
+The flows themselves rent two machines, one after the other, for files that only this test needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+
+from flows import create, hibernate, wake
+from tasks.machines import find_machine, open_session
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from torpor.control.measure.scratch import clear
+from torpor.control.providers.seam import Order, Provider
+from torpor.control.rental.records import Rental
+from torpor.control.smoke.trial import Check
+from torpor.shared.errors import MachineError
+from torpor.shared.values import Machine
+
+PATH: Final = "~/torpor-smoke"
+BYTES: Final = 100_000_000
+_PROGRAM_S: Final = 300.0
+_WRITE: Final = f"""
+import os, pathlib
+top = pathlib.Path("{PATH}").expanduser()
+(top / "folder").mkdir(parents=True)
+for number in range(10):  # half of it is random, half compresses
+    (top / "folder" / str(number)).write_bytes(os.urandom({BYTES // 20}) + bytes({BYTES // 20}))
+(top / "link").symlink_to("folder/0")
+os.link(top / "folder/1", top / "name")
+os.chmod(top / "folder/2", 0o640)
+"""
+_READ: Final = f"""
+import hashlib, os, pathlib
+top, seen = pathlib.Path("{PATH}").expanduser(), hashlib.sha256()
+for path in sorted(top.rglob("*")):
+    st = path.lstat()
+    content = os.readlink(path).encode() if path.is_symlink() else b""
+    if path.is_file():
+        content = path.read_bytes()
+    of = [str(path.relative_to(top)), st.st_mode, st.st_mtime_ns, st.st_nlink]
+    seen.update(repr(of).encode() + content)
+print(seen.hexdigest())
+"""
+
+
+class ToldProvider:
+    """A provider of which ``tell`` hears of each rental before the market does."""
+
+    def __init__(self, provider: Provider, tell: Callable[[Rental], None]) -> None:
+        self._provider = provider
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)
+
+    def create(self, order: Order) -> Machine:
+        rental = Rental(
+            label=order.label,
+            provider=self._provider.identity,
+            state="asked",
+            created_unix=time.time(),
+            offer=order.offer.id,
+        )
+        self._tell(rental)
+        machine = self._provider.create(order)
+        self._tell(msgspec.structs.replace(rental, state="standing", machine=machine.id))
+        return machine
+
+
+def told_provider(provider: Provider, tell: Callable[[Rental], None]) -> Provider:
+    return cast(Provider, ToldProvider(provider, tell))
+
+
+def sleep_and_wake(opened: OpenWorkspace, note: Callable[[Check], None]) -> None:
+    """Create, write, hibernate, wake, compare, hibernate, and clear the store. ``note`` gets each
+    outcome at once. Raises what the flows raise: then the objects stay in the store."""
+    name = opened.spec.name
+    with PlainRunner(opened):
+        began = time.monotonic()
+
+        def noted(what: str, assumed: str, seen: str, *, differs: bool = False) -> None:
+            nonlocal began
+            note(Check(what, assumed, f"{seen}, {time.monotonic() - began:.0f} s", differs))
+            began = time.monotonic()
+
+        create.fn(name)
+        _run(opened, _WRITE)
+        before = _run(opened, _READ)
+        noted("create", "a machine", f"{BYTES / 1e6:.0f} MB written on it")
+        slept = hibernate.fn(name)
+        noted("hibernate", "verified and destroyed", slept.title())
+        woken = wake.fn(name)
+        noted("wake", "another machine", woken.title())
+        is_same = _run(opened, _READ) == before
+        noted(
+            "files after the wake", "identical", "identical" * is_same or "NOT", differs=not is_same
+        )
+        hibernate.fn(name)
+        noted("hibernate again", "verified and destroyed", "the machine was destroyed")
+    clear(opened.store, name)
+
+
+def _run(opened: OpenWorkspace, program: str) -> str:
+    machine = find_machine(opened, "")
+    with open_session(opened, machine) as session:
+        done = session.execute([session.machine.python, "-c", program], timeout_s=_PROGRAM_S)
+    if done.exit != 0:
+        raise MachineError(
+            f"a program that {machine.id} ran for the test ended with {done.exit}: "
+            f"{done.stderr.decode(errors='replace')[-500:]}"
+        )
+    return done.stdout.decode()
