@@ -17,7 +17,6 @@ from flows.procedures import unfinished
 from flows.procedures.job import attempt, driver
 from flows.procedures.job.attempt import Attending, Saves
 from tasks.guards import Ending, check_guards
-from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tasks.retention import judge_snapshots
@@ -63,6 +62,17 @@ def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_ru
     assert drive_job(lab, left).state == "succeeded"
     started = [] if begun else [f"start on {machine.id}"]
     assert story.did == [*started, f"hibernate {machine.id}"]
+
+
+def test_a_machine_on_which_a_command_runs_is_waited_for(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "UNPROVEN_S", 900.0)
+    machine, rental = handed_over(lab.opened)
+    lab.market.proofs, lab.market.hidden = False, 3
+    ended = drive_job(lab, left_job(lab, attempts=[attempt_on(machine, rental)]))
+    assert (ended.state, len(ended.attempts)) == ("succeeded", 1)
+    assert story.did == [f"hibernate {machine.id}"]
 
 
 def test_a_machine_that_its_market_may_show_late_is_waited_for_until_that_has_settled(
@@ -190,6 +200,8 @@ def test_a_waiting_job_is_cancelled_while_its_run_drives_the_one_before_it(
     ended: list[Job] = []
 
     def during() -> None:
+        waits = lab.opened.jobs.of(_EARLY)
+        assert waits is not None and "comes first" in waits.why
         lab.opened.jobs.ask_stop(_EARLY, _SOON)
         ended.append(until(lambda: lab.opened.jobs.ended(1), "the waiting job has ended")[0])
 
@@ -323,25 +335,6 @@ def test_a_stopped_job_leaves_a_machine_that_a_user_takes_up_while_it_waits(
     assert list(lab.market.alive) == [machine.id]
     (now,) = lab.opened.rentals.open()
     assert (now.job, now.state) == ("", "handed over" if over else "standing")
-
-
-def test_a_job_fails_where_a_machine_of_its_workspace_has_no_rental(
-    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stands for ever: another look would find the same."""
-
-    monkeypatch.setattr(
-        JOB_FLOW,
-        "wake_workspace",
-        lambda opened, *_: left_unfinished(opened, renting_of(opened), alone=True),
-    )
-    machine, rental = standing(lab.opened)
-    lab.store.delete([lab.opened.rentals.key(rental.label)])
-    ended = drive_job(lab, left_job(lab))
-    assert ended.state == "failed"
-    assert f"machine {machine.id}" in ended.why
-    assert "has no rental for it" in ended.why
-    assert list(lab.market.alive) == [machine.id]
 
 
 def _end_slowly(lab: Lab, rental: Rental, machine: Machine) -> None:
