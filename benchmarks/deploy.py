@@ -55,6 +55,8 @@ TOOLS: Final = ROOT / ".venv" / "llama"
 GGUF: Final = "gguf==0.19.0"
 """MIT. Writes the model; in a place of its own, because nothing else needs it."""
 _BUCKET: Final = "torpor"
+_RATIOS: Final = ("ratio", "learned ratio")
+"""Names of the ratios of the second and third kind to the first, in the JSON."""
 
 
 def main() -> None:
@@ -102,17 +104,23 @@ def measure(
     weights: str = "BF16",
     rest_gib: float = 0.0,
 ) -> dict[str, Any]:
-    """Deploys of two kinds, ``rounds`` of each in turn, over each line."""
+    """Deploys of each kind, ``rounds`` of each in turn, over each line."""
     host = host_facts()  # the code is read now, whatever is committed meanwhile
-    kinds = {"usual": [], "first": ["models/*"]} if rest_gib else {"cold": [], "warm": []}
+    kinds: dict[str, list[str]] = {"cold": [], "warm": []}
+    if rest_gib:  # without a list, the order is learned
+        kinds = {"usual": ["*"], "first": ["models/*"], "learned": []}
     with opened_here(folder) as (opened, store, place):
         model_bytes, whole_bytes = _sleep_with_model(opened, place, gib, weights, rest_gib)
         if rest_gib:
-            with PlainRunner(opened):  # stores the environment
+            with PlainRunner(opened):  # stores the environment, and learns the order
                 deploy.fn(NAME, stack())
             with PlainRunner(opened):
                 hibernate.fn(NAME)
-        measured = [_over_line(opened, store, line, rounds, kinds) for line in lines]
+        measured = [
+            _over_line(opened, store, line, rounds, kinds)
+            | {"bound_s": model_bytes / (line * 1e6 / 8)}
+            for line in lines
+        ]
     return {
         "benchmark": "deploy",
         "host": host,
@@ -205,8 +213,8 @@ def _over_line(
         kind: {name: summed_up([figures[name] for figures in found]) for name in found[0]}
         for kind, found in runs.items()
     }
-    first, second = (line[kind]["from rental"]["median"] for kind in kinds)
-    return line | {"ratio": second / first}
+    usual, *others = (line[kind]["from rental"]["median"] for kind in kinds)
+    return line | {name: median / usual for name, median in zip(_RATIOS, others, strict=False)}
 
 
 @contextmanager
@@ -247,7 +255,9 @@ def _print(result: dict[str, Any]) -> None:
             print(f"\n{line['mbit_s']:g} Mbit/s, {kind}, median (min to max)")
             for name, of in line[kind].items():
                 print(f"  {name:26}{of['median']:8.2f}  ({of['min']:.2f} to {of['max']:.2f})")
-        print(f"{' over '.join(reversed(kinds))}, from rental: {line['ratio']:.3f}")
+        for ratio, kind in zip(_RATIOS, kinds[1:], strict=False):
+            print(f"{kind} over {kinds[0]}, from rental: {line[ratio]:.3f}")
+        print(f"the model's plain bytes over the line: {line['bound_s']:.2f} s")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import asyncssh
 from flows.procedures.restore import begun, restore_parts
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
+from tasks.deploy import note_ready
 from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
 from tasks.workspace import StoredWorkspace
@@ -88,15 +89,16 @@ class BenchMachine:
         target: Path,
         first: Sequence[str] = (),
         when_first: Callable[[], None] = lambda: None,
+        wanted: StoredSnapshot | None = None,
     ) -> Cost:
-        """The newest snapshot into ``target``, every byte checked at the end; ``first`` before the
-        rest."""
+        """A snapshot, the newest unless it is named, into ``target``, every byte checked at the
+        end; ``first`` before the rest."""
         started = self._now()
         with PlainRunner() as runner:
             remote = RemoteRestore(
                 self._attached(),
                 self._store,
-                self.newest(),
+                wanted or self.newest(),
                 None,
                 runner.run,
                 roots=[str(target)],
@@ -107,6 +109,11 @@ class BenchMachine:
                 finish_restore(remote)
                 check_restore(remote, True)
         return self._since(started)
+
+    def note_ready(self) -> None:
+        """What was used in the workspace by now comes first in the next restore."""
+        with PlainRunner():
+            note_ready(self._attached(), _NAME)
 
     def newest(self) -> StoredSnapshot:
         """The newest snapshot in the store."""

@@ -114,8 +114,9 @@ class Workspace(Block):
         default_factory=list,
         title="First",
         description=(
-            "Patterns, as in exclude, of what a wake restores first, in this order. An event says "
-            "when all of it can be used, while the rest follows."
+            "Patterns, as in exclude, of what a wake restores first, in this order; without any, "
+            "what the last deploy's server used. An event says when all of it can be used, while "
+            "the rest follows."
         ),
     )
     store: Reference = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -18,9 +19,12 @@ from torpor.control.remote.seam import Session
 from torpor.control.safety import Verified
 from torpor.shared.errors import DeployFailed, TorporError
 from torpor.shared.format.keys import Seal
-from torpor.shared.values import SnapshotId, StoredSnapshot
+from torpor.shared.values import SnapshotId, StoredSnapshot, WorkspaceName
+from torpor.shared.wire.restore import NoteReady
 
 DAY_S: Final = 24 * 3600.0
+NOTE_S: Final = 300.0
+"""For the agent to look at every name of a workspace."""
 
 
 def open_stack(stack: Stack | str) -> StackValue:
@@ -107,3 +111,14 @@ def run_on_machine(session: Session, argv: Sequence[str]) -> str:
 def holds_files(session: Session, folders: Sequence[str]) -> bool:
     """Whether one of the directories on the machine is there and not empty."""
     return bool(session.execute(["find", *folders, "-mindepth", "1", "-print", "-quit"]).stdout)
+
+
+@step("note what was used")
+def note_ready(session: Session, workspace: WorkspaceName) -> None:
+    """What the server has used by now comes first in the next restore. The server runs: a failure
+    is only logged."""
+    request = f"{runner().run}:ready:{secrets.token_hex(8)}"
+    try:
+        session.call(NoteReady(workspace), request_id=request, within_s=NOTE_S)
+    except TorporError as error:
+        runner().log.warning("what the server has used was not noted: %s", error)

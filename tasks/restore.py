@@ -196,7 +196,7 @@ def finish_restore(restore: RemoteRestore) -> Finished:
 def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; SnapshotDamaged names what differs."""
     hint = ""
-    if restore.first:
+    if restore.plan.first:
         hint = (
             "A program that was started when what comes `first` was there may have written to "
             "them before they were restored: name them in `first` too, or let it write elsewhere. "

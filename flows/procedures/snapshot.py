@@ -268,6 +268,7 @@ class Snapshot:
             skipped_names=not_kept(self._verified.manifest),
             parted_count=last.parted_count,
             parted=last.parted,
+            blind=committed.blind,
             read_unix=self._read_unix,
             accepted_count=changed.accepted_count,
             accepted=changed.accepted,

@@ -28,6 +28,6 @@ def test_a_real_server_answers_with_the_model_first(machines_folder: Path) -> No
     )
     (line,) = result["lines"]
     assert result["workspace_bytes"] > 4 * result["model_bytes"]
-    for kind in ("usual", "first"):
+    for kind in ("usual", "first", "learned"):
         assert {"environment: restore", "workspace: restore", "completion"} <= set(line[kind])
-    assert line["ratio"] > 0
+    assert line["ratio"] > 0 and line["learned ratio"] > 0

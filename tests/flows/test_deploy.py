@@ -558,3 +558,26 @@ def test_the_server_starts_when_what_the_workspace_wants_first_is_there(asleep: 
     assert report.from_ssh_s < sum(report.seconds.values())
     restored = asleep.workspace(report.machine)
     assert (restored / "rest.bin").stat().st_size == 8 << 20
+
+
+def test_a_deploy_learns_what_its_server_needs(asleep: World) -> None:
+    place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
+    (place / "rest.bin").write_bytes(os.urandom(8 << 20))
+    hibernate_plainly(asleep.opened)
+    _deploy(asleep, small_stack())
+    hibernate_plainly(asleep.opened)
+    steps: list[str] = []
+    with PlainRunner(asleep.opened, wait_factor=0.1, before=steps.append):
+        deploy.fn("demo", small_stack())
+    first = steps.index("finish what comes first")
+    of_workspace = max(n for n, step in enumerate(steps) if step == "finish restore")
+    assert "note what was used" in steps[first:of_workspace]
+
+    hibernate_plainly(asleep.opened)
+    command = 'test -f rest.bin; exec python3 "$@"'
+    serve = ["sh", "-euc", command, "sh", "{bin}serve.py", "{port}", "{model_path}"]
+    more = small_stack(server=serve)
+    report = _deploy(asleep, more)
+    assert _answers(more)
+    (warning,) = (words for words in report.warnings if "is started again" in words)
+    assert "ended with status 1" in warning

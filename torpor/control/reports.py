@@ -89,6 +89,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
     accepted: list[str] = []  # the first files that changed during or after that, as accepted
     warnings: list[str] = []
     skipped_names: list[str] = []  # the first FIFOs, sockets and devices, which are not kept
+    blind: str = ""  # where a disk begins that does not show which files are read
 
     @property
     def ratio(self) -> float:
@@ -109,6 +110,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
             _row("files", f"{self.files:,}"),
             *([_row("not kept", _first(self.skipped, self.skipped_names))] if self.skipped else []),
             *([_row("hard links", self._parted())] if self.parted_count else []),
+            *([_row("order of the next wake", self._blind())] if self.blind else []),
             _row("bytes", f"{self.bytes:,}"),
             _row(
                 "stored",
@@ -129,6 +131,9 @@ class HibernateReport(WorkspaceReport, frozen=True):
 
     def _parted(self) -> str:
         return f"{_first(self.parted_count, self.parted)}: they come back as separate files"
+
+    def _blind(self) -> str:
+        return f"not learned: on the disk of {self.blind} no file shows that it was read (noatime)"
 
     def _accepted(self) -> str:
         names = _first(self.accepted_count, self.accepted)

@@ -28,6 +28,7 @@ from tasks.deploy import (
     find_base,
     holds_files,
     keep_base,
+    note_ready,
     run_on_machine,
 )
 from tasks.jobs import machine_in_use
@@ -169,7 +170,7 @@ class Deployment:
 
     def bring(self) -> None:
         """The environment and the workspace, beside each other; the environment's parts are fetched
-        before the workspace's. Where the workspace wants something first, the server starts when
+        before the workspace's. Where something of the workspace comes first, the server starts when
         that and the environment are there, and the rest follows."""
         with phase("restore"), self._server_stopped_after_errors():
             self._bring_both()
@@ -234,6 +235,8 @@ class Deployment:
         self._fetch_model()
         self._serving.serve()
         self._served = time.monotonic()
+        if self._tenancy is not None:  # else its user has worked there too
+            note_ready(self._session, self._opened.spec.name)
 
     @contextmanager
     def _server_stopped_after_errors(self) -> Iterator[None]:
@@ -287,10 +290,20 @@ class Deployment:
         running: list[Future[None]] = []
 
         def when_first() -> None:
-            if spec.first and not self._stack.fetch:
-                for environment in made:
-                    environment.result()
+            if self._stack.fetch:
+                return
+            for environment in made:
+                environment.result()
+            try:
                 deploy.run(self._serve)
+            except DeployFailed as error:
+                if spec.first:
+                    raise
+                # It was learned from an earlier server, and this one may need more.
+                self._stop()
+                words = f"the server is started again when all is restored: {error}"
+                runner().log.warning("%s", words)
+                self._warnings.append(words)
 
         with (
             ThreadPoolExecutor(2, thread_name_prefix="deploy") as threads,

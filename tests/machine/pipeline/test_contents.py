@@ -36,7 +36,7 @@ def _read(length: int, *, stable: bool = True) -> Read:
 
 def _contents(unread: list[Unread], jobs: list[Job]) -> tuple[Contents, dict[bytes, Held]]:
     held: dict[bytes, Held] = {}
-    return Contents(Walk([], [], unread, [], [held], NOW, NOW + 1, [], []), jobs), held
+    return Contents(Walk([], [], unread, [], [held], NOW, NOW + 1, [], [], set()), jobs), held
 
 
 PIECES = [Piece(0, 0, 8), Piece(0, 8, 8), Piece(0, 16, 4)]

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torpor.machine.agent.activity import read_activity
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
+from torpor.machine.agent.file_use import note_ready
 from torpor.machine.agent.jobs import look_at_job, stand_by, start_job, stop_job
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
@@ -38,6 +39,7 @@ from torpor.shared.wire.restore import (
     FetchPart,
     FinishFirst,
     FinishRestore,
+    NoteReady,
     ServePacks,
 )
 from torpor.shared.wire.snapshot import (
@@ -81,6 +83,7 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(LookAtJob, look_at_job)
     table.add(StopJob, stop_job)
     table.add(StandBy, stand_by)
+    table.add(NoteReady, note_ready)
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

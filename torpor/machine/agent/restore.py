@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,19 +28,20 @@ from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import Wanted, read_wanted
 from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
+from torpor.machine.agent.state import Use
 from torpor.machine.agent.writing import Writing
 from torpor.machine.pipeline.download import (
-    NOTHING_FIRST,
     FetchPlan,
     Lot,
     RestoreJournal,
     restore_part,
 )
 from torpor.machine.tree.compare import Comparison
-from torpor.machine.tree.first import find_first
+from torpor.machine.tree.first import NO_FIRST, First, find_first, find_used
 from torpor.machine.tree.walk import absolute_root, is_inside, overlapping
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
+from torpor.shared.format.file_use import recorded_use
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HOLE
 from torpor.shared.format.names import pack_id_of
@@ -193,10 +195,11 @@ class RestoreRun(AgentRun):
                 aside = self._move_aside(goal.targets, request.snapshot)
             _check_empty(goal.targets)
             self._settle_sync(goal)
+            self.state.keep_use(Use(goal.real_targets, time.time_ns()))
         if request.gpu is not None:
             self._gpu = self.trial(request.gpu, goal.targets)
-        first = find_first(goal.manifest.entries, request.first)
-        plan = self._plan(goal, request, done or set(), first.ranks)
+        first = _first(goal, request)
+        plan = self._plan(goal, request, done or set(), first)
         self.state.forget_index()
         in_use = InUse(self.state.folder / "in-use", identity)
         staged = bool(first.ranks) or journal.staged
@@ -214,10 +217,12 @@ class RestoreRun(AgentRun):
         goal: Goal,
         request: BeginRestore | BeginPath,
         done: set[int],
-        first: Mapping[int, int] = NOTHING_FIRST,
+        first: First = NO_FIRST,
     ) -> FetchPlan:
         """What has to be fetched; DiskFull where it does not fit."""
-        plan = FetchPlan(goal.manifest, request.max_parts, done, request.part_bytes, first)
+        plan = FetchPlan(
+            goal.manifest, request.max_parts, done, request.part_bytes, first.ranks, first.then
+        )
         check_space(
             dict(zip(goal.targets, _lacking(goal, plan), strict=True)),
             "the snapshot",
@@ -356,6 +361,14 @@ class _First:
             with self._changed:
                 self._finishing = False
                 self._changed.notify_all()
+
+
+def _first(goal: Goal, request: BeginRestore) -> First:
+    """What comes first: what the user names, else what the snapshot says that was used."""
+    entries = goal.manifest.entries
+    if request.first:
+        return find_first(entries, request.first)
+    return find_used(entries, recorded_use(goal.manifest))
 
 
 def _targets(request: BeginRestore, wanted: Wanted) -> list[bytes]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
+from torpor.machine.agent.file_use import Names, Noted, ready_before, use_of
 from torpor.machine.agent.goal import SHOWN, shown
 from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
@@ -44,6 +45,7 @@ from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, ObjectExists, WorkspaceInvalid
 from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.file_use import used_record
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import (
@@ -96,6 +98,7 @@ class _Begun(NamedTuple):
     encoder: Encoder
     known: KnownFiles
     equality: Equality | None  # None: what the machine held last is not known, or not stored
+    ready: Names  # what made an earlier machine ready
 
 
 class _Pass(NamedTuple):
@@ -116,6 +119,7 @@ class _Written(NamedTuple):
     entries: list[Entry]
     signatures: list[Signature | None]
     line: Lineage
+    use: Noted
 
 
 class SnapshotRun(AgentRun):
@@ -166,6 +170,7 @@ class SnapshotRun(AgentRun):
             encoder=Encoder(effort, self._gpu),
             known=KnownFiles(request.roots, index, request.known, resumable, self._before(own)),
             equality=Equality(index.held) if index and is_newest else None,
+            ready=ready_before(own),
         )
         return self._begun.answer
 
@@ -273,6 +278,7 @@ class SnapshotRun(AgentRun):
             encoding=self._has_begun().encoder.words,
             accepted_count=len(accepted),
             accepted=[shown(path) for path in accepted[:SHOWN]],
+            blind="" if written.use.blind is None else shown(written.use.blind),
         )
 
     def confirm(self, request: Confirm, call: Call) -> Confirmed:
@@ -416,6 +422,9 @@ class SnapshotRun(AgentRun):
         equal = run.equality is not None and run.equality.holds(run.known.held)
         line = Lineage.after(self._line, request.snapshot, equal=equal)
         losses = {} if self._losses is None else summary(self._losses)
+        last = self._has_scanned().seen
+        use = use_of(self.state, run.roots, run.excluded, last, entries, run.ready)
+        environment = {**record_environment(), USER_HOME: os.path.expanduser("~")}
         manifest = Manifest(
             self.workspace,
             request.snapshot,
@@ -427,8 +436,8 @@ class SnapshotRun(AgentRun):
             entries,
             chunks,
             packs,
-            self._has_scanned().seen.skipped,
-            {**record_environment(), USER_HOME: os.path.expanduser("~"), **losses, **line.record()},
+            last.skipped,
+            {**environment, **losses, **line.record(), **used_record(use.classes)},
             {
                 "files": len(files),
                 "bytes": sum(e.size for e in files),
@@ -438,7 +447,7 @@ class SnapshotRun(AgentRun):
         )
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
-        return _Written(request.snapshot, blob, root, entries, signatures, line)
+        return _Written(request.snapshot, blob, root, entries, signatures, line, use)
 
 
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:

@@ -71,6 +71,15 @@ class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
         return (self.target, self.roots) == (target, roots)
 
 
+class Use(msgspec.Struct, frozen=True, array_like=True):
+    """How a restored tree is used: since when, by this machine's clock, and which files of each of
+    ``roots`` had been when the machine was ready. None: nobody has said that it was."""
+
+    roots: list[bytes]
+    since_ns: int
+    ready: list[set[bytes]] | None = None
+
+
 _UNREADABLE = SyncRecord(b"", SnapshotId("unknown"), b"", [], True, [])
 """Replaces a damaged record: it may have been any sync, at any step."""
 
@@ -86,6 +95,7 @@ class WorkspaceState:
         self.restore_journal = self.folder / "restore"
         self._sync_record = self.folder / "sync"
         self._past = self.folder / "past"
+        self._use = self.folder / "use"
         self._lock_fd: int | None = None
 
     def lock(self) -> None:
@@ -146,6 +156,16 @@ class WorkspaceState:
         last one that was remembered: a later snapshot then seems to lack this work."""
         with suppress(OSError):
             self._keep_past(msgspec.structs.replace(self.past(), line=line))
+
+    def use(self) -> Use | None:
+        """The use of what a restore brought here; None where none did."""
+        try:
+            return msgspec.msgpack.decode(self._use.read_bytes(), type=learned(Use))
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def keep_use(self, use: Use) -> None:
+        _write(self._use, msgspec.msgpack.encode(use))
 
     def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
         """The root hash of the snapshot that ``roots`` equalled at the last comparison."""

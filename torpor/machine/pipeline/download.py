@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from contextlib import closing
 from itertools import repeat
 from pathlib import Path
@@ -70,8 +79,9 @@ class Lot(NamedTuple):
 class FetchPlan:
     """Which chunks go where, which packs make up which part, and which chunks are ``done``.
 
-    ``first``: entries that are wanted first, by number, each with its position in the user's order.
-    Which chunks come first depends on the snapshot and on this alone, never on what is done.
+    ``first``: entries that are wanted first, by number, each with its position in the user's order;
+    packs with any of ``then`` follow. Which chunks come first depends on the snapshot and on
+    ``first`` alone, never on what is done.
     """
 
     def __init__(
@@ -81,6 +91,7 @@ class FetchPlan:
         done: set[int],
         part_bytes: int = PART_BYTES,
         first: Mapping[int, int] = NOTHING_FIRST,
+        then: Set[int] = frozenset(),
     ) -> None:
         self.manifest = manifest
         self.done = done
@@ -111,7 +122,7 @@ class FetchPlan:
             for number, lot in self._cut_pack(pack, numbers):
                 if number not in done:
                     self._lots.setdefault(lot, []).append(number)
-        self.parts = self._share_out(ranks, max_parts, part_bytes)
+        self.parts = self._share_out(ranks, then, max_parts, part_bytes)
 
     def chunks_of(self, pack_id: bytes, piece: int = 0) -> list[int]:
         """The chunks to fetch from a pack, by offset: of one piece, or those that come later."""
@@ -142,16 +153,21 @@ class FetchPlan:
             yield number, Lot(pack, piece)
 
     def _share_out(
-        self, ranks: Mapping[int, int], max_parts: int, part_bytes: int
+        self, ranks: Mapping[int, int], then: Set[int], max_parts: int, part_bytes: int
     ) -> list[list[Lot]]:
         last = len(ranks)
         others = [lot for lot in self._lots if not lot.piece]
+        if then:
+            others.sort(key=lambda lot: then.isdisjoint(self._entries_of(lot)))
         first = [lot for lot in self._lots if lot.piece]
         first.sort(key=lambda lot: min(ranks.get(n, last) for n in self._lots[lot]))
         share = self.plain_bytes(first) / max(1, self.plain_bytes(self._lots))
         most = max(round(max_parts * share), min(FIRST_PARTS, max_parts // 2), 1)
         early = self._cut(first, min(most, max(1, max_parts - 1)), min(part_bytes, PIECE_BYTES))
         return [*early, *self._cut(others, max(1, max_parts - len(early)), part_bytes)]
+
+    def _entries_of(self, lot: Lot) -> Iterator[int]:
+        return (use.entry for number in self._lots[lot] for use in self.uses[number])
 
     def _cut(self, lots: Sequence[Lot], most: int, part_bytes: int) -> list[list[Lot]]:
         """``lots`` in their order, in at most ``most`` parts."""

@@ -1,13 +1,15 @@
-"""The names that a user wants first: what they are, and what comes with them."""
+"""What a restore brings first: what the user names, or what was used; and what comes with it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.walk import compile_excludes
-from torpor.shared.format.manifest import DIRECTORY, HARDLINK, SYMLINK, Entry
+from torpor.shared.format.file_use import BEFORE_READY, NEVER
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
+from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 MOST_HOPS: Final = 8
 """How many symlinks that lead to symlinks are followed."""
@@ -18,12 +20,14 @@ Place = tuple[int, bytes]
 class First(NamedTuple):
     """Entries, by their number in the manifest, with their position in the user's list.
 
-    ``passages``: directories above them in which something else is still to be written.
+    ``passages``: directories above them in which something else is still to be written. ``then``:
+    entries that follow, before the rest.
     """
 
     ranks: dict[int, int]
     passages: set[int]
     unmatched: list[str]
+    then: Set[int] = frozenset()
 
     def places(self, entries: Sequence[Entry]) -> set[Place]:
         return {(entries[n].root, entries[n].path) for n in self.passages}
@@ -48,12 +52,59 @@ def find_first(entries: Sequence[Entry], patterns: Sequence[str]) -> First:
         if not led_to:
             break
         ranks = _with_all_below(entries, ranks | led_to)
+    ranks, passages = _with_directories(entries, numbers, ranks, len(patterns))
+    return First(ranks, passages, unmatched)
+
+
+def find_used(entries: Sequence[Entry], classes: bytes) -> First:
+    """What was used before the machine was ready; what was used later follows.
+
+    With it come what it may look for and never read, such as the source of a compiled Python
+    module: all symlinks, and small files in directories in which anything was used.
+    """
+    if not classes:
+        return NO_FIRST
+    files = {n for n, e in enumerate(entries) if e.kind in (FILE, HARDLINK)}
+    used = {n for n, when in enumerate(classes) if when != NEVER and n in files}
+    early = {n for n in used if classes[n] == BEFORE_READY}
+    if not early:
+        return NO_FIRST._replace(then=used)
+    beside = set(_around(entries[n] for n in used))
+    seeds = {
+        number
+        for number, entry in enumerate(entries)
+        if number in early
+        or entry.kind == SYMLINK
+        or (
+            entry.kind == FILE
+            and entry.size < BIG_FILE_BYTES
+            and (entry.root, os.path.dirname(entry.path)) in beside
+        )
+    }
+    numbers = {(entry.root, entry.path): number for number, entry in enumerate(entries)}
+    ranks, passages = _with_directories(entries, numbers, dict.fromkeys(seeds, 0), 1)
+    return First(ranks, passages, [], used)
+
+
+def _around(used: Iterable[Entry]) -> Iterator[Place]:
+    """The directories of these files; for compiled Python modules, that of their sources too."""
+    for entry in used:
+        directory = os.path.dirname(entry.path)
+        yield entry.root, directory
+        if os.path.basename(directory) == b"__pycache__":
+            yield entry.root, os.path.dirname(directory)
+
+
+def _with_directories(
+    entries: Sequence[Entry], numbers: dict[Place, int], ranks: dict[int, int], last: int
+) -> tuple[dict[int, int], set[int]]:
+    """These with all names of their files, and the directories above: those that are complete then,
+    at position ``last``, and the others."""
     ranks = _with_every_name(entries, numbers, ranks)
     above = _above(entries, numbers, ranks)
     rest = [n for n in range(len(entries)) if n not in ranks and n not in above]
     busy = _above(entries, numbers, rest)
-    ranks = dict.fromkeys(above - busy, len(patterns)) | ranks
-    return First(ranks, above & busy, unmatched)
+    return dict.fromkeys(above - busy, last) | ranks, above & busy
 
 
 def _matched(entries: Sequence[Entry], patterns: Sequence[str]) -> tuple[dict[int, int], list[str]]:

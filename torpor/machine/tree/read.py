@@ -26,7 +26,7 @@ class Read(NamedTuple):
 def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature) -> Read:
     """Read ``length`` bytes at ``offset`` of a regular file; see Read."""
     try:
-        fd = _open(os.path.join(root, path))
+        fd = open_unseen(os.path.join(root, path))
     except OSError as exc:
         if exc.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             return Read(b"", stable=False, gone=True)
@@ -60,7 +60,7 @@ def let_writes_end(fd: int, offset: int = 0) -> None:
 def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
     """Where a sparse file holds data: (offset, length) in order; all of it when unknown."""
     try:
-        fd = _open(os.path.join(root, path))
+        fd = open_unseen(os.path.join(root, path))
     except OSError:
         return [(0, size)]  # any fault shows when it is read
     try:
@@ -74,7 +74,7 @@ def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
 @contextmanager
 def opened(full: bytes) -> Iterator[int]:
     """A file descriptor for reading, never through a symlink, once writes that run have ended."""
-    fd = _open(full)
+    fd = open_unseen(full)
     try:
         let_writes_end(fd)
         yield fd
@@ -82,11 +82,13 @@ def opened(full: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-def _open(full: bytes) -> int:
+def open_unseen(name: bytes, parent: int | None = None) -> int:
+    """Open a file, in the directory ``parent``, without moving its access time: that says what
+    others read."""
     try:
-        return os.open(full, _FLAGS | os.O_NOATIME)
+        return os.open(name, _FLAGS | os.O_NOATIME, dir_fd=parent)
     except PermissionError:
-        return os.open(full, _FLAGS)  # O_NOATIME is for the owner and for root only
+        return os.open(name, _FLAGS, dir_fd=parent)  # O_NOATIME is for the owner and for root only
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:

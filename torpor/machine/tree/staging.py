@@ -19,6 +19,7 @@ from blake3 import blake3
 from torpor.machine.tree.changes import Copy, Place, Staged
 from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.read import open_unseen
 from torpor.machine.tree.walk import Signature
 from torpor.machine.tree.write import NO_ROOM, write_all
 from torpor.shared.errors import InvalidInput, StillChanging
@@ -248,9 +249,7 @@ class Staging:
         root, path = run.source.place
         parent, name = self._directories.parent(root, path)
         try:
-            source = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
-            )
+            source = open_unseen(name, parent)
         except OSError:
             raise _changed(path) from None
         try:

@@ -69,6 +69,7 @@ class Walk(NamedTuple):
     """Root and path of names whose file has a name in an earlier root too: a manifest has no hard
     links between roots, so they come back as files of their own."""
     fresh: list[int]  # positions of the entries that are not as they were held
+    read: set[tuple[int, bytes]]  # root and path of files that were read since their last change
 
     def rests(self, file: Unread) -> bool:
         """Whether any change after the walk is sure to change the signature of ``file``."""
@@ -182,7 +183,7 @@ def walk(
     places = [place for root in roots for place in file_systems(root, excluded)]
     mapped = mapped_unseen(places)
     started_ns = time.time_ns()
-    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns, [], [])
+    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns, [], [], set())
     linked: set[tuple[int, int]] = set()
     for number, root in enumerate(roots):
         linked |= _walk_root(number, root, held[number], excluded, mapped, check, found, linked)
@@ -226,6 +227,8 @@ def _walk_root(
             first = links.setdefault((st.st_dev, st.st_ino), path)
             if (st.st_dev, st.st_ino) in linked:
                 found.parted.append((number, path))
+        if st.st_atime_ns > st.st_ctime_ns and is_read(st):
+            found.read.add((number, path))
         known = held.get(path)
         process = ""
         if mapped:
@@ -263,7 +266,7 @@ def _walk_root(
         check()
         prefix = directory + b"/" if directory else b""
         below = []
-        for name, st in _listing(os.path.join(root, directory)):
+        for name, st in listing(os.path.join(root, directory)):
             path = prefix + name
             if excluded is not None and excluded(path):
                 continue
@@ -310,7 +313,15 @@ def _new_entry(
     )
 
 
-def _listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
+def is_read(st: os.stat_result) -> bool:
+    """Whether a file was read since it was last changed or restored. A restore sets the access time
+    to the mtime, which may be in the future."""
+    read_ns = st.st_atime_ns
+    return st.st_ctime_ns < read_ns != st.st_mtime_ns and stat.S_ISREG(st.st_mode)
+
+
+def listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
+    """The names in a directory, sorted; none where it is gone."""
     found = []
     try:
         with os.scandir(directory) as names:

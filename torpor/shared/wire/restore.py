@@ -6,8 +6,8 @@ from typing import Annotated, Generic
 
 import msgspec
 
-from torpor.shared.values import GpuUse, Grant, ObjectKey, SnapshotId
-from torpor.shared.wire.request import A, BeginsRun, Count, Names, Nothing, OfRun, Words
+from torpor.shared.values import GpuUse, Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.wire.request import A, BeginsRun, Count, Names, Nothing, OfRun, Request, Words
 
 
 class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
@@ -59,7 +59,8 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
-    run may have begun or completed this restore. ``first``: patterns of what comes first.
+    run may have begun or completed this restore. ``first``: patterns of what comes first; without
+    any, what the snapshot says that was used.
     ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
     these directories themselves. ``aside``: a target that holds something is renamed, where nothing
     says that it is of this workspace; never with ``resume``."""
@@ -185,3 +186,11 @@ class EndRestore(OfRun[Nothing], frozen=True):
     """Give the workspace back."""
 
     op = "restore.end"
+
+
+class NoteReady(Request[Nothing], frozen=True):
+    """The workspace's machine is ready: what was used by now comes first in the next restore. Holds
+    no workspace, and does nothing where no restore brought it."""
+
+    op = "workspace.ready"
+    workspace: WorkspaceName

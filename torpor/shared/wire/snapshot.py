@@ -140,7 +140,7 @@ class ListPacks(OfRun[Packs], frozen=True):
 class Committed(msgspec.Struct, frozen=True):
     """A manifest that the store has acknowledged; not verified yet. ``root`` in hex; ``encoding``:
     how chunks were encoded and why, in words. ``unaccepted`` and ``accepted``: files that changed
-    while they were read."""
+    while they were read. ``blind``: where a disk begins that does not show which files are read."""
 
     root: str
     manifest_bytes: Count
@@ -151,6 +151,7 @@ class Committed(msgspec.Struct, frozen=True):
     encoding: Words
     accepted_count: Count = 0
     accepted: Names = []
+    blind: Words = ""
 
 
 class Commit(OfRun[Committed], frozen=True):
