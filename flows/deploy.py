@@ -18,7 +18,7 @@ from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Stack as OpenStack
 from torpor.control.deploy.stack import StrategyName, strategy_named
-from torpor.shared.errors import RestoreUnfinished
+from torpor.shared.errors import RestoreUnfinished, StartedTooEarly
 
 
 @flow("deploy")
@@ -68,9 +68,9 @@ def deploy_stack(
 ) -> DeployReport:
     """Deploy on the workspace's machine, or on a new one. If the machine that a killed run left
     holds an unfinished restore of another snapshot, it is destroyed, and a second round rents
-    another one."""
-    for again in rounds(2, RestoreUnfinished):
-        chosen = Chosen(stack, strategy, full_check, trial)
+    another one. So it does where the server has started too early; there it starts last."""
+    for number, again in enumerate(rounds(2, RestoreUnfinished, StartedTooEarly)):
+        chosen = Chosen(stack, strategy, full_check, trial, early=not number)
         with again, deployment_on_a_machine(opened, chosen, snapshot) as deployment:
             deployment.stop_earlier()
             deployment.bring()  # environment and workspace, beside each other

@@ -53,6 +53,7 @@
     ├── JobFailed               a job has ended without success; its work is stored
     ├── NotDelivered            a notification block did not accept a message
     ├── DeployFailed            a server did not come up, or gave a wrong answer
+    │   └── StartedTooEarly     it wrote where files were still restored; start it after that
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run
 
@@ -284,6 +285,10 @@ class NotDelivered(TorporError):
 
 
 class DeployFailed(TorporError):
+    pass
+
+
+class StartedTooEarly(DeployFailed):
     pass
 
 

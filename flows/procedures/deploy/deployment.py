@@ -66,6 +66,7 @@ from torpor.shared.errors import (
     RestoreUnfinished,
     RunCancelled,
     SnapshotDamaged,
+    StartedTooEarly,
     TorporError,
 )
 from torpor.shared.format.keys import Seal
@@ -82,12 +83,14 @@ class Trial:
 
 
 class Chosen(NamedTuple):
-    """What a user asks for."""
+    """What a user asks for. ``early``: the server may start when what an earlier one used is there,
+    before all is restored."""
 
     stack: Stack
     strategy: StrategyName
     full_check: bool
     trial: Trial | None
+    early: bool = True
 
     @property
     def how(self) -> Strategy:
@@ -290,7 +293,7 @@ class Deployment:
         running: list[Future[None]] = []
 
         def when_first() -> None:
-            if self._stack.fetch:
+            if self._stack.fetch or not (spec.first or self._chosen.early):
                 return
             for environment in made:
                 environment.result()
@@ -344,12 +347,27 @@ class Deployment:
             self._check_wanted()
             if not restore.plan.complete:
                 restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
-                finish_restore(restore)
-                check_restore(restore, self._chosen.full_check)
+                with self._early_start_named():
+                    finish_restore(restore)
+                    check_restore(restore, self._chosen.full_check)
         self._warnings += [
             *moved(self._opened, tenancy.machine, restore.plan),
             *restore.finished.warnings,
         ]
+
+    @contextmanager
+    def _early_start_named(self) -> Iterator[None]:
+        """StartedTooEarly, where what was restored is not as it was and only a server that nobody
+        has asked to start early can have changed it."""
+        try:
+            yield
+        except (InvalidInput, SnapshotDamaged) as error:
+            if not self._served or self._opened.spec.first:
+                raise
+            raise StartedTooEarly(
+                f"the server started when what an earlier one had used was there, and wrote to "
+                f"files that were still restored: {error}"
+            ) from error
 
     @contextmanager
     def _measured(self, what: str) -> Iterator[None]:

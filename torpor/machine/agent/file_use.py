@@ -2,7 +2,9 @@
 
 A deploy says when its server has answered: what was used by then makes the machine ready. The next
 deploy that restores the workspace replaces that. Until then a file that made a machine ready stays
-so, as long as it is in the tree: a wake without a deploy forgets nothing.
+so, as long as it is in the tree: a wake without a deploy forgets nothing. What was written since
+counts as well, also if that was later: a server that starts before such a file is restored would
+make a new one.
 """
 
 from __future__ import annotations
@@ -71,9 +73,9 @@ def use_of(
     def when(entry: Entry) -> int:
         if entry.kind not in (FILE, HARDLINK):
             return NEVER
-        name = (entry.root, entry.path)
-        if name in ready:
+        name, is_written = (entry.root, entry.path), entry.mtime_ns >= use.since_ns
+        if name in ready or (is_written and ready):
             return BEFORE_READY
-        return LATER if name in last.read or entry.mtime_ns >= use.since_ns else NEVER
+        return LATER if is_written or name in last.read else NEVER
 
     return Noted(bytes(map(when, entries)))
