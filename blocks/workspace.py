@@ -67,6 +67,7 @@ class Workspace(Block):
         resume: A command that continues that work, when the machine is kept.
         accept_changed: Patterns of files that may change while they are read.
         accept_lost: Directories outside of the workspace that may be lost with the machine.
+        save_minutes: How often a rented machine stores its workspace by itself, in minutes.
         when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
         idle: The block of idle rules.
         project: The project that its machines are paid for.
@@ -199,6 +200,17 @@ class Workspace(Block):
             "/data/cache: absolute paths, or paths that begin with ~/. They are not looked at."
         ),
     )
+    save_minutes: int = Field(
+        default=0,
+        ge=0,
+        le=1440,
+        title="Save every (minutes)",
+        description=(
+            "How often a rented machine stores what has changed by itself, so that one that "
+            "vanishes costs these minutes of work: 5 suits most, 1 is possible. `watch` must run. "
+            "No quiesce command runs before such a save. 0: never."
+        ),
+    )
     when_idle: Literal["hibernate", "report"] = Field(
         default="hibernate",
         title="When idle",
@@ -270,6 +282,7 @@ class Workspace(Block):
             parts=tuning.parts,
             part_bytes=tuning.part_bytes,
             compression=tuning.compression(),
+            save_minutes=self.save_minutes,
             idle=idleness.rules(hibernate=self.when_idle == "hibernate"),
             when_left=idleness.when_left,
         )
@@ -278,7 +291,7 @@ class Workspace(Block):
         """The same store, provider and identity under a reserved name; never saved."""
         changes = {
             "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [], "resume": [],
-            "accept_changed": [], "accept_lost": [],
+            "accept_changed": [], "accept_lost": [], "save_minutes": 0,
             **self.open_tuning().model_dump(include={*Tuning.model_fields}), "tuning": "",
             "left_behind": "report", "parts": parts, "part_mib": part_mib,
         }  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
+
 from blocks import Workspace
 from flows.procedures.snapshot import LOOK_TO_REFUSE_S
 from tasks.adoption import (
@@ -15,6 +17,7 @@ from tasks.adoption import (
     mark_adopted,
     record_adoption,
 )
+from tasks.autosave import start_autosave
 from tasks.flow import flow
 from tasks.runner import runner
 from tasks.snapshot import begin_snapshot, look_for_losses, scan
@@ -62,10 +65,12 @@ def adopt(
     session, shown = log_in_to_adopt(opened, found, host_key)
     with session:
         size, outside = _look_around(opened, session)
-    if not dry_run:
-        rental = record_adoption(opened, found, shown)  # first: then a kill leaves no orphan
-        mark_adopted(found.provider, found.machine, rental.label)
-        runner().log.info("machine %s is adopted: rental %s", found.machine.id, rental.label.rental)
+        if not dry_run:
+            rental = record_adoption(opened, found, shown)  # first: then a kill leaves no orphan
+            mark_adopted(found.provider, found.machine, rental.label)
+            adopted = msgspec.structs.replace(found.machine, label=rental.label)
+            runner().log.info("machine %s is adopted: rental %s", adopted.id, rental.label.rental)
+            start_autosave(opened, session, adopted)
     return AdoptReport(
         workspace=opened.spec.name,
         machine=found.machine.id,

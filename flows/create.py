@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from blocks import Workspace
 from flows.procedures.rented_machine import rented_machine
+from tasks.autosave import start_autosave
 from tasks.flow import flow
-from tasks.machines import hand_over
+from tasks.machines import hand_over, open_session
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.shared.values import Machine
 
@@ -21,4 +22,7 @@ def create(workspace: Workspace | str) -> Machine:
     probe_store(opened)
     with rented_machine(opened) as tenancy:
         hand_over(tenancy, alone=True)
+    if opened.spec.save_minutes:
+        with open_session(opened, tenancy.machine) as session:
+            start_autosave(opened, session, tenancy.machine)
     return tenancy.machine

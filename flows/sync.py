@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from blocks import Workspace
 from flows.procedures.snapshot import back_up
 from flows.procedures.sync import Synchronisation
+from tasks.autosave import start_autosave
 from tasks.flow import flow
 from tasks.lineage import lacks, look_for_work_elsewhere
 from tasks.machines import chosen_machine, open_session
@@ -58,4 +59,5 @@ def sync(
         report = Synchronisation(opened, session, live.id, wanted).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )
+        start_autosave(opened, session, live)
     return replace(report, warnings=[*lacking, *report.warnings])

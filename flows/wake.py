@@ -9,6 +9,7 @@ from flows.procedures.offers import offers_for
 from flows.procedures.rented_machine import own_or_rented_machine
 from flows.procedures.restore import arrival, restore_parts
 from flows.procedures.rounds import rounds
+from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
@@ -81,6 +82,7 @@ def wake_workspace(
                 finish_restore(restore)
                 check_restore(restore, full_check)
             hand_over(tenancy, restore.plan, alone=True)
+            start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
     return replace(report, budgets=budgets)

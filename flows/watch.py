@@ -94,8 +94,9 @@ def watch(
     if not dry_run:
         _renew(standing.findings, opened, faults)
     over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
+    saved = opened.keys() - with_job if not dry_run else set()
     looks = [
-        (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
+        (one, look_at.submit(opened[_name(one)], one.machine, one.rental, _name(one) in saved))
         for one in used
         if one.machine and one.rental
     ]

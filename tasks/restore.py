@@ -23,10 +23,15 @@ from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.search import fit
-from torpor.control.reports import FirstReport, WakeReport
+from torpor.control.reports import FirstReport, WakeReport, moment
 from torpor.control.safety import check_packs
-from torpor.control.store.receipts import is_verified
-from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.control.store.receipts import is_autosave, is_verified, newest_verified
+from torpor.control.store.snapshots import (
+    find_snapshot,
+    open_manifest,
+    read_manifest,
+    snapshot_ids,
+)
 from torpor.control.upkeep.differences import entry_at
 from torpor.control.upkeep.lineage import lacking, named
 from torpor.shared.errors import (
@@ -39,7 +44,7 @@ from torpor.shared.errors import (
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.roots import places_of
-from torpor.shared.values import Machine, StoredSnapshot, Want, snapshot_id, tidy_path
+from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, Want, snapshot_id, tidy_path
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
@@ -55,7 +60,9 @@ def pick_snapshot_to_wake(
     named."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     try:
-        found = find_snapshot(opened.store, opened.spec.name, name)
+        found = (
+            _newest(opened) if name is None else find_snapshot(opened.store, opened.spec.name, name)
+        )
         manifest = check_packs(
             opened.store,
             found,
@@ -75,11 +82,41 @@ def pick_snapshot_to_wake(
     want = fitted(opened.spec.want, manifest)
     spec = msgspec.structs.replace(opened.spec, want=want)
     left = [
+        *_saved_by_itself(opened, found, manifest),
         *lacks(found.snapshot, lacking(opened.store, opened.spec.name, lineage_of(manifest))),
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
+
+
+def _newest(opened: OpenWorkspace) -> StoredSnapshot:
+    """The newest snapshot. Of what a machine saved by itself, only what is whole."""
+    store, of = opened.store, opened.spec
+    verified = newest_verified(store, of.name)
+    found, refused = newest_whole(
+        store, of.name, opened.seal, verified, of.restorable, only_own=True
+    )
+    for error in refused:
+        runner().log.warning("a newer save of the machine is not used: %s", error)
+    return found or find_snapshot(store, of.name, None)
+
+
+def _saved_by_itself(opened: OpenWorkspace, found: StoredSnapshot, manifest: Manifest) -> list[str]:
+    """What a wake says of a save that a machine has made by itself, and of that machine's end."""
+    if not is_autosave(manifest):
+        return []
+    words = f"this is what the machine saved by itself at {moment(found.modified_unix)}"
+    ended = [
+        rental
+        for rental in opened.rentals.history(found.modified_unix)
+        if rental.handed_unix and not rental.snapshot
+    ]
+    last = max(ended, key=lambda rental: rental.ended_unix or 0.0, default=None)
+    if last is not None and last.ended_unix and last.ended_unix >= found.modified_unix:
+        words += f"; machine {last.machine} was found lost at {moment(last.ended_unix)}"
+    runner().log.warning("%s", words)
+    return [words]
 
 
 def _instead(opened: OpenWorkspace) -> str:
@@ -113,12 +150,11 @@ def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
 
 @step("pick snapshot", phase="prepare")
 def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredSnapshot, Lineage]:
-    """The newest snapshot or the named one, and its lineage. LacksWork where the newest one lacks
-    work that another one has: only a name takes it then."""
+    """The newest snapshot that no machine made by itself or the named one, and its lineage.
+    LacksWork where the newest one lacks work that another one has: only a name takes it then."""
     named_by_user = wanted not in ("", NEWEST)
-    found = find_snapshot(
-        opened.store, opened.spec.name, snapshot_id(wanted) if named_by_user else None
-    )
+    name = snapshot_id(wanted) if named_by_user else _newest_of_a_run(opened)
+    found = find_snapshot(opened.store, opened.spec.name, name)
     line = lineage_of(_read(opened, found))
     others = [] if named_by_user else lacking(opened.store, opened.spec.name, line)
     if others:
@@ -128,6 +164,17 @@ def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredS
             "snapshot to sync to in `snapshot`, or delete or pin the other one first"
         )
     return found, line
+
+
+def _newest_of_a_run(opened: StoredWorkspace) -> SnapshotId | None:
+    store, name = opened.store, opened.spec.name
+    for snapshot in reversed(snapshot_ids(store, name)):
+        try:
+            if not is_autosave(open_manifest(store, name, snapshot, opened.seal)[0]):
+                return snapshot
+        except SnapshotError:  # who wants it hears why
+            return snapshot
+    return None
 
 
 @step("choose path", phase="prepare")

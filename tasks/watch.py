@@ -6,10 +6,11 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from tasks.autosave import renew_autosave
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
 from tasks.retries import ONCE
@@ -128,20 +129,30 @@ def renew_deadline(opened: OpenWorkspace, machine: Machine) -> None:
         provider.renew(machine)
 
 
+class MachineLook(NamedTuple):
+    """``saves``: what the machine says of its own saves."""
+
+    verdict: Verdict
+    saves: str = ""
+
+
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)
-def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental) -> Verdict:
+def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental, saves: bool) -> MachineLook:
     """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
-    had within LOOK_S."""
+    had within LOOK_S. ``saves``: let it go on to save its workspace by itself."""
     try:
         with open_session.function(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
             over.start()
             try:
-                return _judged(opened, _read(opened, session), rental)
+                verdict = _judged(opened, _read(opened, session), rental)
+                return MachineLook(
+                    verdict, renew_autosave(opened, session, machine) if saves else ""
+                )
             finally:
                 over.cancel()
     except TorporError as error:
-        return Verdict("unknown", str(error))
+        return MachineLook(Verdict("unknown", str(error)))
 
 
 @step("see that it is idle", retries=ONCE)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from flows.procedures.restore import arrival
+from tasks.autosave import start_autosave
 from tasks.machines import create_machine, endpoint_of, hand_over, open_session, own_machine
 from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.progress import Progress
@@ -300,6 +301,7 @@ class Fleet:
                 self._keep(candidate, restore.plan)
                 if restore.plan.complete:
                     hand_over(tenancy, alone=False)
+                    start_autosave(self._opened, session, tenancy.machine)
                     return woken(self._opened, tenancy.machine, restore, self._order.full_check)
                 with self._member(candidate, tenancy.machine, restore) as member:
                     with phase("restore"):
@@ -307,6 +309,7 @@ class Fleet:
                     finish_restore(restore)
                     check_restore(restore, self._order.full_check)
                     hand_over(tenancy, alone=False)
+                    start_autosave(self._opened, session, tenancy.machine)
                     report = woken(self._opened, tenancy.machine, restore, self._order.full_check)
                     self._exchange.linger(member)
                     return report

@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
+from tasks.autosave import delete_autosaves, end_autosave, start_autosave
 from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
@@ -87,9 +88,13 @@ def take_snapshot(
 def back_up(
     opened: OpenWorkspace, session: Agent, machine: Machine
 ) -> tuple[HibernateReport, Verified]:
-    """Take a snapshot of a machine that its user keeps, and warn of what that lacks."""
+    """Take a snapshot of a machine that its user keeps, and warn of what that lacks. The machine's
+    own saves go on from it."""
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
+    start_autosave(opened, session, machine)
+    if not report.shrunk:  # else they may hold what it lacks
+        delete_autosaves(opened, verified)
     return report, verified
 
 
@@ -235,6 +240,7 @@ class Snapshot:
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:
         """Destroy the machine until its end is proven."""
+        end_autosave(opened, self._session)
         try:
             destroy_machine(opened, self._machine, warrant)
         except BaseException as error:

@@ -19,6 +19,7 @@ from torpor.shared.wire.activity import (
     JUPYTER_SILENT,
     NO_GPU,
     OWN_RUN,
+    OWN_SAVE,
     PERSON,
     UNKNOWN,
     Sample,
@@ -271,3 +272,16 @@ def test_a_busy_gpu_is_never_idle(
 ) -> None:
     samples = _with(range(WINDOW - seconds, WINDOW), _machine(spells), gpu=50)
     assert _verdict(samples).kind != "idle"
+
+
+def test_the_seconds_of_its_own_saves_keep_no_machine_busy() -> None:
+    """They are no quiet ones either, and a GPU works for its user then, too."""
+    costs = {"cpu": 300, "network": 50_000, "disk": 50_000, "flags": OWN_SAVE}
+    for samples in (quiet(WINDOW), CPU_ONLY):
+        saves = _with(range(WINDOW - 4, WINDOW), _with(range(100, 106), samples, **costs), **costs)
+        assert _verdict(saves).kind == "idle"
+        assert _verdict(saves, served_s=float(WINDOW)).kind == "idle"
+    longer = _verdict(_with(range(100, 140), quiet(WINDOW), **costs))
+    assert (longer.kind, longer.reason) == ("unknown", "it saved itself for too long")
+    works = _with(range(100, 140), quiet(WINDOW), **costs, gpu=50)
+    assert _verdict(works).kind == "busy"

@@ -33,6 +33,7 @@ KEPT: dict[str, Any] = {
     "paths": ["/data", "~/work"],
     "exclude": ["*.pyc"],
     "first": ["venv"],
+    "save_minutes": 5,
     "store": "s3",
     "provider": "vast-provider/v",
     "more_providers": ["runpod-provider/r"],

@@ -16,6 +16,7 @@ from torpor.shared.wire.activity import (
     GPUS_UNREADABLE,
     JUPYTER_SILENT,
     NOBODY,
+    OWN_SAVE,
     PERSON,
     UNKNOWN,
     Activity,
@@ -28,6 +29,8 @@ OWN_WORK: Final = "torpor works on it"
 """The reason of a machine on which a run of torpor is under way."""
 _AHEAD_S: Final = 5.0  # by which a sample may be younger than the answer that brings it
 _UNREADABLE: Final = "unreadable"
+_SAVING: Final = "its own save"
+_NO_WORK: Final = {_UNREADABLE, _SAVING}
 _NOW: Final = 3
 """If the newest samples all show work, the machine works, however quiet it was before."""
 
@@ -47,7 +50,8 @@ def judge(
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
     A machine on which a job's command runs is busy, whatever the figures say. A server that torpor
     has started is no job. But its start in the window, and one second of work there, are a use of
-    it: work on a GPU; without GPUs, any work.
+    it: work on a GPU; without GPUs, any work. The seconds in which the machine saved its workspace
+    by itself are neither work nor quiet, but for its GPUs and its people.
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
@@ -117,7 +121,7 @@ def _server(
     if activity.served_s is None:
         return ""
     for sample in reversed(seen):
-        causes = set(_causes(sample, rules)) - {_UNREADABLE}
+        causes = set(_causes(sample, rules)) - _NO_WORK
         if sample.gpu > rules.gpu_percent or (causes and not gpus):
             what = "used a GPU" if gpus else "something worked"
             return f"{what} {_span(activity.now_s - sample.at_s)}"
@@ -149,14 +153,14 @@ def _by_seconds(
         causes = set(_causes(sample, rules))
         for cause in causes:
             spent[cause] = spent.get(cause, 0.0) + covered_s
-        active_s += covered_s * bool(causes - {_UNREADABLE})
-        unread_s += covered_s * (causes == {_UNREADABLE})
+        active_s += covered_s * bool(causes - _NO_WORK)
+        unread_s += covered_s * (bool(causes) and causes <= _NO_WORK)
         quiet_s += covered_s * (not causes)
     spare_s = (1 - rules.share) * window_s
-    newest_few = [bool(set(_causes(sample, rules)) - {_UNREADABLE}) for sample in seen[-_NOW:]]
+    newest_few = [bool(set(_causes(sample, rules)) - _NO_WORK) for sample in seen[-_NOW:]]
     works_now = bool(newest_few) and all(newest_few)
-    if active_s > spare_s or works_now or (spent.keys() - {_UNREADABLE} and not whole):
-        named = sorted((c for c in spent if c != _UNREADABLE), key=lambda c: -spent[c])
+    if active_s > spare_s or works_now or (spent.keys() - _NO_WORK and not whole):
+        named = sorted((c for c in spent if c not in _NO_WORK), key=lambda c: -spent[c])
         words = ", ".join(f"{c} in {_percent(spent[c], window_s)}" for c in named)
         return Verdict("busy", f"{words} of {_span(window_s)}")
     if unread_s > spare_s or _UNREADABLE in _causes(newest, rules):
@@ -179,13 +183,14 @@ def _causes(sample: Sample, rules: IdleRules) -> Iterator[str]:
         yield f"a GPU above {rules.gpu_percent:g} %"
     if sample.gpu_state in (GPUS_UNREADABLE, GPU_LOST):
         yield _UNREADABLE
+    saves = bool(sample.flags & OWN_SAVE)
     for value, most, what in (
         (sample.cpu, rules.cpu_percent, f"CPU above {rules.cpu_percent:g} % of a core"),
         (sample.network, rules.network_kib_s, f"network above {rules.network_kib_s:g} KiB/s"),
         (sample.disk, rules.disk_kib_s, f"disk above {rules.disk_kib_s:g} KiB/s"),
     ):
         if most and value > most:
-            yield what
+            yield _SAVING if saves else what
         if most and value == UNKNOWN:
             yield _UNREADABLE
 
@@ -202,8 +207,8 @@ def _unread(newest: Sample, rules: IdleRules) -> str:
     ]
     if newest.gpu_state == GPUS_UNREADABLE:
         figures.insert(0, "GPU")
-    named = " and ".join(figures) or "some"
-    return f"its {named} activity cannot be read"
+    named = " and ".join(figures)
+    return f"its {named} activity cannot be read" if named else "it saved itself for too long"
 
 
 def _percent(part_s: float, whole_s: float) -> str:

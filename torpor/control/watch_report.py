@@ -48,6 +48,7 @@ class Watched(msgspec.Struct, frozen=True):
     newest_unix: float | None = None  # of its newest snapshot
     idle: bool = False  # it is to be hibernated
     over: str = ""  # the same, whatever its verdict: which budget is spent
+    saves: str = ""  # what its machine says of its own saves
     differ: str = ""  # in what the blocks of its workspace differ, where that keeps it
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
@@ -60,6 +61,7 @@ class Watched(msgspec.Struct, frozen=True):
             "jobs": "; ".join(job.words() for job in jobs[:_MOST_JOBS]),
             "reason": "; ".join(filter(None, (self.reason, self.differ))),
             "newest snapshot": _age(self.newest_unix, now_unix),
+            "own saves": self.saves,
             "since": moment(self.since_unix) if self.since_unix else "",
             "runs on": f"{self.machine} at {self.provider}" if self.machine else "no machine",
         }
@@ -119,6 +121,7 @@ class WatchReport(Report, frozen=True):
                     "jobs": "",
                     "reason": more.who if more else row["state"],
                     "newest snapshot": "",
+                    "own saves": "",
                     "since": row["since"],
                     "runs on": f"{named} at {row['provider']}",
                 }

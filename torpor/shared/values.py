@@ -263,6 +263,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""
     compression: Compression = Compression()
+    save_minutes: int = 0
+    """How often a rented machine stores the workspace by itself; 0: never."""
     idle: IdleRules = IdleRules()
     when_left: Literal["end", "continue", "report"] = "end"
     """What `watch` does with a machine of a killed run, which was never handed over."""

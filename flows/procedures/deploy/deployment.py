@@ -21,6 +21,7 @@ from flows.procedures.deploy.server import Serving
 from flows.procedures.rented_machine import rented_machine
 from flows.procedures.restore import arrival, begun, restore_parts
 from flows.procedures.snapshot import take_snapshot
+from tasks.autosave import start_autosave
 from tasks.deploy import (
     distrust_base,
     drop_base,
@@ -198,6 +199,7 @@ class Deployment:
         self._serving.check_serving()
         if self._tenancy is not None and self._chosen.trial is None:
             hand_over(self._tenancy, alone=True)
+            start_autosave(self._opened, self._session, self._machine)
 
     def report(self) -> DeployReport:
         endpoint = endpoint_of(self._machine)

@@ -13,6 +13,7 @@ import msgspec
 
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.snapshot import take_snapshot
+from tasks.autosave import end_autosave
 from tasks.jobs import (
     look_at_command,
     secrets_of,
@@ -123,6 +124,7 @@ class Attending:
                 environment=self._environment(attempt),
                 forget=stored_logs(self._opened) if begins and not job.keep_logs else [],
             )
+            end_autosave(self._opened, self._session)  # the job has saves of its own
             state = start_command(self._session, request)
         except InvalidInput as error:  # the user's mistake: this command can never be started
             self._ended(NOT_STARTED, str(error))

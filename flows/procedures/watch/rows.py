@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from tasks.watch import AllMachines, newest_made_unix
+from tasks.watch import AllMachines, MachineLook, newest_made_unix
 from tasks.workspace import OpenWorkspace
-from torpor.control.idleness import Verdict
 from torpor.control.reconciliation import Finding
 from torpor.control.watch_report import Watched
 from torpor.shared.errors import TorporError
@@ -36,13 +35,14 @@ def newest_snapshots(
 def in_use(
     opened: OpenWorkspace,
     finding: Finding,
-    verdict: Verdict,
+    look: MachineLook,
     newest: dict[WorkspaceName, float | None],
     over: dict[Label, str],
     dry_run: bool,
     only_report: bool,
 ) -> Watched:
     name, machine, rental = opened.spec.name, finding.machine, finding.rental
+    verdict, saves = look
     reports = "watch reports only" if only_report else "its block says report"
     idle = verdict.kind == "idle" and opened.spec.idle.hibernate and not only_report
     step = _NEXT.get(verdict.kind, "hibernate it" if idle else f"none: {reports}")
@@ -63,6 +63,7 @@ def in_use(
         newest.get(name),
         idle,
         why,
+        saves=saves,
     )
 
 

@@ -242,7 +242,7 @@ def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> 
 # -- killed at each step
 
 _STEPS = {
-    "it listens": "KILL; self._listener = self._folder.listen()",
+    "it listens": "KILL; self._requests = Requests(",
     "its log is open": "KILL; output = log.open_log(request.log)",
     "the child waits": "KILL; os.close(output)",
     "the child is on record": "KILL; self._written = True  # before it runs",
@@ -258,7 +258,7 @@ def test_killed_at_any_step_it_leaves_one_command_at_most(
 ) -> None:
     own = machine.agent.table
     killed = _killed_at(_STEPS[step], machine, tmp_path)
-    machine.agent.table = operations(machine.agent.runs, killed)
+    machine.agent.table = operations(machine.agent.runs, killed, [])
     script = (
         "mkdir alone || touch two-at-once; trap 'rmdir alone; exit 1' TERM; "
         f"echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from tests.fixtures.manifests import SNAPSHOT, honest
-from torpor.shared.format.lineage import MOST_ANCESTORS, Lineage, Work, lineage_of, recorded
+from torpor.shared.format.lineage import (
+    MOST_ANCESTORS,
+    MOST_SAVES,
+    Lineage,
+    Work,
+    lineage_of,
+    recorded,
+)
 from torpor.shared.values import SnapshotId
 
 
@@ -59,6 +66,18 @@ def test_a_long_line_forgets_its_beginning_and_not_that_it_has_it() -> None:
     numbers = range(MOST_ANCESTORS + 100)
     line = _line(*numbers)
     assert (len(line.ancestors), line.whole) == (MOST_ANCESTORS, False)
+
+
+def test_a_thousand_autosaves_push_no_ancestor_out() -> None:
+    base = Lineage.after(None, _id(0), equal=False)
+    line = base
+    for number in range(1, 1000):
+        line = Lineage.after(line, _id(number), equal=False, autosave=True)
+    assert (line.ancestors, line.whole, line.parent) == ([base.snapshot], True, base.snapshot)
+    assert line.saves == [_id(number) for number in range(998, 998 - MOST_SAVES, -1)]
+    kept = Lineage.after(line, _id(1000), equal=False)
+    assert Work([kept]).names(_id(999)) and not Work([kept]).names(_id(1))
+    assert Lineage.after(kept, _id(1001), equal=False).ancestors == [_id(1000), base.snapshot]
     assert Work([line]).has(_line(0))
     assert not Work([line]).has(_line(0, MOST_ANCESTORS + 200))
 

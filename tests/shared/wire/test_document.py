@@ -10,13 +10,23 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from torpor.shared.wire import activity, job, losses, machine, protocol, restore, snapshot, sync
+from torpor.shared.wire import (
+    activity,
+    autosave,
+    job,
+    losses,
+    machine,
+    protocol,
+    restore,
+    snapshot,
+    sync,
+)
 from torpor.shared.wire.request import Event, Request
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "contributing" / "agent-protocol.md"
 REQUESTS: list[type[Request[Any]]] = [
     kind
-    for module in (snapshot, losses, restore, sync, job, machine, activity)
+    for module in (snapshot, losses, restore, sync, job, autosave, machine, activity)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, Request)

@@ -1,5 +1,5 @@
-"""What a job's machine needs to save by itself while no control side is there, and what its saves
-are worth once it is gone.
+"""What a machine needs to save by itself while no control side is there, and what its saves are
+worth once it is gone.
 
 docs/contributing/safety.md, rule 13, says why prune does such a save no harm: the order in
 ``book_for``.
@@ -59,9 +59,11 @@ def book_for(
     job: str,
     basis: SnapshotId | None,
     manifest: Manifest | None = None,
+    count: int = OWN_SAVES,
 ) -> StandBy:
-    """Leave to save the workspace for an hour. ``basis``: the snapshot that the machine's disk was
-    last equal to, None for the newest one; ``manifest``: its manifest, where the caller has it.
+    """Leave to save the workspace for an hour, ``count`` times. ``basis``: the snapshot that the
+    machine's disk was last equal to, None for the newest one; ``manifest``: its manifest, where the
+    caller has it.
 
     The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
     manifests, which end COMMIT_S later; then read the marks; then list the packs.
@@ -70,8 +72,8 @@ def book_for(
     may be older than that and would send no condition, and the store would refuse its save. They
     end within COMMIT_S.
     """
-    saves = _sign_saves(store, spec)
-    known, lost, count = [], [], MOST_PACKS
+    saves = _sign_saves(store, spec, count)
+    known, lost, most_packs = [], [], MOST_PACKS
     basis = basis or newest_snapshot(store, spec.name)
     if basis is not None:
         stored = find_snapshot(store, spec.name, basis)
@@ -84,7 +86,7 @@ def book_for(
         grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
         full_bytes = sum(entry.size for entry in manifest.entries)
-        count = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
+        most_packs = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
     return StandBy(
         job=job,
         workspace=spec.name,
@@ -99,7 +101,7 @@ def book_for(
         saves=saves,
         packs=[
             store.grant("PUT", new_pack_key(spec.name), expires_s=COMMIT_S, replaces=True)
-            for _ in range(count)
+            for _ in range(most_packs)
         ],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
@@ -107,8 +109,8 @@ def book_for(
 
 
 class NewestWhole(NamedTuple):
-    """``snapshot``: what a job goes on from, None if there is no snapshot at all. ``refused``: why
-    newer ones are not used."""
+    """``snapshot``: what a job or a wake goes on from, None if there is no snapshot at all.
+    ``refused``: why newer ones are not used."""
 
     snapshot: StoredSnapshot | None
     refused: list[SnapshotError]
@@ -120,9 +122,12 @@ def newest_whole(
     seal: Seal,
     verified: SnapshotId | None,
     paths: Sequence[str] | None = None,
+    *,
+    only_own: bool = False,
 ) -> NewestWhole:
     """The newest snapshot that is whole in the store, down to the one that was ``verified``, and
-    that names no other directories than ``paths``.
+    that names no other directories than ``paths``. ``only_own``: leave out only what a machine
+    made by itself; any other one is the newest though it is not whole.
 
     A machine may have saved by itself since, and nobody has verified that. Raises what the store
     raises, and the first refusal if nothing is whole.
@@ -142,6 +147,9 @@ def newest_whole(
             if manifest.statistics.get(OWN_SAVE) and manifest.machine == before.machine:
                 return NewestWhole(found, refused)
         except SnapshotError as error:
+            newer = verified is None or snapshot > verified
+            if only_own and newer and not _is_own(store, workspace, snapshot, seal):
+                return NewestWhole(find_snapshot(store, workspace, snapshot), refused)
             refused.append(error)
     if refused:
         raise refused[0]
@@ -187,6 +195,13 @@ def is_own_save(
     return bool(manifest.statistics.get(OWN_SAVE))
 
 
+def _is_own(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal) -> bool:
+    try:
+        return bool(open_manifest(store, workspace, snapshot, seal)[0].statistics.get(OWN_SAVE))
+    except SnapshotError:
+        return False
+
+
 def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> list[SnapshotId]:
     """The snapshots that may be newer than the verified one, newest first, and that one last.
 
@@ -209,12 +224,12 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
     ]
 
 
-def _sign_saves(store: ObjectStore, spec: WorkspaceSpec) -> list[SaveGrant]:
+def _sign_saves(store: ObjectStore, spec: WorkspaceSpec, count: int) -> list[SaveGrant]:
     """Grants for manifests whose names sort after every snapshot, and one after the other."""
     newest = newest_snapshot(store, spec.name)
     now = datetime.now(timezone.utc)
     saves = []
-    for _ in range(OWN_SAVES):
+    for _ in range(count):
         newest = new_snapshot_id(now, newest)
         key = manifest_key(spec.name, newest)
         grant = store.grant("PUT", key, expires_s=COMMIT_S, replaces=True)

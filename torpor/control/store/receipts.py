@@ -23,7 +23,7 @@ from torpor.shared.errors import (
     StoreCorrupt,
     StoreMissing,
 )
-from torpor.shared.format.lineage import Lineage, recorded
+from torpor.shared.format.lineage import AUTOSAVE, Lineage, recorded
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import snapshot_of
 from torpor.shared.values import (
@@ -48,7 +48,7 @@ class Receipt(msgspec.Struct, frozen=True):
     not know. ``lineage``: as in the manifest; None if that says none. ``files``, ``bytes``,
     ``new_bytes``: how many there are, of what size, and what the store took for them;
     ``stored_bytes``: what the store holds of all of it. As in the manifest, None in older
-    receipts."""
+    receipts. ``autosave``: as in the manifest."""
 
     version: Literal[1]
     root: str
@@ -62,6 +62,7 @@ class Receipt(msgspec.Struct, frozen=True):
     bytes: int | None = None
     new_bytes: int | None = None
     stored_bytes: int | None = None
+    autosave: bool = False
 
 
 def write_receipt(
@@ -89,6 +90,7 @@ def write_receipt(
         count("bytes"),
         count("new_bytes"),
         count("stored_bytes"),
+        is_autosave(manifest),
     )
     there = None if machine else _read(store, workspace, snapshot)
     if there is not None and there.root == root:
@@ -98,6 +100,12 @@ def write_receipt(
     first = there is None and not machine  # another run may know the machine, and write now
     with suppress(ObjectExists):
         store.put(_key(workspace, snapshot), msgspec.json.encode(receipt), if_absent=first)
+
+
+def is_autosave(manifest: Manifest) -> bool:
+    """Whether a machine made the snapshot by itself, on its schedule or when it was to be taken
+    away, and for no job."""
+    return bool(manifest.statistics.get(AUTOSAVE))
 
 
 def agent_of(manifest: Manifest) -> str:

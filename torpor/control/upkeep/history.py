@@ -1,7 +1,7 @@
 """What a workspace has kept so far: each snapshot, whether it counts, and which machine it is of.
 
 Receipts say both, so no manifest is read for them. A snapshot without a receipt is looked at, and
-has one from then on if it is whole.
+has one from then on if it is whole. An autosave gets none: it counts for nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.receipts import agent_of, newest_verified, verified_snapshots
+from torpor.control.store.receipts import (
+    agent_of,
+    is_autosave,
+    newest_verified,
+    verified_snapshots,
+)
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, manifests, open_manifest, snapshot_ids
 from torpor.control.upkeep.retention import Taken
@@ -23,7 +28,6 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import recorded
-from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 
@@ -45,25 +49,20 @@ def taken_snapshots(
                 receipt.agent,
                 receipt.machine,
                 receipt.lineage,
+                receipt.autosave,
             )
             continue
         try:
-            manifest, verified = _look(store, workspace, seal, snapshot, paths)
-        except OtherPaths:
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
-            yield Taken(snapshot, found.modified_unix, False, agent_of(manifest))
+            own = is_autosave(manifest)
+            verified = not own and _is_whole(store, workspace, seal, snapshot, paths)
         except (ManifestInvalid, WrongKey):
             yield Taken(snapshot, found.modified_unix, False, "")
         except SnapshotMissing:
             continue  # deleted meanwhile
         else:
-            yield Taken(
-                snapshot,
-                found.modified_unix,
-                verified,
-                agent_of(manifest),
-                lineage=recorded(manifest),
-            )
+            agent, line = agent_of(manifest), recorded(manifest)
+            yield Taken(snapshot, found.modified_unix, verified, agent, lineage=line, autosave=own)
 
 
 class Newest(NamedTuple):
@@ -86,6 +85,8 @@ def newest_that_counts(
     faults = []
     for snapshot in reversed(newer):
         try:
+            if is_autosave(open_manifest(store, workspace, snapshot, seal)[0]):
+                continue
             verify_snapshot(store, find_snapshot(store, workspace, snapshot), seal, paths=paths)
         except (ManifestInvalid, SnapshotDamaged, WrongKey) as fault:
             faults.append(str(fault))
@@ -96,16 +97,16 @@ def newest_that_counts(
     return Newest(known, faults)
 
 
-def _look(
+def _is_whole(
     store: ObjectStore,
     workspace: WorkspaceName,
     seal: Seal,
     snapshot: SnapshotId,
     paths: Sequence[str],
-) -> tuple[Manifest, bool]:
-    """The manifest, and whether the snapshot is verified now."""
+) -> bool:
+    """Whether the snapshot is verified now."""
     try:
-        found = find_snapshot(store, workspace, snapshot)
-        return verify_snapshot(store, found, seal, paths=paths).manifest, True
-    except SnapshotDamaged:
-        return open_manifest(store, workspace, snapshot, seal)[0], False
+        verify_snapshot(store, find_snapshot(store, workspace, snapshot), seal, paths=paths)
+    except (SnapshotDamaged, OtherPaths):
+        return False
+    return True

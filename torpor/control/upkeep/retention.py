@@ -83,6 +83,7 @@ class Taken(msgspec.Struct, frozen=True):
     agent: str
     machine: str = ""
     lineage: Lineage | None = None  # None: its manifest says none
+    autosave: bool = False  # its machine made it on its schedule: it counts for no rule
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -120,18 +121,21 @@ def judge(
             found.append(f"pinned: {pinned[entry.snapshot]}")
         if entry.snapshot in saves:
             found.append(f"save of job {saves[entry.snapshot]}")
+        if entry.autosave:
+            found.append("its machine made it by itself")
         if not entry.agent:
             found.append("its manifest cannot be read")
     if not any(retention.counts().values()):
         for found in reasons.values():
             found.append("no retention is set")
         return [Judged(snapshot, found) for snapshot, found in reasons.items()]
-    ruled = [entry for entry in newest_first if entry.snapshot not in saves]
+    ruled = [entry for entry in newest_first if entry.snapshot not in saves and not entry.autosave]
+    counts = {entry.snapshot for entry in ruled}
     for line in (ruled, _verified(ruled)):
         for snapshot, rule in _ruled(line, retention):
             _add(reasons[snapshot], rule, rule)
     for name, line in _judged_alone(newest_first, retention.window_s(), rented):
-        counted = [entry for entry in line if entry.snapshot not in saves]
+        counted = [entry for entry in line if entry.snapshot in counts]
         for part in (counted, _verified(counted)):
             if part and not reasons[part[0].snapshot]:
                 reasons[part[0].snapshot].append(f"newest of machine {name}")

@@ -1,5 +1,5 @@
 """``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``,
-``rescue``, and with ``--lock FD`` also ``sample`` and ``supervise``."""
+``rescue``, and with ``--lock FD`` also ``autosave``, ``sample`` and ``supervise``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
-_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "rescue", "sample", "supervise")
-_LOCKED: Final = ("sample", "supervise")  # they are handed a lock that is held
+_LOCKED: Final = ("autosave", "sample", "supervise")  # they are handed a lock that is held
+_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "rescue", *_LOCKED)
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
 
 def main(argv: list[str]) -> int:
-    """Run one of the commands. To attach and to supervise say what went wrong as one JSON line on
-    stdout."""
+    """Run one of the commands. To attach, to supervise and to autosave say what went wrong as one
+    JSON line on stdout."""
     command, options = argv[1:2], argv[2::2]
     wanted = ["--home", "--lock"] if command and command[0] in _LOCKED else ["--home"]
     if len(argv) != 2 + 2 * len(wanted) or options != wanted or command[0] not in _COMMANDS:
@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
     try:
         if argv[1] == "supervise":
             _supervise(bundle, home, int(argv[5]))
+        elif argv[1] == "autosave":
+            _autosave(bundle, home, int(argv[5]))
         else:
             _attach(bundle, home, sampled=argv[1] == "attach-and-sample")
     except TorporError as error:
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         kind = DiskFull if full else MachineError
-        what = "supervisor" if argv[1] == "supervise" else "agent"
+        what = {"supervise": "supervisor", "autosave": "autosave process"}.get(argv[1], "agent")
         return _say(kind(f"the {what} in {home} cannot be started or reached: {error}"))
     return 0
 
@@ -75,6 +77,13 @@ def _supervise(bundle: Path, home: Path, lock: int) -> None:
     supervise(home, lock, str(bundle), own_command(bundle, home, "rescue"))
 
 
+def _autosave(bundle: Path, home: Path, lock: int) -> None:
+    from torpor.machine.agent.attach import own_command
+    from torpor.machine.supervisor.autosave import autosave  # attach need not load it
+
+    autosave(home, lock, str(bundle), own_command(bundle, home, "rescue"))
+
+
 def _daemon(bundle: Path, home: Path) -> int:
     # Imported here: attach must be quick, and these take most of a start's time.
     from torpor.machine.agent.attach import own_command
@@ -97,7 +106,8 @@ def _daemon(bundle: Path, home: Path) -> int:
     os.chmod(SOCKET, 0o600)
     keep_freed_chunks()
     runs = RunRegistry(home)
-    table = operations(runs, own_command(bundle, home, "supervise"))
+    supervise, autosave = (own_command(bundle, home, of) for of in ("supervise", "autosave"))
+    table = operations(runs, supervise, autosave)
     daemon = Daemon(home, version(bundle), table, runs)
     signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
     listener.listen(64)
@@ -118,13 +128,15 @@ def version(bundle: Path) -> str:
 
 def _remove_other_bundles(bundle: Path, home: Path) -> None:
     """Only one agent lives in a HOME, so the other bundles there are old or half-installed, but for
-    those that supervisors run from. Where that cannot be known, all of them stay."""
+    those that other processes run from. Where that cannot be known, all of them stay."""
+    from torpor.machine.agent.autosave import used_bundles
     from torpor.machine.supervisor.folder import all_kept
 
     if not (bundle / COMPLETE).is_file():
         return
     try:
         used = {Path(kept.bundle) for _, kept in all_kept(home) if kept.supervisor.lives}
+        used |= used_bundles(home)
     except MachineError as error:
         sys.stderr.write(f"old bundles stay: {error}\n")
         return

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from torpor.machine.agent import machine
+from torpor.machine.agent.autosave import dismiss_autosaves
 from torpor.machine.agent.call import Call, Operations, Runs
 from torpor.machine.agent.connection import Connection
 from torpor.machine.agent.home import note_busy
@@ -203,6 +204,7 @@ class Daemon:
                 f"a run is active on this machine: end it before {self._home} is removed"
             )
         dismiss_supervisors(self._home)
+        dismiss_autosaves(self._home, call)
         self._leaving = self._forget = True
         return Nothing()
 

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import socket
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +18,7 @@ import msgspec
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
+from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -34,7 +31,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StandBy, StartJob, StopJob
 from torpor.shared.wire.machine import Bye
-from torpor.shared.wire.protocol import MAX_LINE_BYTES, Said, parse_said, request_line
+from torpor.shared.wire.protocol import request_line
 from torpor.shared.wire.request import Nothing
 
 LEFT_GRACE_S: Final = 10.0
@@ -42,12 +39,10 @@ LEFT_GRACE_S: Final = 10.0
 MOST_GRACE_S: Final = 3600.0
 LEAVE_S: Final = 5.0
 """A supervisor that has nothing to do leaves within this time."""
-ANSWER_S: Final = 20.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
 _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-_ANSWER_MS: Final = 200
 
 
 def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
@@ -65,7 +60,8 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
         end_processes(lambda: folder.processes(kept), LEFT_GRACE_S, call.check)
         _remove_logs(call.home, request)
         _make_log(request.log)
-        _start(request, call, supervise, lock)
+        mark = {OWN_MARK: str(folder.path)}
+        start_process(supervise, lock, request_line(request.job, request), call, mark)
     finally:
         os.close(lock)  # the supervisor holds it by its own copy
     state, _ = folder.look()
@@ -110,7 +106,7 @@ def stand_by(request: StandBy, call: Call) -> Nothing:
     folder = JobFolder(call.home, request.job)
     try:
         with folder.connect() as peer:
-            said = _asked(peer, request_line(call.request_id, request))
+            said = ask(peer, request_line(call.request_id, request))
     except OSError as error:
         raise MachineError(
             f"no supervisor of job {request.job} answers on the machine ({error.strerror}): it has "
@@ -218,50 +214,10 @@ def _make_log(path: str) -> None:
         ) from None
 
 
-def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> None:
-    """Start the supervisor, and wait until it has started the command or said why not."""
-    said, say = os.pipe()
-    wanted, want = os.pipe()
-    with open(said, "rb") as answer, open(want, "wb") as asked:
-        try:
-            with open(call.home / LOG_FILE, "ab") as words:
-                process = subprocess.Popen(
-                    [*supervise, "--lock", str(lock)],
-                    stdin=wanted,
-                    stdout=say,
-                    stderr=words,
-                    cwd=call.home,
-                    env={**os.environ, OWN_MARK: str(JobFolder(call.home, request.job).path)},
-                    start_new_session=True,
-                    pass_fds=(lock,),
-                )
-        finally:
-            os.close(wanted)
-            os.close(say)
-        threading.Thread(target=process.wait, name="agent-supervisor", daemon=True).start()
-        with suppress(BrokenPipeError), asked:  # it has ended
-            asked.write(request_line(request.job, request))
-        poll = select.poll()
-        poll.register(answer, select.POLLIN)
-        while not poll.poll(_ANSWER_MS):
-            call.check()
-        line = parse_said(answer.read())
-    if line is not None and line.error is not None:
-        raise from_wire(line.error)
-
-
 def _ask_to_leave(folder: JobFolder, attempt: int) -> None:
     """Ask that attempt's supervisor, if it lives, to leave when its command ends."""
     with suppress(OSError), folder.connect() as peer:
-        _asked(peer, request_line(str(attempt), Bye()))
-
-
-def _asked(peer: socket.socket, line: bytes) -> Said | None:
-    """The supervisor's answer; None if it ended instead."""
-    peer.settimeout(ANSWER_S)
-    peer.sendall(line)
-    with peer.makefile("rb") as answer:
-        return parse_said(answer.readline(MAX_LINE_BYTES))
+        ask(peer, request_line(str(attempt), Bye()))
 
 
 def _wait(give_up: float, words: str) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torpor.machine.agent.activity import read_activity
+from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosave
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
@@ -20,6 +21,7 @@ from torpor.machine.agent.sync import SyncRun
 from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
+from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
 from torpor.shared.wire.job import LookAtJob, StandBy, StartJob, StopJob
 from torpor.shared.wire.losses import LookForLosses
 from torpor.shared.wire.machine import (
@@ -70,9 +72,9 @@ Turn = Callable[[AgentRun, Call], AbstractContextManager[None]]
 """What a request waits for and holds while it is served: other requests of its run, or a worker."""
 
 
-def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
-    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise``: the
-    argv that starts a supervisor."""
+def operations(runs: RunRegistry, supervise: list[str], autosaves: list[str]) -> Operations:
+    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise`` and
+    ``autosaves``: the argv that start a supervisor and an autosave process."""
     table = Operations()
     table.add(MakeContent, _make_content)
     table.add(RemoveContent, _remove_content)
@@ -84,6 +86,9 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(StopJob, stop_job)
     table.add(StandBy, stand_by)
     table.add(NoteReady, note_ready)
+    table.add(Autosave, lambda request, call: autosave(request, call, autosaves))
+    table.add(LookAtAutosave, look_at_autosave)
+    table.add(EndAutosave, end_autosave)
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

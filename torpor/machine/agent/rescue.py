@@ -1,4 +1,5 @@
-"""A save that the machine makes by itself when it will be taken away, in a process of its own.
+"""A save that the machine makes by itself when it will be taken away, or every few minutes, in a
+process of its own.
 
 It needs neither the control side nor the agent: it has grants, and what it may not name. The
 control side verifies the snapshot later. docs/contributing/safety.md, rule 13, says why prune does
@@ -16,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ from torpor.machine.agent.memory import keep_freed_chunks
 from torpor.machine.agent.runs import WORKERS
 from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.pipeline.journal import Journal
+from torpor.machine.sampler.save_lock import saving
 from torpor.machine.supervisor.saves import Orders, Rescued
 from torpor.shared.errors import (
     AgentLost,
@@ -42,6 +44,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
+from torpor.shared.format.lineage import AUTOSAVE
 from torpor.shared.values import MIB, ObjectKey, learned
 from torpor.shared.wire.job import OwnSave
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
@@ -57,6 +60,8 @@ WAIT_S: Final = 600.0
 ends. Otherwise a quarter of the time that is left, and then the agent is ended."""
 ENDS_S: Final = 3.0
 """How long an agent that was asked to leave gets before SIGKILL, and again after it."""
+NICE: Final = 10
+"""How far a scheduled save stands behind the user's programs."""
 TRIES_S: Final = 300.0
 """How long the store is tried, at least; a machine may live longer than its market said."""
 _AGAIN_S: Final = 1.0
@@ -74,11 +79,23 @@ def rescue_by_stdin(home: Path) -> int:
         done = Rescued(None, "the orders for the machine's own save cannot be read")
     else:
         keep_freed_chunks()
-        done = _scrubbed(Rescue(home, orders, log.write), orders, log)
-    log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
+        if orders.scheduled:
+            os.nice(NICE)
+            signal.signal(signal.SIGTERM, _give_way)
+        with saving(home, orders.book.workspace) if orders.scheduled else nullcontext():
+            done = _scrubbed(Rescue(home, orders, log.write), orders, log)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not done.unsent:
+        log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
     sys.stdout.buffer.write(encode_line(msgspec.to_builtins(done)))
     sys.stdout.flush()
     return 0 if done.saved else 1
+
+
+def _give_way(_number: int, _frame: object) -> None:
+    """End at once: what the save has stored is in the journal."""
+    os.write(1, encode_line(msgspec.to_builtins(Rescued(None, gave_way=True))))
+    os._exit(1)
 
 
 def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
@@ -91,7 +108,7 @@ def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
     except Exception as error:  # noqa: BLE001  the process's border: its reader gets the cause
         log.write(scrub(traceback.format_exc(), secret))
         done = Rescued(None, f"the machine's own save failed: {type(error).__name__}: {error}")
-    return Rescued(done.saved, scrub(done.error, secret))
+    return msgspec.structs.replace(done, error=scrub(done.error, secret))
 
 
 class Rescue:
@@ -102,6 +119,8 @@ class Rescue:
         self._book = orders.book
         self._given_unix = orders.given_unix
         self._left_s = orders.left_s
+        self._made = orders.made
+        self._scheduled = orders.scheduled
         self._began = time.monotonic()
         self._say = say
         self._call = Call("rescue", home, _unseen)
@@ -116,13 +135,22 @@ class Rescue:
         with ThreadPoolExecutor(WORKERS, "rescue") as threads:
             words = threads.submit(self._run_save_command)
             threads.submit(record_environment)  # for the manifest: nvidia-smi may take seconds
-            run = self._take_workspace()
+            try:
+                run = self._take_workspace()
+            except WorkspaceBusy:
+                if self._scheduled:
+                    return Rescued(None, gave_way=True, packs=0, unsent=True)
+                raise
             try:
                 with run.starting(self._call):
                     self._begin(run)
                 error = words.result()
                 with run.serving(self._call):
-                    return Rescued(self._save(run, threads), error)
+                    saved = self._save(run, threads)
+                packs = run.filled_packs
+                if saved is None:
+                    return Rescued(None, error, unchanged=True, packs=packs, unsent=True)
+                return Rescued(saved, error, packs=packs)
             finally:
                 run.end("the machine's own save is over")
 
@@ -145,7 +173,7 @@ class Rescue:
         """Hold the workspace. A run of the agent may be about to end: wait for it. If the time runs
         out, end the agent, whose death every run survives."""
         if self._left_s is None:
-            return self._taken_within(WAIT_S)
+            return self._taken_within(0.0 if self._scheduled else WAIT_S)
         for wait_s, number in (
             (self._left_s / 4, signal.SIGTERM),
             (ENDS_S, signal.SIGKILL),
@@ -177,7 +205,7 @@ class Rescue:
             book.known,
             book.compression,
         )
-        begun = run.begin(begin, self._call)
+        begun = run.begin(begin, self._call, self._made)
         # Packs from before the book may have been marked or swept before the marks were read.
         since = {
             record.pack.id.hex()
@@ -188,12 +216,15 @@ class Rescue:
             upload.key for upload in begun.resumable if upload.key.rsplit("/", 1)[-1] in since
         ]
 
-    def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave:
-        """Save; try again while the store does not answer."""
+    def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave | None:
+        """Save; try again while the store does not answer. None for a scheduled save of a workspace
+        that has not changed."""
         give_up = self._began + max(TRIES_S, 2 * (self._left_s or 0.0))
         while True:
             try:
                 self._passes(run, threads)
+                if self._scheduled and run.is_unchanged():
+                    return None
                 return self._commit(run)
             except GrantExpired as error:
                 raise GrantExpired(
@@ -253,13 +284,18 @@ class Rescue:
                 run.id,
                 save.snapshot,
                 save.created_unix,
-                {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1},
+                self._statistics(),
                 self._book.accepted,
                 save.grant,
             ),
             self._call,
         )
+        run.keep_own_save()
         return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())
+
+    def _statistics(self) -> dict[str, int]:
+        statistics = {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1}
+        return statistics if self._book.job else {**statistics, AUTOSAVE: 1}
 
 
 def _signal_agent(home: Path, number: signal.Signals) -> None:

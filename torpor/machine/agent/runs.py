@@ -14,6 +14,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.gpu import MachineGpu
 from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.agent.state import WorkspaceState
+from torpor.machine.sampler.save_lock import end_save
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, RunCancelled, WorkspaceBusy
 from torpor.shared.format.keys import Seal
@@ -174,7 +175,8 @@ class RunRegistry:
         self._first_waiting = 0
 
     def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> R:
-        """The run of that id, which may be new. WorkspaceBusy while another run is active."""
+        """The run of that id, which may be new; ends a scheduled save of the workspace.
+        WorkspaceBusy while another run is active."""
         with self._lock:
             self._runs = {i: r for i, r in self._runs.items() if not r.ended}
             held = self._runs.get(run)
@@ -186,6 +188,7 @@ class RunRegistry:
                     f"run {other.id} works on workspace {workspace} on this machine: wait until it "
                     "has ended; a run whose control side is gone ends by itself after a minute"
                 )
+            end_save(self.home, workspace)
             fresh = kind(self.home, run, workspace)
             self._runs[run] = fresh
             return fresh

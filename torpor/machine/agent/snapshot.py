@@ -47,7 +47,7 @@ from torpor.shared.errors import AgentLost, ObjectExists, WorkspaceInvalid
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.file_use import used_record
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import Lineage, lineage_of
+from torpor.shared.format.lineage import AUTOSAVE, Lineage, lineage_of
 from torpor.shared.format.manifest import (
     FILE,
     Entry,
@@ -143,8 +143,11 @@ class SnapshotRun(AgentRun):
         self._losses: Losses | None = None
         self._sent: set[SnapshotId] = set()
 
-    def begin(self, request: BeginSnapshot, call: Call) -> SnapshotBegun:
-        """Resolve the roots, and use what earlier runs stored. Once a run."""
+    def begin(
+        self, request: BeginSnapshot, call: Call, made: Sequence[str] | None = None
+    ) -> SnapshotBegun:
+        """Resolve the roots, and use what earlier runs stored. Once a run. ``made``: of a save by
+        the machine itself, the root hashes of the earlier ones that it may go on from."""
         if self._begun is not None:
             return self._begun.answer
         self.state.check_not_half_restored("; a snapshot now would store half a workspace")
@@ -156,8 +159,11 @@ class SnapshotRun(AgentRun):
         if request.compression.gpu is not None:
             self._gpu = self.trial(request.compression.gpu, roots)
         among = {bytes.fromhex(snapshot.root) for snapshot in request.known}
-        own = self.state.load_index(roots, seal, None)
-        index = own if own is not None and own.root in among else None
+        newer = {bytes.fromhex(root) for root in made or ()}
+        saved = self.state.load_own_save(roots, seal, among | newer)
+        own = saved if saved and made is not None else self.state.load_index(roots, seal, None)
+        index = saved or (own if own is not None and own.root in among else None)
+        known = [] if saved and saved.root in newer else request.known  # it has their chunks
         self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
         is_newest = bool(index and self._line and index.manifest.snapshot == self._line.snapshot)
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
@@ -168,7 +174,7 @@ class SnapshotRun(AgentRun):
             excluded=compile_excludes(request.exclude),
             seal=seal,
             encoder=Encoder(effort, self._gpu),
-            known=KnownFiles(request.roots, index, request.known, resumable, self._before(own)),
+            known=KnownFiles(request.roots, index, known, resumable, self._before(own)),
             equality=Equality(index.held) if index and is_newest else None,
             ready=ready_before(own),
         )
@@ -333,6 +339,25 @@ class SnapshotRun(AgentRun):
         self.end("finished")
         return ended
 
+    def is_unchanged(self) -> bool:
+        """Whether the tree is equal to the snapshot that it goes on from, after the last pass."""
+        run = self._has_begun()
+        return run.equality is not None and run.equality.holds(run.known.held)
+
+    def keep_own_save(self) -> None:
+        """Remember what was committed without the control side, so that the machine's next save
+        reads only what has changed since."""
+        written = self._written
+        if written is not None:
+            roots = self._has_begun().roots
+            self.state.save_own_save(written.blob, written.root, roots, written.signatures)
+            self._journal.clear()
+
+    @property
+    def filled_packs(self) -> int:
+        """How many grants for packs were used."""
+        return len(self._filled_packs)
+
     def _has_begun(self) -> _Begun:
         if self._begun is None:
             raise AgentLost(f"run {self.id} has not begun: begin it first")
@@ -419,8 +444,9 @@ class SnapshotRun(AgentRun):
                 "unmounted?"
             )
         files = [e for e in entries if e.kind == FILE]
-        equal = run.equality is not None and run.equality.holds(run.known.held)
-        line = Lineage.after(self._line, request.snapshot, equal=equal)
+        before, autosave = self._line, bool(request.statistics.get(AUTOSAVE))
+        equal = self.is_unchanged()
+        line = Lineage.after(before, request.snapshot, equal=equal, autosave=autosave)
         losses = {} if self._losses is None else summary(self._losses)
         last = self._has_scanned().seen
         use = use_of(self.state, run.roots, run.excluded, last, entries, run.ready)
@@ -428,7 +454,7 @@ class SnapshotRun(AgentRun):
         manifest = Manifest(
             self.workspace,
             request.snapshot,
-            line.parent,
+            None if before is None else before.snapshot,
             self.id,
             request.created_unix,
             machine_id(self.home),

@@ -84,6 +84,11 @@ _UNREADABLE = SyncRecord(b"", SnapshotId("unknown"), b"", [], True, [])
 """Replaces a damaged record: it may have been any sync, at any step."""
 
 
+_SEEN, _OWN_SEEN = "seen", "own-seen"
+_MANIFESTS = {_SEEN: "manifest", _OWN_SEEN: "own-manifest"}
+"""The files of the index, and of the machine's newest own save."""
+
+
 class WorkspaceState:
     """The folder ``HOME/workspaces/NAME`` (mode 0700)."""
 
@@ -129,18 +134,30 @@ class WorkspaceState:
         """Remember that the disk equals the snapshot in ``blob``. ``gone``: what the machine held
         before and the snapshot does not; None where the snapshot, of this ``line``, was brought
         here."""
-        seen = _Seen(root, list(roots), list(signatures))
-        self.forget_index()
+        (self.folder / _SEEN).unlink(missing_ok=True)
+        if gone is None:
+            self.forget_index()
         past = self.past()
         there = sorted({*past.roots, *roots})
         lost = past.missing_disks() if gone is not None else []
         found = sorted({*disks(roots, excluded), *lost})
         self._keep_past(Past(there, found, list(gone or ()), line or past.line))
-        _write(self.folder / "manifest", blob)
-        _write(self.folder / "seen", msgspec.msgpack.encode(seen))  # last: it makes both valid
+        self._write_index(_SEEN, blob, _Seen(root, list(roots), list(signatures)))
+
+    def save_own_save(
+        self,
+        blob: bytes,
+        root: bytes,
+        roots: Sequence[bytes],
+        signatures: Sequence[Signature | None],
+    ) -> None:
+        """Remember a snapshot that nobody has verified, beside the index."""
+        (self.folder / _OWN_SEEN).unlink(missing_ok=True)
+        self._write_index(_OWN_SEEN, blob, _Seen(root, list(roots), list(signatures)))
 
     def forget_index(self) -> None:
-        (self.folder / "seen").unlink(missing_ok=True)
+        for name in (_SEEN, _OWN_SEEN):
+            (self.folder / name).unlink(missing_ok=True)
 
     def past(self) -> Past:
         """What the workspace held here; empty where nothing is recorded, or another version of the
@@ -172,7 +189,7 @@ class WorkspaceState:
         if (record := self.sync_record()) is not None and record.mixed:
             return None
         try:
-            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=learned(_Seen))
+            seen = msgspec.msgpack.decode((self.folder / _SEEN).read_bytes(), type=learned(_Seen))
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
         return seen.root if seen.roots == list(roots) else None
@@ -180,7 +197,7 @@ class WorkspaceState:
     @property
     def is_new(self) -> bool:
         """Whether the workspace was never stored, restored or synced on this machine."""
-        kept = (self.folder / "seen", self.restore_journal, self._sync_record)
+        kept = (self.folder / _SEEN, self.restore_journal, self._sync_record)
         return not any(path.exists() for path in kept)
 
     def sync_record(self) -> SyncRecord | None:
@@ -218,11 +235,24 @@ class WorkspaceState:
         self, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
     ) -> Index | None:
         """The index, when it mirrors one of the snapshots whose roots are ``among`` (None: any)."""
+        return self._load_index(_SEEN, roots, seal, among)
+
+    def load_own_save(self, roots: Sequence[bytes], seal: Seal, among: set[bytes]) -> Index | None:
+        """The index of the machine's newest own save, when nothing was verified here since."""
+        index, own = self.folder / _SEEN, self.folder / _OWN_SEEN
+        with suppress(FileNotFoundError):
+            if own.stat().st_mtime_ns < index.stat().st_mtime_ns:
+                return None
+        return self._load_index(_OWN_SEEN, roots, seal, among)
+
+    def _load_index(
+        self, name: str, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
+    ) -> Index | None:
         try:
-            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=learned(_Seen))
+            seen = msgspec.msgpack.decode((self.folder / name).read_bytes(), type=learned(_Seen))
             if (among is not None and seen.root not in among) or seen.roots != list(roots):
                 return None
-            blob = (self.folder / "manifest").read_bytes()
+            blob = (self.folder / _MANIFESTS[name]).read_bytes()
             manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
         except (FileNotFoundError, msgspec.MsgspecError, ManifestInvalid, WrongKey):
             return None  # absent or damaged: every file is read again
@@ -233,6 +263,10 @@ class WorkspaceState:
             if not entry.changed:
                 held[entry.root][entry.path] = Held(signature, entry)
         return Index(root, manifest, held)
+
+    def _write_index(self, name: str, blob: bytes, seen: _Seen) -> None:
+        _write(self.folder / _MANIFESTS[name], blob)
+        _write(self.folder / name, msgspec.msgpack.encode(seen))  # last: it makes both valid
 
     def _keep_past(self, past: Past) -> None:
         _write(self._past, msgspec.msgpack.encode(past), durable=True)

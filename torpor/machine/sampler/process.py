@@ -20,7 +20,16 @@ from torpor.machine.sampler.gpus import Gpus
 from torpor.machine.sampler.host import Host
 from torpor.machine.sampler.jupyter import Jupyter
 from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
-from torpor.shared.wire.activity import JUPYTER_SILENT, NOBODY, OWN_RUN, PERSON, UNKNOWN, Sample
+from torpor.machine.sampler.save_lock import is_saving
+from torpor.shared.wire.activity import (
+    JUPYTER_SILENT,
+    NOBODY,
+    OWN_RUN,
+    OWN_SAVE,
+    PERSON,
+    UNKNOWN,
+    Sample,
+)
 
 ALIVE: Final = "sampler.alive"
 EVERY_S: Final = 1.0
@@ -112,10 +121,11 @@ class Sampler:
         gpu, host, before = self._gpus.look(), self._host.look(), self._newest
         ssh_s, jupyter_s = self._sessions.ssh_s, self._jupyter.quiet_s
         own = _run_active(self._agent)
+        saves = is_saving(self._agent.parent)
         silent = self._sessions.jupyter and not self._jupyter.answered
         person = (ssh_s, jupyter_s) != (NOBODY, NOBODY) or (before and before.flags & PERSON)
         self._gpu_minute.append(gpu.percent)
-        self._cpu_minute.append(UNKNOWN if own else host.cpu)
+        self._cpu_minute.append(UNKNOWN if own or saves else host.cpu)
         self._newest = Sample(
             number=before.number + 1 if before else 1,
             at_s=now_s,
@@ -128,7 +138,10 @@ class Sampler:
             disk=host.disk,
             ssh_s=ssh_s,
             jupyter_s=jupyter_s,
-            flags=own * OWN_RUN | silent * JUPYTER_SILENT | bool(person) * PERSON,
+            flags=own * OWN_RUN
+            | silent * JUPYTER_SILENT
+            | bool(person) * PERSON
+            | saves * OWN_SAVE,
             gpu_peak=max(before.gpu_peak if before else 0, _mean(self._gpu_minute)),
             cpu_peak=max(before.cpu_peak if before else 0, _mean(self._cpu_minute)),
         )

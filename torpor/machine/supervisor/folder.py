@@ -51,22 +51,18 @@ class Kept(msgspec.Struct, frozen=True):
         return self.runs and (self.command.lives or self.supervisor.lives)
 
 
-class JobFolder:
-    """The folder of one job. InvalidInput for an id that is none."""
+class ProcessFolder:
+    """The folder of one process, of which at most one lives."""
 
-    def __init__(self, home: Path, job: str) -> None:
-        if not _ID.fullmatch(job):
-            raise InvalidInput(f"{job[:80]!r} is not a job's id: they look like 3f2a9c81d04e")
-        self.job: Final = job
-        self.path: Final = home / JOBS / job
-        self._state: Final = self.path / "state"
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
 
     def make(self) -> None:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
 
     def take(self) -> int | None:
-        """The lock; None while a supervisor holds it, or someone who starts one."""
+        """The lock; None while its process holds it, or someone who starts one."""
         fd = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,6 +70,56 @@ class JobFolder:
             os.close(fd)
             return None
         return fd
+
+    def listen(self) -> socket.socket:
+        """The process's socket; only the holder of the lock may call this."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with self._opened() as folder:
+            name = f"/proc/self/fd/{folder}/socket"  # sun_path holds 108 bytes, HOME may have more
+            if os.path.lexists(name):
+                os.unlink(name)
+            listener.bind(name)
+            os.chmod(name, 0o600)
+        listener.listen(8)
+        return listener
+
+    def connect(self) -> socket.socket:
+        """A connection to the process; OSError where none listens."""
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._opened() as folder:
+                peer.connect(f"/proc/self/fd/{folder}/socket")
+        except OSError:
+            peer.close()
+            raise
+        return peer
+
+    def identity(self) -> tuple[int, int] | None:
+        """Which folder it is; None once it is gone."""
+        try:
+            facts = self.path.stat()
+        except OSError:
+            return None
+        return facts.st_dev, facts.st_ino
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+class JobFolder(ProcessFolder):
+    """The folder of one job. InvalidInput for an id that is none."""
+
+    def __init__(self, home: Path, job: str) -> None:
+        if not _ID.fullmatch(job):
+            raise InvalidInput(f"{job[:80]!r} is not a job's id: they look like 3f2a9c81d04e")
+        super().__init__(home / JOBS / job)
+        self.job: Final = job
+        self._state: Final = self.path / "state"
 
     def read(self) -> Kept | None:
         """What the newest supervisor wrote; None where none has written anything."""
@@ -117,45 +163,6 @@ class JobFolder:
         if kept is None:
             return of_job(self.path, None, None)
         return of_job(self.path, kept.command, kept.supervisor)
-
-    def listen(self) -> socket.socket:
-        """The supervisor's socket; only the holder of the lock may call this."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with self._opened() as folder:
-            name = f"/proc/self/fd/{folder}/socket"  # sun_path holds 108 bytes, HOME may have more
-            if os.path.lexists(name):
-                os.unlink(name)
-            listener.bind(name)
-            os.chmod(name, 0o600)
-        listener.listen(8)
-        return listener
-
-    def connect(self) -> socket.socket:
-        """A connection to the supervisor; OSError where none listens."""
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with self._opened() as folder:
-                peer.connect(f"/proc/self/fd/{folder}/socket")
-        except OSError:
-            peer.close()
-            raise
-        return peer
-
-    def identity(self) -> tuple[int, int] | None:
-        """Which folder it is; None once it is gone."""
-        try:
-            facts = self.path.stat()
-        except OSError:
-            return None
-        return facts.st_dev, facts.st_ino
-
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
 
 
 def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:

@@ -1,4 +1,5 @@
-"""Hears that the machine will be taken away, and has the workspace saved for each notice."""
+"""Hears that the machine will be taken away, and has the workspace saved for each notice. A save
+that is due is heard like one."""
 
 from __future__ import annotations
 
@@ -62,6 +63,11 @@ class Guard:
     def saves_now(self) -> bool:
         """Whether a save runs or waits, so that news will come."""
         return self._open > 0 or not self._news.empty()
+
+    @property
+    def left(self) -> int:
+        """How many manifests may still be written."""
+        return self._saves.left
 
     @property
     def stands_by(self) -> bool:

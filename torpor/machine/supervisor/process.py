@@ -9,9 +9,7 @@ shuts down. It leaves after the command's end when it is asked to, or cannot sav
 from __future__ import annotations
 
 import os
-import select
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -31,24 +29,15 @@ from torpor.machine.supervisor.processes import (
     identify,
     reap_orphans,
 )
+from torpor.machine.supervisor.requests import Requests
 from torpor.shared.errors import InvalidInput
 from torpor.shared.wire.job import JobState, Notice, StandBy, StartJob
 from torpor.shared.wire.machine import Bye
-from torpor.shared.wire.protocol import (
-    MAX_LINE_BYTES,
-    Cancel,
-    Envelope,
-    Ping,
-    Said,
-    encode_line,
-    parse_line,
-)
+from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
 _SHUTS_DOWN: Final = "the machine shuts down: the supervisor of the job got SIGTERM"
-ASKED_S: Final = 5.0
-"""Whoever connects says what it wants within this time: it is the agent, on the same machine."""
 
 
 def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
@@ -76,26 +65,20 @@ class Supervisor:
         self._folder = JobFolder(home, request.job)
         self._ours = self._folder.identity()
         self._leaving = False
-        self._wake, wake = _wake_by_signals()
+        self._requests = Requests(self._folder.listen(), self._serve)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGTERM, self._shut_down)
         self._shuts_down = False
         adopt_orphans()
-        self._listener = self._folder.listen()
         self._begin(request, bundle)
         # Its threads start only now: the command is a fork of this process.
-        self._guard = Guard(request.notices, save, lambda: _write_wake(wake))
+        self._guard = Guard(request.notices, save, self._requests.wake)
         self._look_at_orphans()
 
     def run(self) -> None:
         """Until the command has ended, that is written, and nothing is left to do."""
         while not self._done():
-            listener = self._listener.fileno()
-            ready, _, _ = select.select([listener, self._wake], [], [], TICK_S)
-            if self._wake in ready:
-                os.read(self._wake, 4096)
-            if listener in ready:
-                with suppress(OSError):  # who asked is gone, or says nothing
-                    self._answer()
+            self._requests.wait(TICK_S)
             if self._shuts_down:
                 self._shuts_down = False
                 if not self._guard.saves_now:  # else a save runs already
@@ -197,52 +180,15 @@ class Supervisor:
 
     # -- requests
 
-    def _answer(self) -> None:
-        peer, _ = self._listener.accept()
-        with peer:
-            peer.settimeout(ASKED_S)
-            try:
-                self._serve(parse_line(_line(peer)))
-                said = Said(result=Nothing())
-            except InvalidInput as error:
-                said = Said(error=error.to_wire())
-            peer.sendall(encode_line(said))
-
-    def _serve(self, asked: Envelope | Cancel | Ping) -> None:
-        if isinstance(asked, Envelope) and asked.op == StandBy.op:
+    def _serve(self, asked: Envelope) -> Nothing:
+        if asked.op == StandBy.op:
             self._guard.stand_by(parse_request(StandBy, asked.args))
-        elif isinstance(asked, Envelope) and asked.op == Bye.op:
+        elif asked.op == Bye.op:
             if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
                 self._leaving = True
         else:
             raise InvalidInput("this supervisor does not know what it is asked for")
-
-
-def _line(peer: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
-        data = peer.recv(1 << 16)
-        if not data:
-            break
-        line += data
-    return line
-
-
-def _wake_by_signals() -> tuple[int, int]:
-    """Handle the signals; returns what becomes readable when one came, and where else to write."""
-    wake, write = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-    return wake, write
-
-
-def _write_wake(wake: int) -> None:
-    with suppress(BlockingIOError):  # it is readable already
-        os.write(wake, b"w")
+        return Nothing()
 
 
 def _signal_name(number: int) -> str:

@@ -1,5 +1,5 @@
-"""The saves that a machine makes by itself after a notice: what a supervisor holds for them, and
-the process that makes one (agent/rescue.py)."""
+"""The saves that a machine makes by itself, after a notice or on a schedule: what a supervisor
+holds for them, and the process that makes one (agent/rescue.py)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,29 @@ _SLACK_S: Final = 60.0
 class Orders(msgspec.Struct, frozen=True):
     """What the process gets on its standard input. ``book``: with one save, and packs that no other
     save uses. ``given_unix``: when the machine got it, by its own clock. ``left_s``: how long the
-    machine lives on; None if nobody has said that it ends."""
+    machine lives on; None if nobody has said that it ends. ``made``: the root hashes (hex) of the
+    saves that were made on the same book. ``scheduled``: the save gives way to runs, and an
+    unchanged workspace is not stored."""
 
     book: StandBy
     given_unix: float
     left_s: float | None
+    made: list[str] = []
+    scheduled: bool = False
 
 
 class Rescued(msgspec.Struct, frozen=True):
     """What the process prints as one line. ``error``: why there is no save, or what went wrong
-    although there is one."""
+    although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
+    ``gave_way``: to a run, which holds the workspace. ``packs``: how many grants for packs were
+    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent."""
 
     saved: OwnSave | None
     error: str = ""
+    unchanged: bool = False
+    gave_way: bool = False
+    packs: int | None = None
+    unsent: bool = False
 
 
 class RescueSaves:
@@ -58,11 +68,18 @@ class RescueSaves:
         self._saving = threading.Lock()
         self._book: StandBy | None = None
         self._given_unix = 0.0
+        self._made: list[str] = []
 
     def stand_by(self, book: StandBy) -> None:
         """Replace the book. A save that runs goes on with the one that it has."""
         with self._lock:
-            self._book, self._given_unix = book, self._now()
+            self._book, self._given_unix, self._made = book, self._now(), []
+
+    @property
+    def left(self) -> int:
+        """How many manifests may still be written."""
+        with self._lock:
+            return len(self._book.saves) if self._book else 0
 
     def save(self, notice: Notice) -> Rescued:
         """Save the workspace; waits for a save that runs, and returns when the process has ended.
@@ -75,7 +92,9 @@ class RescueSaves:
                     "the machine cannot save by itself: the control side has handed over no grants "
                     "for it, or all of them are used",
                 )
-            return self._run(encode_line(msgspec.to_builtins(orders)))
+            done = self._run(encode_line(msgspec.to_builtins(orders)))
+            self._take_back(orders, done)
+            return done
 
     def _orders(self, notice: Notice) -> Orders | None:
         """The next save, with half of the packs that are left; the last one gets all of them."""
@@ -87,10 +106,28 @@ class RescueSaves:
             replace = msgspec.structs.replace
             self._book = replace(book, saves=book.saves[1:], packs=book.packs[share:])
             mine = replace(book, saves=book.saves[:1], packs=book.packs[:share])
-            return Orders(mine, self._given_unix, self._left_s(notice))
+            scheduled = notice.kind == "schedule"
+            goes_on = scheduled or (notice.kind == "aws-rebalance" and not book.job)
+            if goes_on:  # nobody's work is paused where the machine is not about to end
+                mine = replace(mine, save_argv=[])
+            left_s = self._left_s(notice)
+            return Orders(mine, self._given_unix, left_s, list(self._made), scheduled)
+
+    def _take_back(self, orders: Orders, done: Rescued) -> None:
+        """Keep the grants that the save has surely not used, unless there is a new book."""
+        with self._lock:
+            if self._book is None or self._given_unix != orders.given_unix:
+                return
+            if done.saved is not None:
+                self._made.append(done.saved.root)
+            packs = [] if done.packs is None else orders.book.packs[done.packs :]
+            saves = orders.book.saves if done.unsent else []
+            self._book = msgspec.structs.replace(
+                self._book, saves=[*saves, *self._book.saves], packs=[*packs, *self._book.packs]
+            )
 
     def _left_s(self, notice: Notice) -> float | None:
-        if notice.kind == "aws-rebalance":
+        if notice.kind in ("aws-rebalance", "schedule"):
             return None
         if notice.until_unix is None:
             return UNKNOWN_S

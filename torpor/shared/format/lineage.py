@@ -17,6 +17,10 @@ from torpor.shared.values import SnapshotId, learned, snapshot_id
 
 MOST_ANCESTORS: Final = 400
 """Over a year of daily backups; 12 KB of a manifest and of a receipt."""
+AUTOSAVE: Final = "autosave"
+"""In a manifest's statistics: a machine made it by itself, and for no job."""
+MOST_SAVES: Final = 100
+"""Over an hour of autosaves, each of which is superfluous soon."""
 _KEY: Final = "lineage"
 """Its name in the environment record, where a reader of any torpor takes it for a fact more."""
 
@@ -25,12 +29,15 @@ class Lineage(msgspec.Struct, frozen=True):
     """``ancestors``: what a snapshot goes on from, newest first; its parent is the first. They stay
     named after their deletion. ``whole``: they reach back to the first; else what is older than the
     last of them counts as an ancestor. ``content``: the oldest of them that is equal to the
-    snapshot, or the snapshot itself: then it has work of its own."""
+    snapshot, or the snapshot itself: then it has work of its own. ``saves``: the autosaves that it
+    goes on from, newest first; they are no ancestors. ``autosave``: it is one."""
 
     snapshot: SnapshotId
     content: SnapshotId
     ancestors: Annotated[list[SnapshotId], msgspec.Meta(max_length=MOST_ANCESTORS)] = []
     whole: bool = True
+    saves: Annotated[list[SnapshotId], msgspec.Meta(max_length=MOST_SAVES)] = []
+    autosave: bool = False
 
     @classmethod
     def unknown(cls, snapshot: SnapshotId) -> Lineage:
@@ -38,14 +45,25 @@ class Lineage(msgspec.Struct, frozen=True):
         return cls(snapshot, snapshot, whole=False)
 
     @classmethod
-    def after(cls, before: Lineage | None, snapshot: SnapshotId, *, equal: bool) -> Lineage:
+    def after(
+        cls,
+        before: Lineage | None,
+        snapshot: SnapshotId,
+        *,
+        equal: bool,
+        autosave: bool = False,
+    ) -> Lineage:
         """The next snapshot of a tree that goes on from ``before``; ``equal``: with no change."""
         if before is None:
-            return cls(snapshot, snapshot)
-        ancestors = [before.snapshot, *before.ancestors]
+            return cls(snapshot, snapshot, autosave=autosave)
+        ancestors, saves = before.ancestors, before.saves
+        if before.autosave:
+            saves = [before.snapshot, *saves][:MOST_SAVES]
+        else:
+            ancestors = [before.snapshot, *ancestors]
         whole = before.whole and len(ancestors) <= MOST_ANCESTORS
         content = before.content if equal else snapshot
-        return cls(snapshot, content, ancestors[:MOST_ANCESTORS], whole)
+        return cls(snapshot, content, ancestors[:MOST_ANCESTORS], whole, saves, autosave)
 
     @property
     def parent(self) -> SnapshotId | None:
@@ -53,7 +71,10 @@ class Lineage(msgspec.Struct, frozen=True):
 
     def record(self) -> dict[str, Any]:
         """What the environment record of its manifest keeps."""
-        return {_KEY: {"content": self.content, "ancestors": self.ancestors, "whole": self.whole}}
+        facts = {"content": self.content, "ancestors": self.ancestors, "whole": self.whole}
+        if self.saves or self.autosave:
+            facts |= {"saves": self.saves, "autosave": self.autosave}
+        return {_KEY: facts}
 
 
 def recorded(manifest: Manifest) -> Lineage | None:
@@ -64,7 +85,7 @@ def recorded(manifest: Manifest) -> Lineage | None:
         return None
     try:
         lineage = msgspec.convert({**said, "snapshot": manifest.snapshot}, learned(Lineage))
-        for name in (lineage.content, *lineage.ancestors):
+        for name in (lineage.content, *lineage.ancestors, *lineage.saves):
             snapshot_id(name)
     except (msgspec.ValidationError, InvalidInput):
         return None
@@ -86,7 +107,7 @@ class Work:
 
     def add(self, lineage: Lineage) -> None:
         names = [lineage.snapshot, *lineage.ancestors]
-        self._named.update(names)
+        self._named.update(names, lineage.saves)
         if not lineage.whole:
             self._all_before = max(self._all_before, min(names))
 

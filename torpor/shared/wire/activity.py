@@ -17,9 +17,9 @@ UNKNOWN: Final = -1
 """A figure that could not be read. It is not 0."""
 NOBODY: Final = -1
 """No session of that kind is open."""
-OWN_RUN, JUPYTER_SILENT, PERSON = 1, 2, 4
+OWN_RUN, JUPYTER_SILENT, PERSON, OWN_SAVE = 1, 2, 4, 8
 """Flags of a sample: a run of torpor was active; a Jupyter server does not answer; someone has used
-SSH or Jupyter since the ring began."""
+SSH or Jupyter since the ring began; the machine saved its workspace by itself, on its schedule."""
 
 
 Figure = Annotated[int, msgspec.Meta(ge=UNKNOWN, le=MOST)]

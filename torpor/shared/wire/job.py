@@ -15,9 +15,10 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """The machine is about to be taken away. ``until_unix``: when, if its market says so."""
+    """The machine is about to be taken away, or a scheduled save is due. ``until_unix``: when it is
+    taken, if its market says so."""
 
-    kind: Literal["aws-spot", "aws-rebalance", "gcp", "azure", "signal"]
+    kind: Literal["aws-spot", "aws-rebalance", "gcp", "azure", "signal", "schedule"]
     words: Words
     at_unix: float
     until_unix: float | None = None
@@ -125,9 +126,9 @@ class SaveGrant(msgspec.Struct, frozen=True):
 class StandBy(Request[Nothing], frozen=True):
     """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
 
-    ``saves``: one for each save, used in order. ``packs``: grants for new packs. ``lost``: packs of
-    the known snapshots that a manifest must not name. The key stays in memory. ``parent``: only a
-    supervisor of an older bundle reads it.
+    ``job``: empty for the saves of no job. ``saves``: one for each save, used in order. ``packs``:
+    grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name. The
+    key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
     """
 
     op = "job.standby"

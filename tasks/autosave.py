@@ -1,0 +1,129 @@
+"""The steps of autosave: what a rented machine needs to save its workspace by itself, what it says
+of its saves, and the end of superfluous ones."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from typing import Final
+
+from tasks.retention import tell_of_deletion
+from tasks.retries import ONCE
+from tasks.runner import runner
+from tasks.standing_by import STANDBY_S
+from tasks.step import step
+from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.jobs.standby import AGAIN_S, OWN_SAVES, book_for
+from torpor.control.remote.seam import Agent
+from torpor.control.reports import moment
+from torpor.control.safety import Verified
+from torpor.control.store.marks import COMMIT_S
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.autosaves import delete_superseded, thin
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
+
+LOOK_S: Final = 60.0
+END_S: Final = 20.0
+"""Of the minute that a warrant holds."""
+MINUTE_S: Final = 60.0
+MOST_SAVES: Final = COMMIT_S // 60
+"""Scheduled saves on one book: one each minute, until its grants end."""
+
+
+@step("start autosave", retries=ONCE)
+def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> None:
+    """Let the machine save its workspace by itself from now on, on top of what it holds now. What
+    fails here, `watch` does later."""
+    if not _saves(opened, machine):
+        return
+    try:
+        _hand_over(opened, session, machine, _look(opened, session).line)
+    except TorporError as error:
+        runner().log.warning(
+            "machine %s does not save its workspace by itself yet: %s", machine.id, error
+        )
+
+
+def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> str:
+    """What the machine says of its saves, for people; empty where it is to make none. Gives it the
+    grants for further ones when half of their time is over, and then deletes superfluous ones."""
+    if not _saves(opened, machine):
+        return ""
+    try:
+        state = _look(opened, session)
+        ends_s = state.until_unix - time.time()
+        if not state.lives or ends_s < AGAIN_S or state.left <= OWN_SAVES:
+            _hand_over(opened, session, machine, state.line)
+            _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
+    except TorporError as error:
+        return f"its own saves cannot go on: {error}"
+    return _words(state)
+
+
+def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
+    """End the machine's own saves, before a job begins there, or a destroy: the machine would take
+    that for a notice, and save what is stored already. What fails here fails no run."""
+    with suppress(TorporError):
+        session.call(
+            EndAutosave(opened.spec.name),
+            request_id=f"autosave:{secrets.token_hex(8)}",
+            within_s=END_S,
+        )
+
+
+@step("delete superseded autosaves", retries=ONCE)
+def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> None:
+    """Delete the autosaves whose work the verified snapshot has. Those that cannot be deleted now
+    fail no run."""
+    try:
+        deleted = delete_superseded(opened.store, verified, opened.seal)
+    except TorporError as error:
+        runner().log.warning("superfluous autosaves were not deleted: %s", error)
+    else:
+        _tell(opened, deleted, f"snapshot {verified.snapshot} is verified and")
+
+
+def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
+    """Not the user's own machine, where nothing outlives the agent, and not for a job, which has
+    saves of its own."""
+    return bool(opened.spec.save_minutes and machine.label and not opened.job)
+
+
+def _look(opened: OpenWorkspace, session: Agent) -> AutosaveState:
+    request_id = f"autosave:{secrets.token_hex(8)}"
+    return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=LOOK_S)
+
+
+def _hand_over(
+    opened: OpenWorkspace, session: Agent, machine: Machine, line: SnapshotId | None
+) -> None:
+    spec, store = opened.spec, opened.store
+    every_s = MINUTE_S * spec.save_minutes
+    basis = line if line in snapshot_ids(store, spec.name) else None
+    count = OWN_SAVES + min(MOST_SAVES, int(COMMIT_S / every_s) + 1)
+    book = book_for(store, spec, opened.key, "", basis, count=count)
+    notices = opened.markets.of(machine.provider).abilities.notices
+    session.call(
+        Autosave(book, every_s, list(notices)),
+        request_id=f"{runner().run}:autosave:{secrets.token_hex(8)}",
+        within_s=STANDBY_S,
+    )
+
+
+def _words(state: AutosaveState) -> str:
+    if not state.lives:
+        return "nothing saved it until now: it begins"
+    if state.error:
+        return f"its own save failed: {state.error}"
+    if state.stored_unix is None:
+        return "no save is due yet"
+    minutes = state.interval_s / 60
+    return f"saved at {moment(state.stored_unix)}, every {minutes:.1f} min"
+
+
+def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:
+    for snapshot in deleted:
+        tell_of_deletion(opened, snapshot, f"{newer} newer and has its work")

@@ -1,0 +1,160 @@
+"""Autosaves: prune beside them, what they count for, and which of them go."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable
+from tests.fixtures.clocked_agent import ClockedStore, NearAgent
+from tests.fixtures.engine import WORKSPACE
+from tests.fixtures.manifests import PLAIN
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.own_saves import book_of, saved
+from tests.fixtures.small_saves import DEMO, put_save, verified_save
+from torpor.control.jobs.standby import newest_whole
+from torpor.control.store.marks import marked_packs
+from torpor.control.store.receipts import newest_verified, verified_snapshots
+from torpor.control.store.snapshots import open_manifest, snapshot_ids
+from torpor.control.upkeep.autosaves import KEPT, delete_superseded, thin
+from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
+from torpor.control.upkeep.pins import pin
+from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
+from torpor.control.upkeep.retention import Retention, judge
+from torpor.shared.format.names import manifest_key, pack_id_of
+from torpor.shared.values import SnapshotId
+from torpor.shared.wire.job import OwnSave, StandBy
+
+
+@pytest.fixture
+def clocked(memory_store: MemoryStore) -> ClockedStore:
+    return ClockedStore(memory_store)
+
+
+@pytest.fixture
+def machine(clocked: ClockedStore, tmp_path: Path) -> Iterator[NearAgent]:
+    machine = NearAgent(clocked, tmp_path / "home", tmp_path / "workspace")
+    machine.root.mkdir()
+    fill(machine, 1)
+    yield machine
+    machine.runs.close()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(itertools.count(1.0).__next__)
+
+
+def _book(machine: NearAgent, basis: SnapshotId) -> StandBy:
+    return msgspec.structs.replace(book_of(machine, machine.root, basis), job="")
+
+
+def _save(machine: NearAgent, book: StandBy, *made: OwnSave) -> OwnSave:
+    rest = msgspec.structs.replace(
+        book, saves=book.saves[len(made) :], packs=book.packs[len(made) :]
+    )
+    roots = [one.root for one in made]
+    return saved(machine, rest, left_s=None, given_unix=0.0, made=roots, scheduled=True)
+
+
+def test_prune_leaves_what_autosaves_name(
+    machine: NearAgent, clocked: ClockedStore, tmp_path: Path
+) -> None:
+    """The second save on a book goes on from the first, and both snapshots before it are gone."""
+    base = machine.hibernated()
+    clocked.advance(YOUNG_S)
+    book = _book(machine, base)
+    fill(machine, 2, "first")
+    first = _save(machine, book)
+    delete(clocked, base)
+    delete(clocked, first.snapshot)
+    assert prune(machine, without_snapshots=True).plan.unnamed
+    fill(machine, 3, "second")
+    second = _save(machine, book, first)
+    clocked.advance(10 * GRACE_S)
+    assert prune(machine).plan.free == []
+    assert restorable(machine, tmp_path) == 1
+    assert snapshot_ids(clocked, WORKSPACE) == [second.snapshot]
+
+
+def test_a_save_on_the_next_book_names_no_pack_that_was_marked_before_it(
+    machine: NearAgent, clocked: ClockedStore, tmp_path: Path
+) -> None:
+    base = machine.hibernated()
+    clocked.advance(YOUNG_S)
+    book = _book(machine, base)
+    delete(clocked, base)
+    prune(machine, without_snapshots=True)
+    fill(machine, 2, "first")
+    first = _save(machine, book)  # it may name them: the mark is younger than its book
+    marked = marked_packs(clocked, WORKSPACE)
+    assert marked <= {pack_id_of(key) for key in packs(clocked)}
+    second = _save(machine, _book(machine, first.snapshot))
+    manifest, _ = open_manifest(clocked, WORKSPACE, second.snapshot, machine.seal)
+    assert not marked & {pack.id for pack in manifest.packs}
+    delete(clocked, first.snapshot)
+    clocked.advance(GRACE_S)
+    prune(machine)
+    assert restorable(machine, tmp_path) == 1
+
+
+def _autosaves(store: MemoryStore, *minutes: float) -> list[SnapshotId]:
+    """One after the other, each on top of those before."""
+    line: list[SnapshotId] = []
+    for at in minutes:
+        line.insert(0, put_save(store, at, list(line), own_save=1, autosave=1))
+    return line[::-1]
+
+
+def test_autosaves_count_for_no_rule_and_get_no_receipt(store: MemoryStore) -> None:
+    kept = put_save(store, 0, [])
+    verified_save(store, kept)
+    own = _autosaves(store, 10, 20, 30)
+    taken = list(taken_snapshots(store, DEMO, PLAIN, ["~/workspace"]))
+    judged = {one.snapshot: one.reasons for one in judge(taken, Retention(last=1, daily=1), {})}
+    assert "last" in judged[kept][0] or "last" in judged[kept]
+    assert all(judged[one][-1] == "its machine made it by itself" for one in own)
+    assert newest_that_counts(store, DEMO, PLAIN, ["~/workspace"]) == (kept, [])
+    assert [snapshot for snapshot, _ in verified_snapshots(store, DEMO)] == [kept]
+
+
+def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemoryStore) -> None:
+    users = put_save(store, 0, [])
+    own = _autosaves(store, 10, 20, 30, 40, 50)
+    pin(store, DEMO, own[0], "the best weights")
+    assert thin(store, DEMO, PLAIN) == own[1:-KEPT]
+    assert thin(store, DEMO, PLAIN) == []
+    other = put_save(store, 55, [], own_save=1, autosave=1)  # of another line
+    verified = put_save(store, 60, [*own[::-1], users])
+    late = put_save(store, 52, [own[-1]], own_save=1, autosave=1)  # with a name from before
+    assert delete_superseded(store, verified_save(store, verified), PLAIN) == own[-KEPT:]
+    assert snapshot_ids(store, DEMO) == sorted([users, own[0], other, verified, late])
+
+
+def test_an_autosave_that_is_not_whole_is_passed_over_and_a_runs_snapshot_is_not(
+    machine: NearAgent, clocked: ClockedStore
+) -> None:
+    base = machine.hibernated()
+    before = set(packs(clocked))
+    fill(machine, 2, "new")
+    save = _save(machine, _book(machine, base))
+
+    def newest() -> SnapshotId | None:
+        verified = newest_verified(clocked, WORKSPACE)
+        found, _ = newest_whole(clocked, WORKSPACE, machine.seal, verified, only_own=True)
+        return found and found.snapshot
+
+    assert newest() == save.snapshot
+    clocked.delete(sorted(set(packs(clocked)) - before))
+    assert newest() == base
+    fill(machine, 3, "newer")
+    damaged = machine.hibernated()
+    clocked.delete([f"workspaces/{WORKSPACE}/verified/{damaged}"])  # as of a run that was killed
+    clocked.delete(sorted(set(packs(clocked)) - before))
+    assert newest() == damaged
+    clocked.delete([manifest_key(WORKSPACE, damaged)])
+    assert newest() == base

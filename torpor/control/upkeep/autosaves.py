@@ -1,0 +1,91 @@
+"""Autosaves: which of them are superfluous, and their deletion.
+
+Rules 11 and 13 of docs/contributing/safety.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from torpor.control.safety import Verified, check_whole
+from torpor.control.store.receipts import agent_of, is_autosave, verified_snapshots
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_times
+from torpor.control.upkeep.deletion import delete_snapshot
+from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import Work, lineage_of
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+KEPT: Final = 3
+"""Each machine keeps so many: a wake uses an older one where the newest is not whole."""
+
+
+class _Autosave(NamedTuple):
+    snapshot: SnapshotId
+    agent: str
+    work: Work
+
+
+def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> list[SnapshotId]:
+    """Delete the autosaves whose work the ``verified`` snapshot has and that appeared before it,
+    by the store's clock. Returns what was deleted."""
+    times = snapshot_times(store, verified.workspace)
+    made, has = times.get(verified.snapshot, 0.0), Work([lineage_of(verified.manifest)]).names
+    named = [snapshot for snapshot in times if has(snapshot) and times[snapshot] < made]
+    return _delete(store, verified.workspace, _autosaves(store, verified.workspace, seal, named))
+
+
+def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[SnapshotId]:
+    """Delete the autosaves of each machine whose work its newest one has, but for the newest KEPT.
+    Where the newest is not whole, all stay. Returns what was deleted."""
+    times = snapshot_times(store, workspace)
+    of: dict[str, list[_Autosave]] = {}
+    for save in _autosaves(store, workspace, seal, sorted(times, key=times.__getitem__)):
+        of.setdefault(save.agent, []).append(save)
+    deleted = []
+    for saves in of.values():
+        newest = saves[-1]
+        if len(saves) > KEPT and _is_whole(store, workspace, seal, newest.snapshot):
+            old = [save for save in saves[:-KEPT] if newest.work.names(save.snapshot)]
+            deleted += _delete(store, workspace, iter(old))
+    return deleted
+
+
+def _autosaves(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, among: list[SnapshotId]
+) -> Iterator[_Autosave]:
+    """Those of the snapshots that are autosaves. Reads the manifest of each that has no receipt: a
+    machine's word alone makes no user's snapshot one."""
+    verified = {snapshot for snapshot, _ in verified_snapshots(store, workspace)}
+    for snapshot in among:
+        if snapshot in verified:
+            continue
+        with suppress(SnapshotError):  # it is not known to be one
+            manifest, _ = open_manifest(store, workspace, snapshot, seal)
+            if is_autosave(manifest):
+                yield _Autosave(snapshot, agent_of(manifest), Work([lineage_of(manifest)]))
+
+
+def _is_whole(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, snapshot: SnapshotId
+) -> bool:
+    try:
+        check_whole(store, find_snapshot(store, workspace, snapshot), seal)
+    except SnapshotError:
+        return False
+    return True
+
+
+def _delete(
+    store: ObjectStore, workspace: WorkspaceName, saves: Iterator[_Autosave]
+) -> list[SnapshotId]:
+    """Delete them, but for what is pinned, or the newest of all."""
+    deleted = []
+    for save in saves:
+        with suppress(SnapshotKept, SnapshotMissing):
+            delete_snapshot(store, workspace, save.snapshot)
+            deleted.append(save.snapshot)
+    return deleted

@@ -1,0 +1,73 @@
+"""The scheduled save that is under way in a HOME. Its file is locked as long as it goes on: the
+sampler sees that it is not the user's work, and a run ends it, which stores more."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from torpor.shared.values import WorkspaceName
+
+SAVING: Final = "saving"
+ENDS_S: Final = 3.0
+"""How long a save that was asked to end gets before SIGKILL, and again after it."""
+_POLL_S: Final = 0.02
+
+
+@contextmanager
+def saving(home: Path, workspace: WorkspaceName) -> Iterator[None]:
+    """This process makes the save. Waits for one of another workspace."""
+    fd = os.open(home / SAVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} {workspace}\n".encode("ascii"), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def is_saving(home: Path) -> bool:
+    """Whether a scheduled save is under way."""
+    return _saver(home) is not None
+
+
+def end_save(home: Path, workspace: WorkspaceName) -> None:
+    """End the scheduled save of the workspace, if one is under way. What it has stored stays in the
+    journal."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        give_up = time.monotonic() + ENDS_S
+        sent = False
+        while (saver := _saver(home)) is not None and saver[1] == workspace:
+            if not sent:
+                with suppress(ProcessLookupError):
+                    os.kill(saver[0], number)
+                sent = True
+            if time.monotonic() >= give_up:
+                break
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def _saver(home: Path) -> tuple[int, str] | None:
+    """The process of the save and its workspace; None where none is under way, or it has only just
+    begun."""
+    try:
+        fd = os.open(home / SAVING, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = os.pread(fd, 100, 0).split()
+        return (int(words[0]), words[1].decode("ascii")) if len(words) == 2 else None
+    finally:
+        os.close(fd)
+    return None

@@ -1,0 +1,55 @@
+"""Autosave: a machine stores its workspace by itself every few minutes.
+
+These requests hold no workspace.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.wire.job import NoticeSource, OwnSave, StandBy
+from torpor.shared.wire.request import Count, Nothing, Request, Words
+
+
+class AutosaveState(msgspec.Struct, frozen=True):
+    """``lives``: a process saves the workspace. Without it, only ``line`` is known.
+
+    ``line``: the snapshot that the tree goes on from. ``saved``: the newest save of this process.
+    ``stored_unix``: when the store last had all of the workspace: after a save, or a look that
+    found nothing new. ``error``: why the last try failed. ``interval_s``: the time between the last
+    two tries, or the one that is wanted. ``left``: manifests that it may still write.
+    ``until_unix``: when its grants end, by the control side's clock."""
+
+    lives: bool
+    line: SnapshotId | None = None
+    saved: OwnSave | None = None
+    stored_unix: float | None = None
+    error: Words = ""
+    interval_s: float = 0.0
+    left: Count = 0
+    until_unix: float = 0.0
+
+
+class LookAtAutosave(Request[AutosaveState], frozen=True):
+    """What the process that saves the workspace has done."""
+
+    op = "autosave.look"
+    workspace: WorkspaceName
+
+
+class EndAutosave(Request[Nothing], frozen=True):
+    """End the process that saves the workspace, and the save that it makes. Idempotent."""
+
+    op = "autosave.end"
+    workspace: WorkspaceName
+
+
+class Autosave(Request[Nothing], frozen=True):
+    """Save the workspace of ``book`` every ``every_s`` seconds, and when the machine will be taken
+    away, until the grants end. Starts a process for it, or hands the book to the one that lives."""
+
+    op = "autosave"
+    book: StandBy
+    every_s: float
+    notices: list[NoticeSource]
