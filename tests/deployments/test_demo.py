@@ -57,19 +57,7 @@ def test_a_workspace_wakes_identical_and_nothing_is_left(scratch: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_half_way_it_clears_up(number: signal.Signals, scratch: Path) -> None:
-    running = subprocess.Popen(
-        ARGV,
-        cwd=CHECKOUT,
-        env=_environment(scratch),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.startswith("object store"):  # it runs, and the Prefect server begins
-            break
+    running = _half_way(scratch)
     assert _ours(scratch)
     running.send_signal(number)
     _, errors = running.communicate(timeout=PATIENCE_S)
@@ -80,19 +68,7 @@ def test_stopped_half_way_it_clears_up(number: signal.Signals, scratch: Path) ->
 
 
 def test_a_killed_story_is_a_failure_and_is_cleared_up(scratch: Path) -> None:
-    running = subprocess.Popen(
-        ARGV,
-        cwd=CHECKOUT,
-        env=_environment(scratch),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.startswith("object store"):
-            break
+    running = _half_way(scratch)
     for pid in _ours(scratch):
         if b"deployments.demo_story" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
@@ -116,6 +92,24 @@ def test_a_full_disk_is_reported_before_anything_begins(
             signal.signal(number, handler)
     assert "set TMPDIR to a folder on a bigger disk" in capsys.readouterr().err
     assert os.listdir(scratch) == []
+
+
+def _half_way(scratch: Path) -> subprocess.Popen[str]:
+    """The demo, whose store runs and whose Prefect server begins."""
+    running = subprocess.Popen(
+        ARGV,
+        cwd=CHECKOUT,
+        env=_environment(scratch),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("object store"):
+            break
+    return running
 
 
 def _environment(scratch: Path) -> dict[str, str]:

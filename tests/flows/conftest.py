@@ -1,4 +1,5 @@
-"""A workspace on its machine whose snapshots come and go, and the events that it sends."""
+"""A workspace on its machine whose snapshots come and go, the events that it sends, and one that
+sleeps."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab, make_lab
-from tests.fixtures.plain_flows import sent
+from tests.fixtures.plain_flows import hibernate_plainly, sent
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +37,14 @@ def events() -> deque[dict[str, Any]]:
     """The events that were sent since the test began."""
     sent.clear()
     return sent
+
+
+@pytest.fixture
+def stored(lab: Lab, short_agent: None) -> Iterator[Lab]:
+    """A workspace with a snapshot, on no machine; the waits of jobs are short."""
+    place = lab.workspace(lab.rent().id)
+    place.mkdir()
+    (place / "work").write_bytes(b"mine" * 1000)
+    hibernate_plainly(lab.opened)
+    with hurried():
+        yield lab

@@ -36,7 +36,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key, packs_prefix
-from torpor.shared.values import SnapshotId, new_snapshot_id
+from torpor.shared.values import ObjectKey, SnapshotId, new_snapshot_id
 
 Told = deque[dict[str, Any]]
 
@@ -71,6 +71,22 @@ def _aged(lab: Lab, *days: float) -> list[SnapshotId]:
         verify_snapshot(lab.store, stored, lab.seal, machine=machine.id)
         made.append(one)
     return made
+
+
+def _fail_the_check(lab: Lab) -> None:
+    """Take a backup whose packs are gone when it is verified."""
+
+    def packs() -> set[ObjectKey]:
+        return {found.key for found in lab.store.list(packs_prefix(WORKSPACE))}
+
+    before = packs()
+
+    def vanish(phase: str) -> None:
+        if phase == "verify":
+            lab.store.delete(packs() - before)
+
+    with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
+        _backup(lab, keep_last=1)
 
 
 def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
@@ -176,15 +192,7 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
     _aged(standing, 10)
     before = _ids(standing)
     (home / "new.bin").write_bytes(os.urandom(50_000))
-    packs = {found.key for found in standing.store.list(packs_prefix(WORKSPACE))}
-
-    def vanish(phase: str) -> None:
-        if phase == "verify":
-            now = {found.key for found in standing.store.list(packs_prefix(WORKSPACE))}
-            standing.store.delete(now - packs)
-
-    with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
-        _backup(standing, keep_last=1)
+    _fail_the_check(standing)
     assert set(before) <= set(_ids(standing))
     assert _named(events, "torpor.verification.failed")
     assert _named(events, "torpor.backup.failed")
@@ -220,15 +228,7 @@ def test_a_backup_that_failed_its_check_counts_as_none() -> None:
         (home / "a.txt").write_text("first\n")
         good = _backup(lab).snapshot
         (home / "new.bin").write_bytes(os.urandom(50_000))
-        packs = {found.key for found in lab.store.list(packs_prefix(WORKSPACE))}
-
-        def vanish(phase: str) -> None:
-            if phase == "verify":
-                now = {found.key for found in lab.store.list(packs_prefix(WORKSPACE))}
-                lab.store.delete(now - packs)
-
-        with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
-            _backup(lab, keep_last=1)
+        _fail_the_check(lab)
         (bad,) = set(_ids(lab)) - {good}
         with plain(lab.opened):
             assert look_at_newest(lab.opened, 26.0) == good

@@ -14,6 +14,7 @@ from prefect.utilities.callables import parameter_schema
 from flows import benchmark, deploy
 from flows.procedures.deploy import measurement
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.small_stack import small_stack
 from tests.fixtures.world import World
@@ -99,24 +100,22 @@ def test_the_environment_of_a_start_that_fails_goes(
     assert kept() == []
 
 
-def test_a_benchmark_without_a_way_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_without_a_way_is_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocks.Stack.of", lambda name: small_stack())
     with pytest.raises(InvalidInput, match="has no own image"):
-        run_plainly(world.opened, benchmark, ["good"], strategies=["own"])
+        run_plainly(lab.opened, benchmark, ["good"], strategies=["own"])
     with pytest.raises(InvalidInput, match="'D' is not a strategy"):
-        run_plainly(world.opened, benchmark, ["good"], strategies=["D"])
+        run_plainly(lab.opened, benchmark, ["good"], strategies=["D"])
     with pytest.raises(InvalidInput, match="name at least one stack and one strategy"):
-        run_plainly(world.opened, benchmark, ["good"], strategies=[])
+        run_plainly(lab.opened, benchmark, ["good"], strategies=[])
 
 
-def test_parameters_of_the_other_benchmark_are_refused(world: World) -> None:
+def test_parameters_of_the_other_benchmark_are_refused(lab: Lab) -> None:
     with pytest.raises(InvalidInput, match=r"`parts`, `stores` belong to the benchmark of stores"):
-        run_plainly(world.opened, benchmark, ["good"], parts=[1], stores=["*"])
+        run_plainly(lab.opened, benchmark, ["good"], parts=[1], stores=["*"])
     with pytest.raises(InvalidInput, match=r"`providers` belong to .* deploys: name `stacks`"):
-        run_plainly(world.opened, benchmark, providers=["local-provider/default"])
-    assert not world.machines()
+        run_plainly(lab.opened, benchmark, providers=["local-provider/default"])
+    assert not lab.machines()
 
 
 @pytest.mark.parametrize(("flow", "field"), [(deploy, "strategy"), (benchmark, "strategies")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -19,10 +18,9 @@ from tasks.plain_runner import PlainRunner
 from tasks.watch import LeftLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
-from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.plain_flows import wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
@@ -87,17 +85,6 @@ def test_what_becomes_of_it_is_its_blocks_rule(
     assert judge_left(MACHINE, RENTAL, SILENT, [], rule, has_job).act == ""
 
 
-@pytest.fixture
-def stored(lab: Lab, short_agent: None) -> Iterator[Lab]:
-    """A workspace with a snapshot, on no machine."""
-    place = lab.workspace(lab.rent().id)
-    place.mkdir()
-    (place / "work").write_bytes(b"mine" * 1000)
-    hibernate_plainly(lab.opened)
-    with hurried():
-        yield lab
-
-
 def _left_by_a_kill(lab: Lab, *, whole: bool) -> MachineId:
     """Half an hour ago."""
     if whole:
@@ -148,13 +135,6 @@ def test_the_machine_of_a_live_deploy_stays(stored: Lab) -> None:
         assert sent == [] and not report.left[0].killed
         server.since(600)
     assert [one.id for one in stored.machines()] == [machine]
-
-
-def test_what_a_failed_attempt_left_is_ended(lab: Lab) -> None:
-    _, rental = standing(lab.opened)
-    lab.opened.rentals.change(rental, state="abandoned", why="its answer was lost")
-    _look(lab, AlertMemory())
-    assert lab.machines() == [] and lab.opened.rentals.open() == []
 
 
 def test_a_block_may_have_the_wake_continued(stored: Lab) -> None:

@@ -288,28 +288,6 @@ def test_a_machine_that_is_gone_before_its_session_is_open_is_not_tried_again(
     assert len(tried) == 1
 
 
-def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: Kept) -> None:
-    opened, waits, reach = kept.lab.opened, list[str](), renting.wait_until_reachable
-
-    def unreachable_once(provider: FolderMarket, machine: MachineId, **options: Any) -> Machine:
-        waits.append(machine)
-        if len(waits) == 1:
-            raise MachineUnreachable("it never answered")
-        return reach(provider, machine, **options)
-
-    offers = opened.providers[0].offers(Want()) * 2
-    with (
-        patch.object(renting, "wait_until_reachable", unreachable_once),
-        patch.object(FolderMarket, "offers", lambda *_: offers),
-    ):
-        assert len(kept.replicate(count=1).ready) == 1
-    kept.identical(1)
-    failed, *_ = opened.rentals.history()
-    assert (failed.machine, failed.state) == (waits[0], "ended")
-    (now,) = opened.rentals.open()
-    assert now.machine == waits[1]
-
-
 def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> None:
     opened = kept.lab.opened
     machine, rental = standing(opened)

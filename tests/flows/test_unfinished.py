@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from flows import job
 from tasks.plain_runner import PlainRunner
-from tests.fixtures.driver import hurried
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.plain_flows import wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.jobs.records import Job, Jobs, Stop
 
 _ID = "3f2a9c81d04e"
-
-
-@pytest.fixture
-def stored(lab: Lab, short_agent: None) -> Iterator[Lab]:
-    """A workspace on no machine."""
-    place = lab.workspace(lab.rent().id)
-    place.mkdir()
-    (place / "work").write_bytes(b"mine" * 1000)
-    hibernate_plainly(lab.opened)
-    with hurried():
-        yield lab
 
 
 def _cancelled(lab: Lab) -> Job:

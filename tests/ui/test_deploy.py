@@ -20,19 +20,12 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.small_stack import small_stack
 from tests.fixtures.waiting import until
 from tests.ui.conftest import edit_block
-from tests.ui.test_flows import Deployments
+from tests.ui.test_flows import Deployments, fields_of
 
 pytestmark = pytest.mark.together("automations and make up")
 
 NAME = "ui-deploy"
 TOKEN = "a-token-of-nobody"
-FIELDS = {
-    "stack": "The Stack block to deploy, or its name.",
-    "strategy (Optional)": "How the software gets onto the machine.",
-    "snapshot (Optional)": "snapshot for a new machine: its id, or newest.",
-    "full_check (Optional)": "Read and hash every restored byte before the server starts.",
-    "environment_days (Optional)": "Delete stored environments that no deploy has used",
-}
 
 
 def test_a_deploy_from_the_form_to_the_address(
@@ -54,7 +47,7 @@ def test_a_deploy_from_the_form_to_the_address(
     deployments.picture("stack-block")
 
     deployments.open("deploy")
-    for label, description in FIELDS.items():
+    for label, description in fields_of("deploy").items():
         expect(page.get_by_text(label, exact=True).first).to_be_visible()
         expect(page.get_by_text(description).first).to_be_visible()
     deployments.picture("deploy-form")

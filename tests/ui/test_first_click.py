@@ -19,7 +19,6 @@ from tests.ui.conftest import WAIT_MS, click_for, press
 from torpor.control.ports import free_ports
 
 WORKSPACE = "machines/*/home/workspace"
-ANOTHER_UID = 65533
 COUNT = 'from flows import list_snapshots; print(len(list_snapshots("demo")))'
 
 

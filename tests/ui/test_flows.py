@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
+from prefect.utilities.callables import parameter_schema
 
+import flows
 from blocks import Workspace
 from deployments.first_machine import fill
 from deployments.installation import Installation
@@ -23,83 +25,24 @@ from tests.ui.conftest import WAIT_MS, click_for, press
 
 NAME = "ui-forms"
 
-FIELDS = {
-    "backup": {
-        "workspace": "The Workspace block to back up, its name, or",
-        "keep_last (Optional)": "Keep the newest N snapshots.",
-        "keep_daily (Optional)": "of each of the last N days that have one.",
-        "timezone (Optional)": "The time zone of days, such as Europe/Berlin.",
-        "dry_run (Optional)": "Show what the next backup would delete",
-    },
-    "cancel-job": {
-        "workspace": "The Workspace block that the job works on, or its name.",
-        "job": "The id of the job, as",
-        "machine (Optional)": "What becomes of its machine.",
-    },
-    "compare": {
-        "workspace": "The Workspace block to rent for, or its name.",
-        "snapshot (Optional)": "The id of the snapshot to restore there, or newest.",
-        "hours (Optional)": "How long the machine is rented, in hours.",
-        "spot (Optional)": "Whether to compare spot machines.",
-        "everywhere (Optional)": "Ask all provider blocks",
-    },
-    "create": {"workspace": "The Workspace block that describes the machine"},
-    "delete-snapshots": {
-        "workspace": "The Workspace block whose snapshots are deleted, or its name.",
-        "snapshots": "The ids of the snapshots to delete.",
-        "even_newest (Optional)": "The id of the newest snapshot, once more,",
-    },
-    "hibernate": {
-        "workspace": "The Workspace block to hibernate, or its name.",
-        "destroy (Optional)": "Destroy the machine afterwards.",
-        "machine (Optional)": "The machine, if the workspace is on several",
-        "accept_changed (Optional)": "Patterns of files that may change",
-        "accept_lost (Optional)": "Directories of the machine that may be lost",
-    },
-    "job": {
-        "workspace": "The Workspace block to work on, or its name.",
-        "command (Optional)": "A line for",
-        "env (Optional)": "Environment variables of the command, each as NAME=VALUE.",
-        "secrets (Optional)": "Environment variables of the command that are secret",
-        "save (Optional)": "A command that makes the program write its state",
-        "save_minutes (Optional)": "Minutes between two saves.",
-        "spot (Optional)": "Whether to rent spot machines",
-        "retries (Optional)": "How often a command that fails is started again.",
-        "on_cancel (Optional)": "What becomes of the machine when the job is cancelled.",
-        "keep_logs (Optional)": "Whether the logs of earlier jobs stay in the workspace.",
-        "keep_saves (Optional)": "How many of the job's newest saves stay",
-        "job (Optional)": "The id of a job to continue.",
-    },
-    "reconcile": {
-        "workspace": "The Workspace block whose rentals are compared, or its name.",
-        "end (Optional)": "Ids of machines to end, from this flow's table",
-        "left (Optional)": "Ids of unfinished machines that answer",
-        "gone (Optional)": "Ids of rentals, from this flow's table, whose machines are gone",
-    },
-    "restore-path": {
-        "workspace": "The Workspace block that the snapshot is of, or its name.",
-        "path": "The path, as",
-        "into": "The target directory on the machine.",
-        "snapshot (Optional)": "The snapshot's id, or newest.",
-        "move_aside (Optional)": "If the directory already has that name",
-        "accept_paths (Optional)": "Directories of the snapshot that are not among",
-    },
-    "spend": {
-        "workspace": "A Workspace block in whose store to look, or its name.",
-        "months (Optional)": "How many months to show, with this one, 1 to 120.",
-        "timezone (Optional)": "The time zone of months, such as Europe/Berlin.",
-    },
-    "wake": {
-        "workspace": "The Workspace block to wake, or its name.",
-        "snapshot (Optional)": "The snapshot's id, or newest.",
-        "machine (Optional)": "user@host:port of a machine of your own",
-        "full_check (Optional)": "Read and hash every restored byte",
-        "accept_paths (Optional)": "Directories of the snapshot that are not among",
-    },
-}
-
-SUBMITTED = {"compare", "create", "hibernate", "wake"}
+FORMS = (
+    "backup", "cancel-job", "compare", "create", "delete-snapshots", "hibernate", "job",
+    "reconcile", "restore-path", "spend", "wake",
+)  # fmt: skip
+SUBMITTED = {"create", "hibernate", "wake"}
 """Forms that a test fills and submits; it sees their fields too."""
+
+
+def fields_of(name: str) -> dict[str, str]:
+    """The label of each field of a form, with the plain words that its description begins with."""
+    schema = parameter_schema(getattr(flows, name.replace("-", "_")))
+    return {
+        field if field in schema.required else f"{field} (Optional)": said["description"]
+        .partition("`")[0]
+        .partition(".")[0]
+        .strip()
+        for field, said in schema.properties.items()
+    }
 
 
 @dataclass
@@ -120,14 +63,14 @@ class Deployments:
 
     def see_fields(self, name: str) -> None:
         """The form says what each field is, in the order of the flow's parameters."""
-        for label, description in FIELDS[name].items():
+        wanted = fields_of(name)
+        for label, description in wanted.items():
             expect(self.page.get_by_text(label, exact=True).first).to_be_visible()
             expect(self.page.get_by_text(description).first).to_be_visible()
         expect(self.page.get_by_role("button", name="Select a block")).to_be_visible()
         self.picture(f"{name}-form")
         shown = self.page.locator("label").all_inner_texts()
-        fields = [text for text in shown if text in FIELDS[name]]
-        assert fields == list(FIELDS[name])
+        assert [text for text in shown if text in wanted] == list(wanted)
 
     def pick(self, saved: str, number: int = 0) -> None:
         """Choose a saved block from a list of the form, unless it is chosen."""
@@ -216,7 +159,7 @@ def reference(torpor_up: Server) -> Iterator[dict[str, Any]]:
     yield {"$ref": {"block_document_id": str(identity)}}
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS.keys() - SUBMITTED))
+@pytest.mark.parametrize("name", [form for form in FORMS if form not in SUBMITTED])
 @pytest.mark.usefixtures("reference")
 def test_a_form_says_what_each_field_is_and_needs_a_workspace(
     deployments: Deployments, name: str

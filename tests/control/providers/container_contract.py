@@ -13,8 +13,10 @@ from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import until
 from tests.markets.boot import Machines
 from tests.markets.test_boot import run
-from torpor.control.providers.container import Container
-from torpor.shared.errors import ProviderError
+from torpor.control.providers.container import Container, Volume
+from torpor.control.providers.start_script import start_command
+from torpor.shared.errors import ProviderDenied, ProviderError
+from torpor.shared.values import Want
 
 TOKEN = "hf_0123456789 \"quoted\" 'and' $(not run) \\n"
 ENV = {"HF_TOKEN": TOKEN, "MODE": "1"}
@@ -77,6 +79,20 @@ class ContainerContract(MarketContract):
 
         until(says, "the machine lets its owner in")
         assert said[-1] == f"{TOKEN}|1|of-the-container|"
+
+    def test_the_start_script_runs_as_root_whatever_the_image_starts(self, shop: Shop) -> None:
+        shop.fake.entrypoint, shop.fake.image_user = ("/opt/nvidia/entrypoint.sh",), "1000"
+        started: list[list[str]] = []
+        shop.market.boot = lambda command: started.append(command)
+        shop.create()
+        assert started == [start_command(shop.order)]
+
+    def test_a_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
+        gone = shop.connect(container=Container(volumes=(Volume("7", "/data"),)))
+        with pytest.raises(ProviderDenied, match=r"no (network )?volume 7"):
+            gone.check()
+        with pytest.raises(ProviderDenied):  # a search goes on at other markets
+            gone.offers(Want())
 
     @pytest.mark.parametrize("fault", ["quota", "no capacity"])
     def test_no_message_repeats_a_secret(self, shop: Shop, fault: Any) -> None:

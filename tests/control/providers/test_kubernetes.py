@@ -350,23 +350,12 @@ class TestKubernetes(ContainerContract):
         clock.advance(10 * ROOM_S)
         assert provider.find(machine.id).state == "starting"
 
-    def test_a_machine_that_runs_and_gets_no_address_is_given_up(self, shop: Shop) -> None:
+    def test_a_machine_that_runs_and_gets_no_address_says_why(self, shop: Shop) -> None:
         shop.fake.balances = False
         machine = shop.create()
         live = shop.find(machine)
         assert (live.state, live.endpoint) == ("running", None)
         assert "no load balancer" in live.note
-        now = 0.0
-
-        def sleep(seconds: float) -> None:
-            nonlocal now
-            now += seconds
-
-        with pytest.raises(CreateFailed, match="no load balancer"):
-            wait_until_reachable(
-                shop.plain, machine.id, timeout_s=1800, sleep=sleep, clock=lambda: now
-            )
-        assert now < 1800
 
     def test_the_runtime_of_gpus_is_named_where_the_cluster_has_it(self, shop: Shop) -> None:
         """k3s and RKE2 give a container no GPU without it."""

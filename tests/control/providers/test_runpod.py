@@ -8,7 +8,6 @@ from tests.control.providers.container_contract import ContainerContract
 from tests.control.providers.market_contract import Shop
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.seam import Absent, MountsVolumes
-from torpor.control.providers.start_script import start_command
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,
@@ -69,13 +68,6 @@ class TestRunPod(ContainerContract):
             method != "GET" for method, path in shop.fake.calls if "network-volumes" in path
         )
 
-    def test_a_network_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
-        gone = shop.connect(container=Container(volumes=(Volume("gone", "/data"),)))
-        with pytest.raises(ProviderDenied, match="no network volume gone"):
-            gone.check()
-        with pytest.raises(ProviderDenied):  # a search goes on at other markets
-            gone.offers(Want())
-
     def test_the_account_s_ssh_keys_stay_as_they_are(self, shop: Shop) -> None:
         """A PUT replaces all of them."""
         shop.plain.check()
@@ -125,13 +117,6 @@ class TestRunPod(ContainerContract):
         found = shop.find(machine)
         assert isinstance(found, Absent)
         assert not found.proof
-
-    def test_the_start_script_runs_as_root_whatever_the_image_starts(self, shop: Shop) -> None:
-        shop.fake.entrypoint, shop.fake.image_user = ("/opt/nvidia/entrypoint.sh",), "1000"
-        started: list[list[str]] = []
-        shop.market.boot = lambda command: started.append(command)
-        shop.create()
-        assert started == [start_command(shop.order)]
 
     def test_a_pod_without_a_public_address_is_given_up(self, shop: Shop) -> None:
         """It runs, and is billed, and nobody can ever log in."""

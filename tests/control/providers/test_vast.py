@@ -14,7 +14,6 @@ from tests.markets.vast import FIRST_INSTANCE
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import MountsVolumes
-from torpor.control.providers.start_script import start_command
 from torpor.shared.errors import (
     CreateUncertain,
     NoCapacity,
@@ -102,13 +101,6 @@ class TestVast(ContainerContract):
             "mount_path": "/data",
         }
         assert {method for method, path in shop.fake.calls if "volumes" in path} == {"GET"}
-
-    def test_a_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
-        gone = shop.connect(container=Container(volumes=(Volume("7", "/data"),)))
-        with pytest.raises(ProviderDenied, match="no volume 7"):
-            gone.check()
-        with pytest.raises(ProviderDenied):  # a search goes on at other markets
-            gone.offers(Want())
 
     def test_further_ports_need_a_host_that_has_as_many(self, shop: Shop) -> None:
         """Each fake host has 40."""
@@ -215,13 +207,6 @@ class TestVast(ContainerContract):
         wares += [Ware("RTX 3060", 1, 12, 0.05, "Ohio, US") for n in range(70)]
         wares += [Ware("RTX 3060", 1, 12, 0.06, "Ohio, US") for n in range(10)]
         assert len(shop.plain.offers(Want(gpu="RTX 3060"))) >= 64 + 10
-
-    def test_the_start_script_runs_as_root_whatever_the_image_starts(self, shop: Shop) -> None:
-        shop.fake.entrypoint, shop.fake.image_user = ("/opt/nvidia/entrypoint.sh",), "1000"
-        started: list[list[str]] = []
-        shop.market.boot = lambda command: started.append(command)
-        shop.create()
-        assert started == [start_command(shop.order)]
 
     @pytest.mark.parametrize(
         ("status", "words"),

@@ -182,14 +182,6 @@ def test_a_reason_not_to_connect_again_ends_the_open_calls(
     assert caught.value.snapshot == asleep.snapshot
 
 
-def test_two_control_sides_share_one_agent(opened: Opener, agent_home: Path) -> None:
-    other = opened()
-    with running(opened(), agent_home) as answer, ThreadPoolExecutor(1) as pool:
-        same = pool.submit(other.call, Wait("n", "go"), request_id="r")
-        (agent_home / "go").touch()
-        assert answer.result(PATIENCE_S).starts == same.result(PATIENCE_S).starts == 1
-
-
 def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:
     session = opened()
     with running(session, agent_home) as answer:
