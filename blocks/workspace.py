@@ -35,6 +35,7 @@ from torpor.shared.values import (
     Want,
     WorkspaceName,
     WorkspaceSpec,
+    cuda_version,
     workspace_name,
 )
 
@@ -62,6 +63,7 @@ class Workspace(Block):
         max_price_usd_h: The highest price, in dollars an hour.
         regions: The regions to rent in, as the providers name them.
         spot: Whether to rent spot machines.
+        cuda: The least version of CUDA that the machine's driver must support.
         image: The image of the machine.
         quiesce: A command that pauses work on the machine.
         resume: A command that continues that work, when the machine is kept.
@@ -164,6 +166,15 @@ class Workspace(Block):
         default="never",
         description=(
             "Whether to rent spot machines, which cost less and may be taken away at any time."
+        ),
+    )
+    cuda: str = Field(
+        default="",
+        pattern=r"^(\d{1,3}\.\d{1,3})?$",
+        title="Least CUDA",
+        description=(
+            "The least version of CUDA that the machine's driver must support, such as 12.4. "
+            "Offers that do not state theirs fit. Empty: that of the snapshot that is woken."
         ),
     )
     image: str = Field(
@@ -270,6 +281,7 @@ class Workspace(Block):
                 rank=tuning.rank,
                 min_reliability=tuning.min_reliability,
                 image=self.image,
+                cuda=cuda_version(self.cuda),
             ),
             quiesce=list(self.quiesce),
             resume=list(self.resume),

@@ -186,6 +186,12 @@ class Want(msgspec.Struct, frozen=True):
     cuda: tuple[int, int] | None = None  # the driver must support at least this
 
 
+def cuda_version(text: str) -> tuple[int, int] | None:
+    """Major and minor number of a version such as 12.4; None where the text has none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """Where SSH answers. ``host_key`` is an OpenSSH public key line, or None until pinned."""
 

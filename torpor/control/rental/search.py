@@ -4,7 +4,6 @@ with its reason."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.markets import ANSWER_S, ask_all
 from torpor.control.reports import Row
 from torpor.shared.errors import NoOffer, TorporError
-from torpor.shared.values import GIB, Want
+from torpor.shared.values import GIB, Want, cuda_version
 
 DISK_MARGIN: Final = 1.1
 """A snapshot takes this much of a disk: its files, what the agent keeps meanwhile."""
@@ -115,12 +114,11 @@ def billed_s(hours: float, able: Abilities) -> float:
 
 def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Want:
     """``want`` for a machine that a snapshot of this environment record can be woken on."""
-    found = re.match(r"(\d+)\.(\d+)", str(environment.get("cuda") or ""))
     return msgspec.structs.replace(
         want,
         disk_gib=max(want.disk_gib, workspace_bytes * DISK_MARGIN / GIB),
         architecture=want.architecture or str(environment.get("architecture") or ""),
-        cuda=want.cuda or ((int(found[1]), int(found[2])) if found else None),
+        cuda=want.cuda or cuda_version(str(environment.get("cuda") or "")),
     )
 
 
