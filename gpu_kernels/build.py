@@ -94,16 +94,6 @@ def cuda_digests() -> dict[str, str]:
     return {"sources": sources.hexdigest(), **made}
 
 
-def build_shim(target: Path) -> Path:
-    """Compile the CUDA kernels for the CPU, for tests; needs g++."""
-    found = shutil.which("g++")
-    if found is None:
-        raise BuildError("the kernels' tests need g++: install it")
-    flags = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
-    run_compiler([found, *flags, str(ROOM / "shim/shim.cpp")], target)
-    return target
-
-
 def is_current() -> bool:
     """Whether this machine's library is there and newer than its sources."""
     target = library_path()

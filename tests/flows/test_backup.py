@@ -54,7 +54,7 @@ def _backup(lab: Lab, **options: Any) -> Any:
 
 
 def _only(lab: Lab, *kept: SnapshotId) -> None:
-    gone = [manifest_key(WORKSPACE, one) for one in _ids(lab) if one not in kept]
+    gone = [manifest_key(WORKSPACE, snapshot) for snapshot in _ids(lab) if snapshot not in kept]
     lab.store.delete(gone)
 
 
@@ -64,12 +64,12 @@ def _aged(lab: Lab, *days: float) -> list[SnapshotId]:
     newest = read_manifest(lab.store, lab.snapshots()[0], lab.seal)
     made = []
     for age in days:
-        one = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=age))
-        blob, _ = encode_manifest(msgspec.structs.replace(newest, snapshot=one), lab.seal)
-        lab.store.put(manifest_key(WORKSPACE, one), blob)
-        stored = find_snapshot(lab.store, WORKSPACE, one)
+        snapshot = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=age))
+        blob, _ = encode_manifest(msgspec.structs.replace(newest, snapshot=snapshot), lab.seal)
+        lab.store.put(manifest_key(WORKSPACE, snapshot), blob)
+        stored = find_snapshot(lab.store, WORKSPACE, snapshot)
         verify_snapshot(lab.store, stored, lab.seal, machine=machine.id)
-        made.append(one)
+        made.append(snapshot)
     return made
 
 
@@ -93,7 +93,7 @@ def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
     standing: Lab, home: Path, events: Told
 ) -> None:
     first = _backup(standing)
-    assert [one.reasons for one in first.verdicts] == [["newest", "no retention is set"]]
+    assert [verdict.reasons for verdict in first.verdicts] == [["newest", "no retention is set"]]
     assert first.hibernated.destroyed is False
     assert len(standing.machines()) == 1
     fresh, week, pinned, old = _aged(standing, 1, 8, 30, 300)
@@ -212,11 +212,13 @@ def test_the_backups_of_one_machine_delete_none_of_another_machines_work() -> No
         first = _backup(two, machine=theirs, keep_last=1)
         assert first.deleted == older[:1]
         plan = _backup(two, machine=theirs, keep_last=1, dry_run=True)
-        assert [one.snapshot for one in plan.verdicts if not one.kept] == [first.snapshot]
+        assert [verdict.snapshot for verdict in plan.verdicts if not verdict.kept] == [
+            first.snapshot
+        ]
         for _ in range(2):
             report = _backup(two, machine=theirs, keep_last=1)
         assert _ids(two) == [older[1], report.snapshot]
-        (kept,) = [one for one in report.verdicts if one.snapshot == older[1]]
+        (kept,) = [verdict for verdict in report.verdicts if verdict.snapshot == older[1]]
         assert kept.reasons == [f"newest of machine {ours}", f"last of machine {ours}"]
 
 
@@ -234,7 +236,8 @@ def test_a_backup_that_failed_its_check_counts_as_none() -> None:
             assert look_at_newest(lab.opened, 26.0) == good
 
         verdicts = _backup(lab, keep_last=1, dry_run=True).verdicts
-        assert {one.snapshot: one.reasons for one in verdicts}[good] == []  # the next is verified
+        reasons = {verdict.snapshot: verdict.reasons for verdict in verdicts}
+        assert reasons[good] == []  # the next is verified
         with raises(SnapshotKept, good, "newest verified"):
             run_plainly(lab.opened, delete_snapshots, [good])
 
@@ -279,7 +282,7 @@ def test_a_missed_backup_is_found_and_reported(standing: Lab, home: Path, events
     _only(standing)
     assert "has no snapshot at all" in _watched(standing, 26).missed[WORKSPACE]
     sent = _named(events, "torpor.backup.missed")
-    assert [one["payload"]["expected_hours"] for one in sent] == [26.0, 26.0]
+    assert [event["payload"]["expected_hours"] for event in sent] == [26.0, 26.0]
     _backup(standing)
     assert not _watched(standing, 26).missed
     assert newest != old
@@ -297,7 +300,7 @@ def test_a_store_that_does_not_answer_is_no_missed_backup(
     monkeypatch.setattr("tasks.retention.newest_that_counts", fails)
     seen = _watched(standing, 26)
     assert not seen.missed
-    assert ("unknown", "no answer") in {(one.kind, one.reason) for one in seen.watched}
+    assert ("unknown", "no answer") in {(row.kind, row.reason) for row in seen.watched}
     assert len(_named(events, "torpor.backup.missed")) == 1
 
 

@@ -114,7 +114,7 @@ def test_of_two_runs_that_a_schedule_makes_at_once_each_runs_its_command(
         with PlainRunner(lab.opened, wait_factor=0.01) as runner:
             runner.run = run
             done.append(job.fn(DEMO, ["true"]).job)
-    assert [len(one.attempts) for one in done] == [1, 1]
+    assert [len(state.attempts) for state in done] == [1, 1]
     assert done[0].id != done[1].id
     assert [what.split()[0] for what in story.did] == ["start", "hibernate"] * 2
 
@@ -207,7 +207,7 @@ def test_a_waiting_job_is_cancelled_while_its_run_drives_the_one_before_it(
 
     story.during = during
     assert drive_job(lab, left_job(lab, _EARLY)).state == "cancelled"
-    assert [(one.id, one.state) for one in ended] == [(_EARLY, "cancelled")]
+    assert [(state.id, state.state) for state in ended] == [(_EARLY, "cancelled")]
     other = lab.opened.jobs.of(begun.id)
     assert other is not None
     assert other.state == "succeeded"  # its machine was not left without a run
@@ -224,7 +224,7 @@ def test_of_two_jobs_that_begin_at_once_one_is_started_at_most(lab: Lab) -> None
     with PlainRunner(lab.opened):
         Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
     assert line.asked == []
-    assert [(one.id, len(one.attempts)) for one in jobs.open()] == [(_LATE, 1), (_EARLY, 0)]
+    assert [(state.id, len(state.attempts)) for state in jobs.open()] == [(_LATE, 1), (_EARLY, 0)]
 
 
 def test_a_job_looks_again_before_it_rents(
@@ -474,8 +474,8 @@ def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
         verdicts = judge_snapshots(lab.opened, Retention(last=1), False)
         lab.opened.jobs.end(msgspec.structs.replace(left, state="preempted"))
         after = judge_snapshots(lab.opened, Retention(last=1), False)
-    assert [one.snapshot for one in verdicts if one.kept] == [newest, save]
-    assert [one.snapshot for one in verdicts if not one.kept] == [backup]
+    assert [verdict.snapshot for verdict in verdicts if verdict.kept] == [newest, save]
+    assert [verdict.snapshot for verdict in verdicts if not verdict.kept] == [backup]
     assert [one.snapshot for one in after if not one.kept] == [backup, save]  # it has ended
 
 

@@ -40,7 +40,7 @@ def test_payloads_are_small_typed_values_and_name_no_secret() -> None:
     plain = {str, int, float, bool, type(None)}
     for kind in _kinds():
         for name, hint in get_type_hints(kind).items():
-            parts = {getattr(one, "__supertype__", one) for one in get_args(hint) or (hint,)}
+            parts = {getattr(part, "__supertype__", part) for part in get_args(hint) or (hint,)}
             if name != "event":
                 assert parts <= plain, f"{kind.__name__}.{name} is {hint}"
             assert not re.search(r"key|secret|password|token|url", name), f"{kind}.{name}"

@@ -1,4 +1,5 @@
-"""Jobs on real machines: a command runs to its end, whatever becomes of its machine or its run."""
+"""Real commands as jobs: each runs to its end, whatever becomes of its machine or its run. What
+kills something has real machines; the others' are in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ import pytest
 from flows import hibernate, job, watch
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB_FLOW, hurried
+from tests.fixtures.ground import Ground
 from tests.fixtures.kill_points import killed_in_a_child
+from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import until
@@ -63,42 +66,48 @@ def runs_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LOST_S", 900.0)
 
 
-@pytest.fixture
-def place(world: World) -> Path:
+def _placed(ground: Ground) -> Path:
     """The workspace on its machine, with the training program."""
-    place = world.workspace(world.rent().id)
+    place = ground.workspace(ground.rent().id)
     place.mkdir()
     (place / "training.py").write_text(Path(training.__file__).read_text())
     return place
 
 
-def _jobs(world: World) -> Jobs:
-    return Jobs(world.direct, WORKSPACE)
+@pytest.fixture
+def place(lab: Lab) -> Path:
+    return _placed(lab)
 
 
-def _run(world: World, command: list[str], **options: Any) -> JobReport:
-    with PlainRunner(world.opened, wait_factor=0.1):
+def _jobs(ground: Ground) -> Jobs:
+    return Jobs(ground.direct, WORKSPACE)
+
+
+def _run(ground: Ground, command: list[str], **options: Any) -> JobReport:
+    with PlainRunner(ground.opened, wait_factor=0.1):
         report: JobReport = job.fn(WORKSPACE, command, **options)
     return report
 
 
-def _failed(world: World, command: list[str], **options: Any) -> Job:
+def _failed(ground: Ground, command: list[str], **options: Any) -> Job:
     """A job that ends without success."""
     with pytest.raises(JobFailed) as caught:
-        _run(world, command, **options)
-    ended = _jobs(world).ended(1)[0]
+        _run(ground, command, **options)
+    ended = _jobs(ground).ended(1)[0]
     assert ended.why in str(caught.value) and f"{ended.id}.log" in str(caught.value)
     return ended
 
 
 @contextmanager
-def _running(world: World, command: list[str], **options: Any) -> Iterator[Callable[[], JobReport]]:
+def _running(
+    ground: Ground, command: list[str], **options: Any
+) -> Iterator[Callable[[], JobReport]]:
     """The job in a thread; what is yielded waits for its end."""
     told: list[JobReport | BaseException] = []
 
     def run() -> None:
         try:
-            told.append(_run(world, command, **options))
+            told.append(_run(ground, command, **options))
         except BaseException as error:  # noqa: BLE001 - raised below
             told.append(error)
 
@@ -115,10 +124,10 @@ def _running(world: World, command: list[str], **options: Any) -> Iterator[Calla
     thread.join()
 
 
-def _open(world: World) -> Job:
+def _open(ground: Ground) -> Job:
     """The job, once its command was started."""
     return until(
-        lambda: next((begun for begun in _jobs(world).open() if begun.attempt is not None), None),
+        lambda: next((begun for begun in _jobs(ground).open() if begun.attempt is not None), None),
         "the command was started",
     )
 
@@ -130,11 +139,12 @@ def _step(place: Path) -> int:
         return 0
 
 
-def _woken(world: World) -> Path:
-    return world.workspace(MachineId(wake_plainly(world.opened).machine))
+def _woken(ground: Ground) -> Path:
+    return ground.workspace(MachineId(wake_plainly(ground.opened).machine))
 
 
-def test_a_command_runs_to_its_end_and_the_machine_is_hibernated(world: World, place: Path) -> None:
+def test_a_command_runs_to_its_end_and_the_machine_is_hibernated(world: World) -> None:
+    _placed(world)
     report = _run(world, _FINE)
     assert (report.job.state, report.job.why) == ("succeeded", "the command ended with status 0")
     assert world.machines() == [] and _jobs(world).open() == []
@@ -148,15 +158,14 @@ def test_a_command_runs_to_its_end_and_the_machine_is_hibernated(world: World, p
     assert f"step {_STEPS}\n" in log and "goes on from step 0" in log
 
 
-def test_a_program_that_is_not_there_is_the_users_mistake(world: World, place: Path) -> None:
-    ended = _failed(world, ["no-such-program"])
+def test_a_program_that_is_not_there_is_the_users_mistake(lab: Lab, place: Path) -> None:
+    ended = _failed(lab, ["no-such-program"])
     assert (ended.state, ended.attempts[0].status) == ("failed", 127)
-    assert "no-such-program" in ended.why and world.machines() == []
+    assert "no-such-program" in ended.why and lab.machines() == []
 
 
-def test_a_lost_machine_costs_what_came_after_the_newest_save(
-    world: World, place: Path, tmp_path: Path
-) -> None:
+def test_a_lost_machine_costs_what_came_after_the_newest_save(world: World, tmp_path: Path) -> None:
+    _placed(world)
     hibernate_plainly(world.opened, destroy=False)
     with _running(world, _held(tmp_path / "go"), save_minutes=0.01) as ended:
         until(lambda: _open(world).saves >= 2, "it was saved")
@@ -175,19 +184,21 @@ def test_a_lost_machine_costs_what_came_after_the_newest_save(
     assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
 
 
-def test_a_job_that_is_stopped_may_keep_its_machine(world: World, place: Path) -> None:
-    with _running(world, _LONG) as ended:
-        job_ = _open(world)
+def test_a_job_that_is_stopped_may_keep_its_machine(lab: Lab, place: Path) -> None:
+    with _running(lab, _LONG) as ended:
+        job_ = _open(lab)
         until(lambda: _step(place) > 3, "it works")
-        _jobs(world).ask_stop(job_.id, Stop("cancelled", "keep", "enough", time.time()))
+        _jobs(lab).ask_stop(job_.id, Stop("cancelled", "keep", "enough", time.time()))
         report = ended()
     assert (report.job.state, report.job.why) == ("cancelled", "enough")
-    assert len(world.machines()) == 1 and world.snapshots() == []
+    assert len(lab.machines()) == 1 and lab.snapshots() == []
 
 
 def test_a_job_whose_run_is_killed_is_continued_and_its_command_not_started_twice(
-    world: World, place: Path
+    world: World,
 ) -> None:
+    place = _placed(world)
+
     def begin() -> None:
         threading.Thread(target=lambda: _die_when(lambda: _step(place) > 5), daemon=True).start()
         _run(world, _FINE)
@@ -207,9 +218,8 @@ def test_a_job_whose_run_is_killed_is_continued_and_its_command_not_started_twic
     assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
 
 
-def test_the_agent_and_the_supervisor_may_be_killed(
-    world: World, place: Path, tmp_path: Path
-) -> None:
+def test_the_agent_and_the_supervisor_may_be_killed(world: World, tmp_path: Path) -> None:
+    place = _placed(world)
     with _running(world, _held(tmp_path / "go")) as ended:
         machine = _open(world).attempts[-1].machine
         until(lambda: _step(place) > 3, "it works")
@@ -223,115 +233,111 @@ def test_the_agent_and_the_supervisor_may_be_killed(
     assert report.job.state == "succeeded" and world.machines() == []
 
 
-def test_an_end_that_was_stored_is_not_done_again(world: World, place: Path) -> None:
+def test_an_end_that_was_stored_is_not_done_again(lab: Lab, place: Path) -> None:
     """The run was killed between the end of the machine and the end of the job."""
-    report = _run(world, _FINE)
+    report = _run(lab, _FINE)
     half = msgspec.structs.replace(
         report.job, state="hibernating", ended_unix=None, driver="", driven_unix=0.0
     )
-    jobs = _jobs(world)
-    world.direct.delete([found.key for found in world.direct.list("workspaces/demo/jobs/")])
+    jobs = _jobs(lab)
+    lab.direct.delete([found.key for found in lab.direct.list("workspaces/demo/jobs/")])
     jobs.leave(jobs.take(half, ""))
-    again = _run(world, [], job=half.id)
+    again = _run(lab, [], job=half.id)
     assert again.job.state == "succeeded" and again.job.attempts == report.job.attempts
-    assert world.machines() == []
+    assert lab.machines() == []
 
 
-def test_a_workspace_of_a_job_is_not_hibernated_by_others(world: World, place: Path) -> None:
-    with _running(world, _LONG) as ended:
-        job_ = _open(world)
+def test_a_workspace_of_a_job_is_not_hibernated_by_others(lab: Lab, place: Path) -> None:
+    with _running(lab, _LONG) as ended:
+        job_ = _open(lab)
         with (
-            PlainRunner(world.opened),
+            PlainRunner(lab.opened),
             pytest.raises(MachineInUse, match=f"job {job_.id} .*cancel"),
         ):
             hibernate.fn(WORKSPACE)
-        _jobs(world).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
+        _jobs(lab).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
         ended()
-    assert world.machines() == []
+    assert lab.machines() == []
 
 
 def test_a_job_whose_budget_is_spent_is_stopped_and_hibernated(
-    world: World, place: Path, runs_live: None
+    lab: Lab, place: Path, runs_live: None
 ) -> None:
     budget = Budget(name="lab", usd_month=Decimal("0.0001"), workspaces=(WORKSPACE,))
-    opened = replace(
-        world.opened, budgets=lambda: [OpenBudget(budget, lambda: [world.opened.rentals])]
-    )
-    with _running(world, _LONG) as ended:
-        job_ = _open(world)
+    opened = replace(lab.opened, budgets=lambda: [OpenBudget(budget, lambda: [lab.opened.rentals])])
+    with _running(lab, _LONG) as ended:
+        job_ = _open(lab)
         until(lambda: _step(place) > 3, "it works")
         with PlainRunner(opened):
             (row,) = watch.fn(dry_run=False).watched
         assert f"job {job_.id} is asked to stop" in row.next_step
         with pytest.raises(JobFailed, match="budget lab is spent"):
             ended()
-    (over,) = _jobs(world).ended(1)
+    (over,) = _jobs(lab).ended(1)
     assert (over.state, over.why) == ("over budget", "budget lab is spent")
-    assert world.machines() == [] and world.verify_listed() >= 1
-    assert _step(_woken(world)) > 3
+    assert lab.machines() == [] and lab.verify_listed() >= 1
+    assert _step(_woken(lab)) > 3
 
 
-def test_a_workspace_that_cannot_be_woken_ends_the_job(world: World) -> None:
+def test_a_workspace_that_cannot_be_woken_ends_the_job(lab: Lab) -> None:
     with pytest.raises(JobFailed, match="could not be woken: workspace demo has no snapshot"):
-        _run(world, _FINE)
-    jobs = _jobs(world)
+        _run(lab, _FINE)
+    jobs = _jobs(lab)
     assert jobs.open() == [] and jobs.ended(1)[0].state == "failed"
 
 
-def test_a_save_command_that_fails_costs_no_save(world: World, place: Path) -> None:
+def test_a_save_command_that_fails_costs_no_save(lab: Lab, place: Path) -> None:
     save = ["python3", "-c", "open('saved', 'w'); raise SystemExit(7)"]
-    with _running(world, _LONG, save=save, save_minutes=0.01) as ended:
-        until(lambda: _open(world).saves >= 1, "it was saved")
-        job_ = _open(world)
-        _jobs(world).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
+    with _running(lab, _LONG, save=save, save_minutes=0.01) as ended:
+        until(lambda: _open(lab).saves >= 1, "it was saved")
+        job_ = _open(lab)
+        _jobs(lab).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
         assert ended().job.state == "cancelled"
 
 
 @pytest.mark.parametrize("says", [None, WorkspaceBusy, HandedOver], ids=["on", "busy", "over"])
 def test_a_wake_by_somebody_else_ends_no_job(
-    world: World, place: Path, monkeypatch: pytest.MonkeyPatch, says: type[TorporError] | None
+    lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch, says: type[TorporError] | None
 ) -> None:
-    hibernate_plainly(world.opened)
+    hibernate_plainly(lab.opened)
     wake, woken = JOB_FLOW.wake_workspace, []
 
     def meet(*given: Any) -> Any:
-        woken.append(wake_plainly(world.opened).machine)
+        woken.append(wake_plainly(lab.opened).machine)
         if says is not None:
             raise says("another run was there before")
         return wake(*given)
 
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", meet)
-    report = _run(world, _FINE)
+    report = _run(lab, _FINE)
     assert [attempt.machine for attempt in report.job.attempts] == woken
-    assert report.job.state == "succeeded" and world.machines() == []
+    assert report.job.state == "succeeded" and lab.machines() == []
 
 
 def test_a_user_may_keep_the_machine_until_it_is_destroyed(
-    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = JOB_FLOW.hibernate_machine
 
     def begun(*given: Any, **options: Any) -> Any:
         """The user decides after the final hibernate has begun."""
-        (job_,) = _jobs(world).open()
-        _jobs(world).ask_stop(job_.id, Stop("cancelled", "keep", "I go on by hand", 2.0))
+        (job_,) = _jobs(lab).open()
+        _jobs(lab).ask_stop(job_.id, Stop("cancelled", "keep", "I go on by hand", 2.0))
         return store(*given, **options)
 
     monkeypatch.setattr(JOB_FLOW, "hibernate_machine", begun)
     monkeypatch.setattr(driven_job, "STOP_S", 1000.0)  # the request is seen by nobody else
-    report = _run(world, _FINE)
+    report = _run(lab, _FINE)
     assert (report.job.state, report.job.final) == ("succeeded", None)
-    assert report.job.newest == world.snapshots()[0].snapshot
-    assert len(world.machines()) == 1
+    assert report.job.newest == lab.snapshots()[0].snapshot
+    assert len(lab.machines()) == 1
 
 
-def test_a_burst_of_output_and_a_child_that_goes_on_hold_up_nothing(
-    world: World, place: Path
-) -> None:
+def test_a_burst_of_output_and_a_child_that_goes_on_hold_up_nothing(lab: Lab, place: Path) -> None:
     goes_on = ["sh", "-c", "while :; do echo more; sleep 0.02; done"]
     noisy = f"import subprocess; print('x' * 3_000_000, flush=True); subprocess.Popen({goes_on!r})"
-    report = _run(world, ["python3", "-c", noisy])
-    assert report.job.state == "succeeded" and world.machines() == []
+    report = _run(lab, ["python3", "-c", noisy])
+    assert report.job.state == "succeeded" and lab.machines() == []
 
 
 def _die_when(so: Callable[[], bool]) -> None:

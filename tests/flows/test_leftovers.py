@@ -112,7 +112,7 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     server = AlertMemory()
     machine = _left_by_a_kill(stored, whole=whole)
     report, sent = _look(stored, server)
-    assert sent == [] and [one.id for one in stored.machines()] == [machine]
+    assert sent == [] and [machine.id for machine in stored.machines()] == [machine]
     assert "the one that rented it was killed" in str(report.rows())
     server.since(600)
     report, ((subject, body),) = _look(stored, server)
@@ -134,7 +134,7 @@ def test_the_machine_of_a_live_deploy_stays(stored: Lab) -> None:
         report, sent = _look(stored, server)
         assert sent == [] and not report.left[0].killed
         server.since(600)
-    assert [one.id for one in stored.machines()] == [machine]
+    assert [machine.id for machine in stored.machines()] == [machine]
 
 
 def test_a_block_may_have_the_wake_continued(stored: Lab) -> None:
@@ -190,7 +190,7 @@ def test_where_the_blocks_of_its_workspace_differ_it_is_only_reported(
     (left,) = report.left
     assert (left.machine, left.act) == (machine.id, act)
     assert words in str(report.rows()) and any(
-        "choose between" in one for one in report.alerts
+        "choose between" in alert for alert in report.alerts
     ) == (words != "")
 
 
@@ -207,7 +207,7 @@ def test_a_failed_attempt_is_ended_where_the_blocks_have_one_store(lab: Lab, sam
         other = replace(other, store=_Elsewhere())
     with _TwoBlocks(lab.opened, other) as runs:
         report = watch.fn(dry_run=False)
-    assert [one.kind for one in report.findings] == ["abandoned"]
+    assert [finding.kind for finding in report.findings] == ["abandoned"]
     assert [one["workspace"] for one in runs.started] == (["one"] if same else [])
 
 

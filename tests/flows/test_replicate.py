@@ -241,13 +241,13 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
         other.end()
     assert (len(report.ready), report.replaced) == (1, 1)
     assert "works on workspace" in report.failed[0].words
-    assert {one.id for one in kept.lab.machines()} == {machine.id, report.ready[0].machine}
+    assert {machine.id for machine in kept.lab.machines()} == {machine.id, report.ready[0].machine}
 
 
 def test_a_run_killed_before_the_host_was_renamed_is_continued(kept: Kept) -> None:
     machine = kept.unfinished(restored=1, at="local://before/machines")
     wake_plainly(kept.lab.opened, retries=0)
-    assert [one.id for one in kept.lab.machines()] == [machine.id]
+    assert [machine.id for machine in kept.lab.machines()] == [machine.id]
     kept.identical(1)
 
 
@@ -293,7 +293,7 @@ def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> Non
     machine, rental = standing(opened)
     with plain(opened), _held(opened, rental):
         opened.rentals.change(rental, state="handed over")
-    assert [one.id for one in kept.lab.machines()] == [machine.id]
+    assert [machine.id for machine in kept.lab.machines()] == [machine.id]
 
 
 def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone(
@@ -334,7 +334,7 @@ def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_e
     monkeypatch.setattr(FolderMarket, "offers", lambda *_: offers)
     report = kept.replicate(count=1)
     assert len(report.ready) == 1
-    assert {one.id for one in kept.lab.machines()} == {waits[0], report.ready[0].machine}
+    assert {machine.id for machine in kept.lab.machines()} == {waits[0], report.ready[0].machine}
 
 
 def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Kept) -> None:
@@ -426,7 +426,7 @@ def test_machines_restore_at_the_same_time_each_from_the_store(
 
     def together(self: RemoteRestore, *arguments: Any, **options: Any) -> Any:
         with lock:
-            is_first = all(one is not self for one in begun)
+            is_first = all(restore is not self for restore in begun)
             begun.append(self)
         if is_first:
             both_restore.wait()  # breaks, and fails the run, where one waits for the other's end

@@ -34,7 +34,7 @@ def test_a_stopped_job_ends_the_unfinished_machine_of_its_own_wake_only(
     machine, rental = standing(stored.opened)
     stored.opened.rentals.change(rental, job=of)
     assert _cancelled(stored).state == "cancelled"
-    assert [one.id for one in stored.machines()] == ([] if of == _ID else [machine.id])
+    assert [machine.id for machine in stored.machines()] == ([] if of == _ID else [machine.id])
     assert len(stored.snapshots()) == 1
 
 

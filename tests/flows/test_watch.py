@@ -86,7 +86,7 @@ def _watch(
 
 
 def _of(report: WatchReport, machine: MachineId) -> Watched:
-    (found,) = [one for one in report.watched if one.machine == machine]
+    (found,) = [row for row in report.watched if row.machine == machine]
     return found
 
 
@@ -137,16 +137,16 @@ def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     assert _of(acted, idle).next_step == "it was hibernated: wake it to work on it"
     assert {machine.id for machine in lab.machines()} == {busy, fresh}
     assert len(list_snapshots(lab.store, WORKSPACE)) == 1
-    (warned,) = [one for one in events if one["event"] == "torpor.machine.unknown"]
+    (warned,) = [event for event in events if event["event"] == "torpor.machine.unknown"]
     assert warned["payload"]["machine"] == fresh
     assert warned["payload"]["reason"] == _of(acted, fresh).reason
     assert "no sampler has written" in warned["payload"]["reason"]
     assert [
-        one["payload"]["machine"] for one in events if one["event"] == "torpor.machine.idle"
+        event["payload"]["machine"] for event in events if event["event"] == "torpor.machine.idle"
     ] == [idle]
     after = _watch(opened, dry_run=False)
-    assert {one.machine for one in after.watched} == {busy, fresh}
-    assert all(one.newest_unix for one in after.watched)
+    assert {row.machine for row in after.watched} == {busy, fresh}
+    assert all(row.newest_unix for row in after.watched)
 
 
 def test_an_attempt_that_nobody_uses_is_ended(lab: Lab, opened: OpenWorkspace) -> None:
@@ -182,7 +182,7 @@ def test_a_block_may_ask_for_a_report_only(lab: Lab, opened: OpenWorkspace) -> N
     told = replace(opened, spec=msgspec.structs.replace(opened.spec, idle=rules))
     report = _watch(told, dry_run=False)
     assert _of(report, machine).next_step == "none: its block says report"
-    assert [one.id for one in lab.machines()] == [machine]
+    assert [machine.id for machine in lab.machines()] == [machine]
 
 
 def test_a_workspace_that_several_blocks_are_for_is_kept(lab: Lab, opened: OpenWorkspace) -> None:
@@ -202,7 +202,7 @@ def test_a_workspace_that_several_blocks_are_for_is_kept(lab: Lab, opened: OpenW
     row = _of(report, machine)
     assert "the blocks one, two are all for this workspace and differ in paths" in row.next_step
     assert row.differ in report.rows()[0]["reason"]
-    assert [one.id for one in lab.machines()] == [machine]
+    assert [machine.id for machine in lab.machines()] == [machine]
 
 
 def test_one_hibernation_that_cannot_be_started_leaves_the_others(
@@ -221,7 +221,7 @@ def test_one_hibernation_that_cannot_be_started_leaves_the_others(
     machines = [_rented(lab, gpu_peak=90) for _ in range(2)]
     with NoServer(opened, wait_factor=0.1), pytest.raises(LookupError):
         watch.fn(dry_run=False)
-    assert sorted(one.id for one in lab.machines()) == sorted(machines)
+    assert sorted(machine.id for machine in lab.machines()) == sorted(machines)
     assert tables[0].count("it was not hibernated: no deployment has this name") == 2
 
 
@@ -233,10 +233,10 @@ def test_a_machine_that_does_not_answer_is_kept_and_what_is_forgotten_is_listed(
     lab.market.silent.add(machine)
     report = _watch(opened, dry_run=False)
     assert _of(report, machine).kind == "unknown"
-    assert [(one.kind, one.machine and one.machine.id) for one in report.findings] == [
-        ("unfinished", left.id)
-    ]
-    assert {one.id for one in lab.machines()} == {machine, left.id}
+    assert [
+        (finding.kind, finding.machine and finding.machine.id) for finding in report.findings
+    ] == [("unfinished", left.id)]
+    assert {machine.id for machine in lab.machines()} == {machine, left.id}
     assert len(report.rows()) == 2
     assert "4.00 $/h" in report.message() or "8.00 $/h" in report.message()
 
@@ -298,7 +298,7 @@ def test_one_workspace_whose_store_is_silent_does_not_stop_the_others(
     other = replace(opened, spec=spec, store=Silent())  # type: ignore[arg-type]
     report = _watch(other, opened)
     assert _of(report, machine).kind == "idle"
-    assert {one.workspace: one.kind for one in report.watched}["other"] == "unknown"
+    assert {row.workspace: row.kind for row in report.watched}["other"] == "unknown"
 
 
 def test_a_hibernation_that_finds_the_machine_in_use_keeps_it(
@@ -311,7 +311,7 @@ def test_a_hibernation_that_finds_the_machine_in_use_keeps_it(
     ):
         hibernate.fn(opened.spec.name, only_if_idle=True)
     assert not list_snapshots(lab.store, WORKSPACE)
-    assert [one.id for one in lab.machines()] == [machine]
+    assert [machine.id for machine in lab.machines()] == [machine]
 
 
 def test_a_machine_that_is_used_during_its_hibernation_is_kept(
@@ -330,7 +330,7 @@ def test_a_machine_that_is_used_during_its_hibernation_is_kept(
     ):
         hibernate.fn(opened.spec.name, only_if_idle=True)
     assert len(list_snapshots(lab.store, WORKSPACE)) == 1  # the snapshot is whole all the same
-    assert [one.id for one in lab.machines()] == [machine]
+    assert [machine.id for machine in lab.machines()] == [machine]
 
 
 class _Forgetful:

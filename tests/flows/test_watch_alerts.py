@@ -177,17 +177,17 @@ def test_what_awake_machines_cost_is_told_once_a_day_with_what_they_would_cost_a
     assert (row["next schedule"], row["$ this month"]) == ("hibernate 2001-09-09 01:46 UTC", "0.00")
     assert "schedule of watch is off" in runs.tables["workspaces"]
     server.since(4 * HOUR)
-    daily = [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    daily = [notice for notice in _watch(opened, server)[2] if "cost" in notice[0]]
     ((subject, body),) = daily
     assert subject == "torpor: awake machines cost 4.000 $/h, 96.00 $ a day; asleep 0.48 $ a day"
     assert f"demo on {machine.id} at" in body and "hibernate what nobody uses" in body
     server.since(23 * HOUR)
-    assert not [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    assert not [notice for notice in _watch(opened, server)[2] if "cost" in notice[0]]
     server.since(HOUR)
-    ((again, _),) = [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    ((again, _),) = [notice for notice in _watch(opened, server)[2] if "cost" in notice[0]]
     assert again.startswith("torpor: still: awake machines cost 4.000 $/h")
     lab.market.alive.clear()
-    assert not [one for one in _watch(opened, server)[2] if "cost" in one[0]]
+    assert not [notice for notice in _watch(opened, server)[2] if "cost" in notice[0]]
 
 
 def test_a_workspace_whose_costs_cannot_be_looked_at_holds_up_nothing(
@@ -309,7 +309,7 @@ def test_a_bad_list_of_blocks_keeps_the_memory_and_fails_the_run(
     bad.kept, bad.failed = server.kept, [_failed("wake")]
     with _Runs(lab.opened, alerts=bad), pytest.raises(InvalidInput, match="no list"):
         watch.fn(dry_run=False)
-    assert sorted(one.subject for one in bad.remembered()) == [
+    assert sorted(alert.subject for alert in bad.remembered()) == [
         "hibernate/hibernate demo",
         "wake/wake demo",
     ]

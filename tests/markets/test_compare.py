@@ -11,11 +11,10 @@ import pytest
 
 from flows import compare
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.plain_flows import Shows, run_plainly
+from tests.fixtures.plain_flows import Shows
 from tests.markets.boot import Machines
 from tests.markets.catalog import catalog_wares
 from tests.markets.every import NAMES, Markets, new_fakes
-from tests.markets.faults import Fault
 
 
 @pytest.fixture
@@ -43,17 +42,6 @@ def test_hundreds_of_offers_are_compared(stocked: Markets, lab: Lab) -> None:
     assert "data:image/svg+xml;base64," in shows.markdown
     assert "Markets without an answer" not in shows.markdown
     assert all(fake.market.rented == [] for fake in stocked.fakes.values())
-
-
-def test_a_market_that_refuses_the_login_is_listed(stocked: Markets, lab: Lab) -> None:
-    providers = tuple(stocked.provider(name) for name in ("vast", "lambda"))
-    stocked.fakes["lambda"].faults.arm(Fault("denied", "list"))
-    opened = replace(lab.opened, providers=providers)
-    with Shows(opened) as shows:
-        table = compare.fn(DEMO)
-    assert set(table.market) == {"vast"}
-    assert f"| {providers[1].identity} | " in shows.markdown
-    assert set(run_plainly(opened, compare).market) == {"vast", "lambda"}
 
 
 def test_generated_offers_have_the_shape_of_the_data(tmp_path: Path) -> None:
