@@ -120,12 +120,17 @@ def test_autosaves_count_for_no_rule_and_get_no_receipt(store: MemoryStore) -> N
     assert all(judged[one][-1] == "its machine made it by itself" for one in own)
     assert newest_that_counts(store, DEMO, PLAIN, ["~/workspace"]) == (kept, [])
     assert [snapshot for snapshot, _ in verified_snapshots(store, DEMO)] == [kept]
+    verified_save(store, own[-1])  # as the user may ask for
+    assert newest_verified(store, DEMO) == kept
+    taken = list(taken_snapshots(store, DEMO, PLAIN, ["~/workspace"]))
+    assert [one.snapshot for one in taken if one.autosave] == own
 
 
 def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemoryStore) -> None:
     users = put_save(store, 0, [])
     own = _autosaves(store, 10, 20, 30, 40, 50)
     pin(store, DEMO, own[0], "the best weights")
+    verified_save(store, own[1])  # it stays an autosave
     assert thin(store, DEMO, PLAIN) == own[1:-KEPT]
     assert thin(store, DEMO, PLAIN) == []
     other = put_save(store, 55, [], own_save=1, autosave=1)  # of another line

@@ -142,8 +142,9 @@ def newest_verified(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId 
 def newest_receipt(
     store: ObjectStore, workspace: WorkspaceName
 ) -> tuple[SnapshotId, Receipt] | tuple[None, None]:
-    """The newest verified snapshot and its receipt."""
-    return next(verified_snapshots(store, workspace), (None, None))
+    """The newest verified snapshot that is no autosave, and its receipt."""
+    found = verified_snapshots(store, workspace)
+    return next((one for one in found if not one[1].autosave), (None, None))
 
 
 def is_verified(store: ObjectStore, found: StoredSnapshot) -> bool:

@@ -57,11 +57,12 @@ def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[Snaps
 def _autosaves(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, among: list[SnapshotId]
 ) -> Iterator[_Autosave]:
-    """Those of the snapshots that are autosaves. Reads the manifest of each that has no receipt: a
+    """Those of the snapshots that are autosaves. Reads the manifest of each that may be one: a
     machine's word alone makes no user's snapshot one."""
-    verified = {snapshot for snapshot, _ in verified_snapshots(store, workspace)}
+    receipts = verified_snapshots(store, workspace)
+    others = {snapshot for snapshot, receipt in receipts if not receipt.autosave}
     for snapshot in among:
-        if snapshot in verified:
+        if snapshot in others:
             continue
         with suppress(SnapshotError):  # it is not known to be one
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
