@@ -139,6 +139,9 @@ def test_watch_hands_over_what_is_needed_and_shows_the_saves(saving: World) -> N
     state = until(lambda: _after_a_save(world, machine), "it has saved")
     assert (state.error, [state.saved and state.saved.snapshot]) == ("", _own_saves(world))
     assert shown().startswith("saved at ")
+    for agent in world.agents(machine.id):
+        os.kill(agent, signal.SIGKILL)
+    assert _look(world.opened, machine).saved == state.saved  # the process outlives the agent
     (process,) = [one for one in world.processes(machine.id) if "autosave" in argv_of(one.pid)]
     process.kill()
     process.wait()

@@ -17,7 +17,9 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.home import MARKER, enter_home, note_busy
 from torpor.machine.sampler.process import ALIVE, dismiss, ensure_sampler
 from torpor.machine.sampler.ring import RING, boot_id, read
-from torpor.shared.wire.activity import OWN_RUN, Sample
+from torpor.machine.sampler.save_lock import saving
+from torpor.shared.values import WorkspaceName
+from torpor.shared.wire.activity import OWN_RUN, OWN_SAVE, Sample
 
 started: list[subprocess.Popen[bytes]] = []
 
@@ -114,3 +116,11 @@ def test_a_run_of_torpor_is_marked(home: Path) -> None:
     assert samples(home)[-1].flags & OWN_RUN
     note_busy(home, False)
     until(lambda: not samples(home)[-1].flags & OWN_RUN, "the run has ended")
+
+
+def test_a_scheduled_save_is_marked(home: Path) -> None:
+    with saving(home, WorkspaceName("demo")):
+        start(home)
+        until(lambda: bool(samples(home)), "a sample")
+        assert samples(home)[-1].flags & OWN_SAVE
+    until(lambda: not samples(home)[-1].flags & OWN_SAVE, "the save has ended")

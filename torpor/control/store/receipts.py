@@ -144,7 +144,7 @@ def newest_receipt(
 ) -> tuple[SnapshotId, Receipt] | tuple[None, None]:
     """The newest verified snapshot that is no autosave, and its receipt."""
     found = verified_snapshots(store, workspace)
-    return next((one for one in found if not one[1].autosave), (None, None))
+    return next((pair for pair in found if not pair[1].autosave), (None, None))
 
 
 def is_verified(store: ObjectStore, found: StoredSnapshot) -> bool:

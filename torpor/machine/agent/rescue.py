@@ -134,7 +134,8 @@ class Rescue:
             raise InvalidInput("a save needs a grant for its manifest")
         with ThreadPoolExecutor(WORKERS, "rescue") as threads:
             words = threads.submit(self._run_save_command)
-            threads.submit(record_environment)  # for the manifest: nvidia-smi may take seconds
+            if not self._scheduled:  # which most often needs no manifest
+                threads.submit(record_environment)  # nvidia-smi may take seconds
             try:
                 run = self._take_workspace()
             except WorkspaceBusy:
