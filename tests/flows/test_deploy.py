@@ -591,3 +591,17 @@ def test_a_deploy_learns_what_its_server_needs(asleep: World) -> None:
     assert steps.count("finish restore") > 2, "another machine was rented, and its server waited"
     assert (asleep.workspace(report.machine) / "rest.bin").stat().st_size == 8 << 20
     assert _answers(more)
+
+
+def test_a_server_that_fails_early_and_leaves_a_file_is_started_last(asleep: World) -> None:
+    place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
+    (place / "rest.bin").write_bytes(os.urandom(8 << 20))
+    hibernate_plainly(asleep.opened)
+    _deploy(asleep, small_stack())
+    hibernate_plainly(asleep.opened)
+    command = 'test -f rest.bin || { echo new >rest.bin; exit 1; }; exec python3 "$@"'
+    serve = ["sh", "-euc", command, "sh", "{bin}serve.py", "{port}", "{model_path}"]
+    more = small_stack(server=serve)
+    report = _deploy(asleep, more)
+    assert (asleep.workspace(report.machine) / "rest.bin").stat().st_size == 8 << 20
+    assert _answers(more)
