@@ -1,4 +1,4 @@
-"""What a machine says of its own saves."""
+"""What a machine says of its own saves, and what a wake takes of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 
 from tasks.autosave import renew_autosave
 from tasks.plain_runner import PlainRunner
+from tasks.restore import pick_snapshot_to_wake
 from tests.fixtures.lab import Lab
+from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.remote.seam import Agent
+from torpor.shared.errors import OtherPaths
 from torpor.shared.wire.request import parse_answer
 
 
@@ -31,3 +34,11 @@ def test_a_machine_that_names_no_possible_time_ends_no_watch(lab: Lab, unix: flo
     with PlainRunner(opened):
         said = renew_autosave(opened, _Says(stored_unix=unix, until_unix=9e9), machine)
     assert said.startswith("saved at " if unix in (1e10, 2.0**53) else "its own saves cannot go on")
+
+
+def test_a_wake_does_not_pass_over_an_autosave_of_other_directories(lab: Lab) -> None:
+    kept = put_save(lab.store, 0, [])
+    verified_save(lab.store, kept)
+    put_save(lab.store, 10, [kept], roots=["~/workspace", "~/more"], own_save=1, autosave=1)
+    with PlainRunner(lab.opened), pytest.raises(OtherPaths, match="more"):
+        pick_snapshot_to_wake(lab.opened, "newest")
