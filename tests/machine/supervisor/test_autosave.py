@@ -5,16 +5,23 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from tests.fixtures.waiting import until
+from torpor.machine.agent.processes import ask
 from torpor.machine.supervisor.autosave import AutosaveFolder, Autosaver
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.autosave import Autosave
-from torpor.shared.wire.job import Notice, OwnSave, SaveGrant, StandBy
+from torpor.shared.wire.autosave import Autosave, AutosaveState, LookAtAutosave
+from torpor.shared.wire.job import OwnSave, SaveGrant, StandBy
+from torpor.shared.wire.machine import Bye
+from torpor.shared.wire.protocol import request_line
+from torpor.shared.wire.request import Request, parse_answer
 
 DEMO = WorkspaceName("demo")
 
@@ -44,16 +51,33 @@ def _book() -> StandBy:
 def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: -1)
-    AutosaveFolder(tmp_path, DEMO).make()
+    folder = AutosaveFolder(tmp_path, DEMO)
+    folder.make()
     said = Rescued(OwnSave(SnapshotId("20261120T000000Z-00000000"), "00", 1, time.time()))
     line = msgspec.json.encode(said).decode()
     save = [sys.executable, "-c", f"print({line!r})"]
     process = Autosaver(tmp_path, Autosave(_book(), 600.0, []), save)
-    at_unix = time.time()
-    process._guard.hear(Notice("aws-rebalance", "it may end soon", at_unix))
-    process._leaving = True
-    process.run()
-    state = process._state
-    assert (state.error, state.saved, state.stored_unix) == ("", said.saved, at_unix)
+
+    def asked(request: Request[Any]) -> Any:
+        with folder.connect() as peer:
+            answer = ask(peer, request_line("look", request))
+        assert answer is not None
+        return parse_answer(type(request), answer.result or {})
+
+    def seen() -> AutosaveState:
+        found = until(lambda: (now := asked(LookAtAutosave(DEMO))).saved and now, "it has saved")
+        asked(Bye())
+        return found
+
+    began_unix = time.time()
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    with ThreadPoolExecutor(1) as threads:
+        looks = threads.submit(seen)
+        process.run()
+    state = looks.result()
+    assert (state.error, state.saved) == ("", said.saved)
+    assert state.stored_unix is not None
+    assert began_unix <= state.stored_unix <= time.time()
