@@ -121,7 +121,8 @@ def _words(state: AutosaveState) -> str:
     if state.stored_unix is None:
         return "no save is due yet"
     minutes = state.interval_s / 60
-    return f"saved at {moment(state.stored_unix)}, every {minutes:.1f} min"
+    at = moment(min(state.stored_unix, 4e9))
+    return f"saved at {at}, every {minutes:.1f} min"
 
 
 def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:

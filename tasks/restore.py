@@ -91,13 +91,16 @@ def pick_snapshot_to_wake(
 
 
 def _newest(opened: OpenWorkspace) -> StoredSnapshot:
-    """The newest snapshot. Of what a machine saved by itself, only what is whole."""
+    """The newest snapshot. Of what a machine saved by itself, only what is whole. OtherPaths where
+    one names other directories than the block: it may be whole, so its work is not passed over."""
     store, of = opened.store, opened.spec
     verified = newest_verified(store, of.name)
     found, refused = newest_whole(
         store, of.name, opened.seal, verified, of.restorable, only_own=True
     )
     for error in refused:
+        if isinstance(error, OtherPaths):
+            raise error
         runner().log.warning("a newer save of the machine is not used: %s", error)
     return found or find_snapshot(store, of.name, None)
 

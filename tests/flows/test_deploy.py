@@ -582,12 +582,13 @@ def test_a_deploy_learns_what_its_server_needs(asleep: World) -> None:
     (warning,) = (words for words in report.warnings if "is started again" in words)
     assert "ended with status 1" in warning
 
-    hibernate_plainly(asleep.opened)
-    writes = 'test -f rest.bin || echo new >rest.bin; exec python3 "$@"'
-    more = small_stack(server=["sh", "-euc", writes, *serve[3:]])
-    steps.clear()
-    with PlainRunner(asleep.opened, wait_factor=0.1, before=steps.append):
-        report = deploy.fn("demo", more)
-    assert steps.count("finish restore") > 2, "another machine was rented, and its server waited"
-    assert (asleep.workspace(report.machine) / "rest.bin").stat().st_size == 8 << 20
-    assert _answers(more)
+    for then in (":", "exit 1"):
+        hibernate_plainly(asleep.opened)
+        writes = f'test -f rest.bin || {{ echo new >rest.bin; {then}; }}; exec python3 "$@"'
+        more = small_stack(server=["sh", "-euc", writes, *serve[3:]])
+        steps.clear()
+        with PlainRunner(asleep.opened, wait_factor=0.1, before=steps.append):
+            report = deploy.fn("demo", more)
+        assert steps.count("finish restore") > 2, "another machine was rented; its server waited"
+        assert (asleep.workspace(report.machine) / "rest.bin").stat().st_size == 8 << 20
+        assert _answers(more)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
-from torpor.control.store.receipts import withdraw_receipt, write_receipt
+from torpor.control.store.receipts import is_autosave, withdraw_receipt, write_receipt
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import NotOurs, SnapshotDamaged, StillChanging, UnsafeDestroy
@@ -211,7 +211,7 @@ def verify_snapshot(
     ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
     ETag is not an MD5. Without it, such packs cannot be verified. The snapshot then has a receipt,
     so that it counts; ``machine``: what its provider or its user calls the machine that it is of;
-    ``made_by``: the flow that made it.
+    ``made_by``: the flow that made it. Without ``machine``, an autosave gets no receipt.
     """
     seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
     manifest = read_manifest(store, wanted, seal, paths)
@@ -231,7 +231,7 @@ def verify_snapshot(
             store, wanted, manifest, missing, "The machine was not touched; run hibernate again"
         )
     _check_not_late(store, manifest)
-    if seen is not None:
+    if seen is not None and (machine or not is_autosave(manifest)):
         write_receipt(store, seen, manifest, wanted.root, machine, made_by)
     return Verified(_MINT, manifest, wanted.root)
 

@@ -149,6 +149,7 @@ class Deployment:
         self._began = began
         self._reached = time.monotonic()
         self._served = 0.0
+        self._started_early = False  # though nobody has asked for that
         self._environment = "of the image"
         self._built = False
         self._mark = ""  # the record on the machine that this deploy makes the environment
@@ -299,6 +300,7 @@ class Deployment:
                 return
             for environment in made:
                 environment.result()
+            self._started_early = not spec.first
             try:
                 deploy.run(self._serve)
             except DeployFailed as error:
@@ -364,7 +366,7 @@ class Deployment:
         try:
             yield
         except (InvalidInput, SnapshotDamaged) as error:
-            if not self._served or self._opened.spec.first:
+            if not self._started_early:
                 raise
             raise StartedTooEarly(
                 f"the server started when what an earlier one had used was there, and wrote to "

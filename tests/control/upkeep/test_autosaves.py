@@ -140,6 +140,24 @@ def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemorySt
     assert snapshot_ids(store, DEMO) == sorted([users, own[0], other, verified, late])
 
 
+def test_a_machine_that_claims_all_older_work_deletes_no_autosave_of_another(
+    store: MemoryStore,
+) -> None:
+    own = _autosaves(store, 10, 20, 30, 40, 50)
+    put_save(store, 55, own_save=1, autosave=1)  # its lineage does not say what it goes on from
+    assert thin(store, DEMO, PLAIN) == []
+    verified = verified_save(store, put_save(store, 60))
+    assert delete_superseded(store, verified, PLAIN) == []
+    assert set(own) < set(snapshot_ids(store, DEMO))
+
+
+def test_a_verify_of_an_autosave_does_not_keep_it_for_good(store: MemoryStore) -> None:
+    own = _autosaves(store, 10, 20, 30, 40, 50)
+    verified_save(store, own[0])
+    assert newest_verified(store, DEMO) is None
+    assert thin(store, DEMO, PLAIN) == own[:-KEPT]
+
+
 def test_an_autosave_that_is_not_whole_is_passed_over_and_a_runs_snapshot_is_not(
     machine: NearAgent, clocked: ClockedStore
 ) -> None:

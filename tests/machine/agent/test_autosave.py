@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -200,3 +201,30 @@ def test_a_save_under_way_is_seen_and_ended(tmp_path: Path) -> None:
     assert not is_saving(tmp_path)
     with saving(tmp_path, WORKSPACE):
         assert is_saving(tmp_path)
+
+
+def test_a_process_with_the_number_of_an_earlier_save_is_not_ended(tmp_path: Path) -> None:
+    """The lock is held, and what the file says is still of the save before."""
+    code = (
+        "import pathlib, sys, time\n"
+        "from torpor.machine.sampler.save_lock import saving\n"
+        "with saving(pathlib.Path(sys.argv[1]), 'demo'):\n"
+        "    sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as earlier:
+        until(lambda: is_saving(tmp_path), "it saves")
+        pid = str(earlier.pid)
+    said = (tmp_path / "saving").read_text()
+    with (
+        subprocess.Popen(["sleep", "600"]) as users,
+        (tmp_path / "saving").open("r+") as file,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(said.replace(pid, str(users.pid), 1))
+        file.flush()
+        patch.setattr("torpor.machine.sampler.save_lock.ENDS_S", 0.1)
+        end_save(tmp_path, WORKSPACE)
+        assert users.poll() is None
+        users.kill()

@@ -5,7 +5,7 @@ Rules 11 and 13 of docs/contributing/safety.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -16,7 +16,8 @@ from torpor.control.store.snapshots import find_snapshot, open_manifest, snapsho
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import Work, lineage_of
+from torpor.shared.format.lineage import lineage_of
+from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 KEPT: Final = 3
@@ -26,15 +27,15 @@ KEPT: Final = 3
 class _Autosave(NamedTuple):
     snapshot: SnapshotId
     agent: str
-    work: Work
+    names: Set[SnapshotId]
 
 
 def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> list[SnapshotId]:
     """Delete the autosaves whose work the ``verified`` snapshot has and that appeared before it,
     by the store's clock. Returns what was deleted."""
     times = snapshot_times(store, verified.workspace)
-    made, has = times.get(verified.snapshot, 0.0), Work([lineage_of(verified.manifest)]).names
-    named = [snapshot for snapshot in times if has(snapshot) and times[snapshot] < made]
+    made, names = times.get(verified.snapshot, 0.0), _names(verified.manifest)
+    named = [snapshot for snapshot in times if snapshot in names and times[snapshot] < made]
     return _delete(store, verified.workspace, _autosaves(store, verified.workspace, seal, named))
 
 
@@ -49,7 +50,7 @@ def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[Snaps
     for saves in of.values():
         newest = saves[-1]
         if len(saves) > KEPT and _is_whole(store, workspace, seal, newest.snapshot):
-            old = [save for save in saves[:-KEPT] if newest.work.names(save.snapshot)]
+            old = [save for save in saves[:-KEPT] if save.snapshot in newest.names]
             deleted += _delete(store, workspace, iter(old))
     return deleted
 
@@ -67,7 +68,14 @@ def _autosaves(
         with suppress(SnapshotError):  # it is not known to be one
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
             if is_autosave(manifest):
-                yield _Autosave(snapshot, agent_of(manifest), Work([lineage_of(manifest)]))
+                yield _Autosave(snapshot, agent_of(manifest), _names(manifest))
+
+
+def _names(manifest: Manifest) -> Set[SnapshotId]:
+    """What a snapshot goes on from, each by its name: a machine writes that, and could say in one
+    word that it has the work of all that is older, also another machine's."""
+    line = lineage_of(manifest)
+    return {*line.ancestors, *line.saves}
 
 
 def _is_whole(

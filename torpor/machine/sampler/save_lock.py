@@ -26,8 +26,9 @@ def saving(home: Path, workspace: WorkspaceName) -> Iterator[None]:
     fd = os.open(home / SAVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        pid = os.getpid()
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {workspace}\n".encode("ascii"), 0)
+        os.pwrite(fd, f"{pid} {_start(pid)} {workspace}\n".encode("ascii"), 0)
         yield
     finally:
         os.close(fd)
@@ -66,8 +67,18 @@ def _saver(home: Path) -> tuple[int, str] | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        words = os.pread(fd, 100, 0).split()
-        return (int(words[0]), words[1].decode("ascii")) if len(words) == 2 else None
+        words = os.pread(fd, 200, 0).decode("ascii").split()
+        if len(words) != 3 or _start(int(words[0])) != words[1]:  # they may be of the save before
+            return None
+        return int(words[0]), words[2]
     finally:
         os.close(fd)
     return None
+
+
+def _start(pid: int) -> str:
+    """When the process began, so that it is not taken for a later one of that number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

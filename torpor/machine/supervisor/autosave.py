@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +89,7 @@ class Autosaver:
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True, interval_s=request.every_s)
         self._schedule = Schedule(request.every_s)
+        self._heard_unix: deque[float] = deque()  # of saves that have not ended
         self._hand_over(request)
 
     def run(self) -> None:
@@ -102,16 +104,18 @@ class Autosaver:
                 self._schedule.begin()
                 self._guard.hear(Notice("schedule", "a save is due", time.time()))
             for news in self._guard.news():
-                if isinstance(news, Rescued):
+                if isinstance(news, Notice):
+                    self._heard_unix.append(news.at_unix)
+                else:
                     self._hear(news)
 
     def _hear(self, done: Rescued) -> None:
         self._schedule.end()
+        began_unix = self._heard_unix.popleft()  # saves end in the order of what asked for them
         if done.gave_way:  # to a run, which stores all of it
             return
-        began_unix, interval_s = self._schedule.began_unix, self._schedule.interval_s
         replace = msgspec.structs.replace
-        self._state = replace(self._state, error=done.error, interval_s=interval_s)
+        self._state = replace(self._state, error=done.error, interval_s=self._schedule.interval_s)
         if done.saved is not None or done.unchanged:
             saved = done.saved or self._state.saved
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
@@ -155,7 +159,6 @@ class Schedule:
         self._saves = False
         self._began_s = time.monotonic()
         self._cpu_s = 0.0
-        self.began_unix = 0.0
         self.interval_s = every_s
 
     def every(self, seconds: float) -> None:
@@ -173,7 +176,7 @@ class Schedule:
             self.interval_s = now_s - self._last_s
         self._last_s = self._began_s = now_s
         self._saves = True
-        self._cpu_s, self.began_unix = _cpu_of_saves_s(), time.time()
+        self._cpu_s = _cpu_of_saves_s()
 
     def end(self) -> None:
         """A save has ended. One after a notice counts for nothing here."""

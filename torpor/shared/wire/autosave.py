@@ -9,6 +9,7 @@ import msgspec
 
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.job import NoticeSource, OwnSave, StandBy
+from torpor.shared.wire.losses import Moment
 from torpor.shared.wire.request import Count, Nothing, Request, Words
 
 
@@ -24,11 +25,11 @@ class AutosaveState(msgspec.Struct, frozen=True):
     lives: bool
     line: SnapshotId | None = None
     saved: OwnSave | None = None
-    stored_unix: float | None = None
+    stored_unix: Moment | None = None
     error: Words = ""
     interval_s: float = 0.0
     left: Count = 0
-    until_unix: float = 0.0
+    until_unix: Moment = 0.0
 
 
 class LookAtAutosave(Request[AutosaveState], frozen=True):

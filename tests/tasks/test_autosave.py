@@ -1,0 +1,44 @@
+"""What a machine says of its own saves, and what a wake takes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tasks.autosave import renew_autosave
+from tasks.plain_runner import PlainRunner
+from tasks.restore import pick_snapshot_to_wake
+from tests.fixtures.lab import Lab
+from tests.fixtures.small_saves import put_save, verified_save
+from torpor.control.remote.seam import Agent
+from torpor.shared.errors import OtherPaths
+from torpor.shared.wire.request import parse_answer
+
+
+class _Says(Agent):
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def call(self, request: Any, **_: Any) -> Any:
+        return parse_answer(type(request), {"lives": True, "left": 99, **self.state})
+
+
+@pytest.mark.parametrize("unix", [-1.0, 1e10, 2.0**53, 1e300, float("inf")])
+def test_a_machine_that_names_no_possible_time_ends_no_watch(lab: Lab, unix: float) -> None:
+    spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
+    opened = replace(lab.opened, spec=spec)
+    machine = lab.rent()
+    with PlainRunner(opened):
+        said = renew_autosave(opened, _Says(stored_unix=unix, until_unix=9e9), machine)
+    assert said.startswith("saved at " if unix in (1e10, 2.0**53) else "its own saves cannot go on")
+
+
+def test_a_wake_does_not_pass_over_an_autosave_of_other_directories(lab: Lab) -> None:
+    kept = put_save(lab.store, 0, [])
+    verified_save(lab.store, kept)
+    put_save(lab.store, 10, [kept], roots=["~/workspace", "~/more"], own_save=1, autosave=1)
+    with PlainRunner(lab.opened), pytest.raises(OtherPaths, match="more"):
+        pick_snapshot_to_wake(lab.opened, "newest")
