@@ -49,13 +49,15 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
 
 def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> str:
     """What the machine says of its saves, for people; empty where it is to make none. Gives it the
-    grants for further ones when half of their time is over, and then deletes superfluous ones."""
+    grants for further ones when half of their time is over or a save failed, whose basis may be
+    gone, and then deletes superfluous ones."""
     if not _saves(opened, machine):
         return ""
     try:
         state = _look(opened, session)
         ends_s = state.until_unix - time.time()
-        if not state.lives or ends_s < AGAIN_S or state.left <= OWN_SAVES:
+        lasts = state.lives and ends_s >= AGAIN_S and state.left > OWN_SAVES
+        if not lasts or state.error:
             _hand_over(opened, session, machine, state.line)
             _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
     except TorporError as error:

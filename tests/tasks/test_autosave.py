@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,10 @@ from torpor.shared.wire.request import parse_answer
 class _Says(Agent):
     def __init__(self, **state: Any) -> None:
         self.state = state
+        self.asked: list[str] = []
 
     def call(self, request: Any, **_: Any) -> Any:
+        self.asked.append(request.op)
         return parse_answer(type(request), {"lives": True, "left": 99, **self.state})
 
 
@@ -34,6 +37,16 @@ def test_a_machine_that_names_no_possible_time_ends_no_watch(lab: Lab, unix: flo
     with PlainRunner(opened):
         said = renew_autosave(opened, _Says(stored_unix=unix, until_unix=9e9), machine)
     assert said.startswith("saved at " if unix in (1e10, 2.0**53) else "its own saves cannot go on")
+
+
+@pytest.mark.parametrize("error", ["", "a snapshot that it may refer to is gone"])
+def test_a_machine_whose_save_failed_gets_grants_on_what_is_there_now(lab: Lab, error: str) -> None:
+    spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
+    machine = lab.rent()
+    says = _Says(until_unix=time.time() + 3600, error=error)
+    with PlainRunner(lab.opened):
+        renew_autosave(replace(lab.opened, spec=spec), says, machine)
+    assert says.asked == ["autosave.look", *["autosave"] * bool(error)]
 
 
 def test_a_wake_does_not_pass_over_an_autosave_of_other_directories(lab: Lab) -> None:
