@@ -49,6 +49,18 @@ def test_a_machine_whose_save_failed_gets_grants_on_what_is_there_now(lab: Lab, 
     assert says.asked == ["autosave.look", *["autosave"] * bool(error)]
 
 
+def test_what_a_machine_writes_after_it_was_given_up_does_not_stand_before_its_successor(
+    lab: Lab,
+) -> None:
+    kept = put_save(lab.store, 0, [])
+    verified_save(lab.store, kept)
+    successor = put_save(lab.store, 30, [kept], own_save=1, autosave=1)
+    put_save(lab.store, 10, [kept], own_save=1, autosave=1)
+    with PlainRunner(lab.opened):
+        found, _ = pick_snapshot_to_wake(lab.opened, "newest")
+    assert found.snapshot == successor
+
+
 def test_a_wake_does_not_pass_over_an_autosave_of_other_directories(lab: Lab) -> None:
     kept = put_save(lab.store, 0, [])
     verified_save(lab.store, kept)

@@ -207,7 +207,8 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
 
     A machine's own save has the name that was signed for it up to COMMIT_S before. So one that
     appeared after the verified snapshot of the same machine may have a name from before it. Another
-    machine's may be of one that was given up and lived on for a while.
+    machine's may be of one that was given up and lived on for a while: what it still writes has
+    older names than its successor's, however late that is.
     """
     if verified is None:
         return sorted(times, reverse=True)
@@ -218,10 +219,7 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
         if snapshot > verified
         or (unix > times[verified] and made_at(snapshot).timestamp() >= oldest_unix)
     ]
-    return [
-        *sorted(newer, key=lambda snapshot: (times[snapshot], snapshot), reverse=True),
-        verified,
-    ]
+    return [*sorted(newer, reverse=True), verified]
 
 
 def _sign_saves(store: ObjectStore, spec: WorkspaceSpec, count: int) -> list[SaveGrant]:
