@@ -80,6 +80,23 @@ class ContainerContract(MarketContract):
         until(says, "the machine lets its owner in")
         assert said[-1] == f"{TOKEN}|1|of-the-container|"
 
+    @pytest.mark.parametrize("fault", ["quota", "no capacity"])
+    def test_no_message_repeats_a_secret(self, shop: Shop, fault: Any) -> None:
+        shop.fake.repeats = True
+        container = Container(env={"TOKEN": "canary-token"}, login=self.login)
+        provider = shop.connect(container=container)
+        shop.arm(fault, "create")
+        with pytest.raises(ProviderError) as raised:
+            provider.create(shop.order)
+        told = "".join(traceback.format_exception(raised.value))
+        told += f"{container!r} {container.secrets!r} {vars(provider)!r}"
+        assert "canary-token" not in told
+        assert PASSWORD not in told
+
+
+class MarketOfHosts(ContainerContract):
+    """Vast.ai and RunPod: images run as their makers wrote them, and volumes are the account's."""
+
     def test_the_start_script_runs_as_root_whatever_the_image_starts(self, shop: Shop) -> None:
         shop.fake.entrypoint, shop.fake.image_user = ("/opt/nvidia/entrypoint.sh",), "1000"
         started: list[list[str]] = []
@@ -93,16 +110,3 @@ class ContainerContract(MarketContract):
             gone.check()
         with pytest.raises(ProviderDenied):  # a search goes on at other markets
             gone.offers(Want())
-
-    @pytest.mark.parametrize("fault", ["quota", "no capacity"])
-    def test_no_message_repeats_a_secret(self, shop: Shop, fault: Any) -> None:
-        shop.fake.repeats = True
-        container = Container(env={"TOKEN": "canary-token"}, login=self.login)
-        provider = shop.connect(container=container)
-        shop.arm(fault, "create")
-        with pytest.raises(ProviderError) as raised:
-            provider.create(shop.order)
-        told = "".join(traceback.format_exception(raised.value))
-        told += f"{container!r} {container.secrets!r} {vars(provider)!r}"
-        assert "canary-token" not in told
-        assert PASSWORD not in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control.providers.container_contract import ContainerContract
+from tests.control.providers.container_contract import MarketOfHosts
 from tests.control.providers.market_contract import Shop
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.seam import Absent, MountsVolumes
@@ -19,7 +19,7 @@ from torpor.shared.errors import (
 from torpor.shared.values import Machine, MachineId, Want
 
 
-class TestRunPod(ContainerContract):
+class TestRunPod(MarketOfHosts):
     row = "runpod"
     login = "reg_abc"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.control.providers.container_contract import PASSWORD, ContainerContract
+from tests.control.providers.container_contract import PASSWORD, MarketOfHosts
 from tests.control.providers.market_contract import Shop, label, of_model
 from tests.fixtures.machines import KeyPair
 from tests.markets.market import Ware
@@ -28,7 +28,7 @@ def _bid(shop: Shop, most_usd_h: float | None = None) -> Offer:
     return of_model(shop.plain.offers(want), "RTX 4090")[0]
 
 
-class TestVast(ContainerContract):
+class TestVast(MarketOfHosts):
     row = "vast"
     sells_spot = True
     login = f"-u me -p {PASSWORD} ghcr.io"
