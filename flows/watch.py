@@ -149,6 +149,7 @@ def watch(
             unread=[*unread],
             some=bool(workspaces or closed),
             overview=costs,
+            lost=standing.lost,
         ),
         faults,
     )

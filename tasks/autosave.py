@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from tasks.retention import tell_of_deletion
 from tasks.retries import ONCE
@@ -33,6 +33,16 @@ MOST_SAVES: Final = COMMIT_S // 60
 """Scheduled saves on one book: one each minute, until its grants end."""
 
 
+class Saves(NamedTuple):
+    """How a machine's own saves go, for people. ``fail``: it is to make some, and does not."""
+
+    words: str
+    fail: bool = False
+
+
+NO_SAVES: Final = Saves("")
+
+
 @step("start autosave", retries=ONCE)
 def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> None:
     """Let the machine save its workspace by itself from now on, on top of what it holds now. What
@@ -47,12 +57,12 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
         )
 
 
-def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> str:
-    """What the machine says of its saves, for people; empty where it is to make none. Gives it the
+def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> Saves:
+    """What the machine says of its saves; NO_SAVES where it is to make none. Gives it the
     grants for further ones when half of their time is over or a save failed, whose basis may be
     gone, and then deletes superfluous ones."""
     if not _saves(opened, machine):
-        return ""
+        return NO_SAVES
     try:
         state = _look(opened, session)
         ends_s = state.until_unix - time.time()
@@ -61,8 +71,8 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> s
             _hand_over(opened, session, machine, state.line)
             _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
     except TorporError as error:
-        return f"its own saves cannot go on: {error}"
-    return _words(state)
+        return Saves(f"its own saves cannot go on: {error}", fail=True)
+    return _told(state)
 
 
 def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
@@ -115,16 +125,16 @@ def _hand_over(
     )
 
 
-def _words(state: AutosaveState) -> str:
+def _told(state: AutosaveState) -> Saves:
     if not state.lives:
-        return "nothing saved it until now: it begins"
+        return Saves("nothing saved it until now: it begins")
     if state.error:
-        return f"its own save failed: {state.error}"
+        return Saves(f"its own save failed: {state.error}", fail=True)
     if state.stored_unix is None:
-        return "no save is due yet"
+        return Saves("no save is due yet")
     minutes = state.interval_s / 60
     at = moment(min(state.stored_unix, 4e9))
-    return f"saved at {at}, every {minutes:.1f} min"
+    return Saves(f"saved at {at}, every {minutes:.1f} min")
 
 
 def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tasks.autosave import renew_autosave
+from tasks.autosave import NO_SAVES, Saves, renew_autosave
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
 from tasks.retries import ONCE
@@ -41,11 +41,13 @@ OWN_WORK_POLL_S: Final = 5.0
 
 class AllMachines(msgspec.Struct, frozen=True):
     """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
-    that did not answer, and of each workspace whose store did not."""
+    that did not answer, and of each workspace whose store did not. ``lost``: the rentals that this
+    look has closed, because their machines had gone without torpor."""
 
     findings: list[Finding]
     silent: dict[str, str]
     unread: dict[WorkspaceName, str]
+    lost: list[Rental] = []
 
     def of(self, opened: OpenWorkspace) -> list[tuple[Machine, Rental | None]]:
         """The machines of one workspace, with their rentals."""
@@ -96,8 +98,14 @@ def close_gone(standing: AllMachines, workspaces: Sequence[OpenWorkspace]) -> Al
     """What there is once the rentals of machines that have gone are closed. One that cannot be
     looked for stays open: unknown is not gone."""
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
-    left = [one for one in standing.findings if not _is_closed(of, one)]
-    return msgspec.structs.replace(standing, findings=left)
+    left: list[Finding] = []
+    lost: list[Rental] = []
+    for finding in standing.findings:
+        if not _is_closed(of, finding):
+            left.append(finding)
+        elif finding.rental is not None:
+            lost.append(finding.rental)
+    return msgspec.structs.replace(standing, findings=left, lost=lost)
 
 
 def _is_closed(of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding) -> bool:
@@ -133,7 +141,7 @@ class MachineLook(NamedTuple):
     """``saves``: what the machine says of its own saves."""
 
     verdict: Verdict
-    saves: str = ""
+    saves: Saves = NO_SAVES
 
 
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)
@@ -147,7 +155,7 @@ def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental, saves: bool
             try:
                 verdict = _judged(opened, _read(opened, session), rental)
                 return MachineLook(
-                    verdict, renew_autosave(opened, session, machine) if saves else ""
+                    verdict, renew_autosave(opened, session, machine) if saves else NO_SAVES
                 )
             finally:
                 over.cancel()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,15 +17,19 @@ import pytest
 
 from flows import watch
 from tasks.alert_server import ComingRun
+from tasks.autosave import Saves
 from tasks.plain_runner import PlainRunner
+from tasks.watch import MachineLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
+from tests.fixtures.machines import destroy_all
 from tests.fixtures.market import Market
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
+from torpor.control.idleness import Verdict
 from torpor.control.processes import boot_id, identify
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
@@ -114,6 +121,41 @@ def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
     assert _watch(lab.opened, server)[2] == []  # nobody knows, so it is not over
     lab.store.fails = None
     assert _watch(lab.opened, server)[2] == []
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_machine_that_has_gone_is_told_once_with_the_age_of_what_is_stored(
+    lab: Lab, server: AlertMemory, refused: bool
+) -> None:
+    verified_save(lab.store, put_save(lab.store, 0, []))
+    machine, _ = handed_over(lab.opened)
+    destroy_all(lab.market)
+    if refused:  # the look that sees it reaches nobody, and the next one does not see it
+        server.refusing = True
+        with pytest.raises(NotDelivered):
+            _watch(lab.opened, server)
+        server.refusing = False
+    ((subject, body),) = _watch(lab.opened, server)[2]
+    assert subject == f"torpor: machine {machine.id} of workspace demo has gone"
+    assert refused or "The newest snapshot is of 20" in body
+    server.since(25 * 3600)
+    assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_machine_whose_own_saves_fail_is_told_after_half_an_hour(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = handed_over(lab.opened)
+    failing = MachineLook(Verdict("busy", "works"), Saves("its own save failed: 403", fail=True))
+    looked: Future[MachineLook] = Future()
+    looked.set_result(failing)
+    look_at = SimpleNamespace(submit=lambda *_: looked)
+    monkeypatch.setattr(sys.modules["flows.watch"], "look_at", look_at)
+    assert _watch(lab.opened, server)[2] == []
+    server.since(30 * 60)
+    ((subject, body),) = _watch(lab.opened, server)[2]
+    assert subject == f"torpor: machine {machine.id} of workspace demo does not save itself"
+    assert "its own save failed: 403" in body
 
 
 def test_a_provider_block_that_cannot_be_opened_does_not_stop_the_look(

@@ -36,7 +36,9 @@ def test_a_machine_that_names_no_possible_time_ends_no_watch(lab: Lab, unix: flo
     machine = lab.rent()
     with PlainRunner(opened):
         said = renew_autosave(opened, _Says(stored_unix=unix, until_unix=9e9), machine)
-    assert said.startswith("saved at " if unix in (1e10, 2.0**53) else "its own saves cannot go on")
+    possible = unix in (1e10, 2.0**53)
+    assert said.words.startswith("saved at " if possible else "its own saves cannot go on")
+    assert said.fail is not possible
 
 
 @pytest.mark.parametrize("error", ["", "a snapshot that it may refer to is gone"])
@@ -45,7 +47,8 @@ def test_a_machine_whose_save_failed_gets_grants_on_what_is_there_now(lab: Lab, 
     machine = lab.rent()
     says = _Says(until_unix=time.time() + 3600, error=error)
     with PlainRunner(lab.opened):
-        renew_autosave(replace(lab.opened, spec=spec), says, machine)
+        said = renew_autosave(replace(lab.opened, spec=spec), says, machine)
+    assert said.fail is bool(error)
     assert says.asked == ["autosave.look", *["autosave"] * bool(error)]
 
 

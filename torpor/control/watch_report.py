@@ -49,6 +49,7 @@ class Watched(msgspec.Struct, frozen=True):
     idle: bool = False  # it is to be hibernated
     over: str = ""  # the same, whatever its verdict: which budget is spent
     saves: str = ""  # what its machine says of its own saves
+    saves_fail: bool = False
     differ: str = ""  # in what the blocks of its workspace differ, where that keeps it
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:

@@ -13,6 +13,7 @@ from torpor.control.alerts.delivery import Alert, Doubt, Key, rows
 from torpor.control.alerts.runs import Schedule
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
+from torpor.control.rental.records import Rental
 from torpor.control.supervision import installation_folder
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import NotDelivered
@@ -35,6 +36,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     unread: Sequence[str]
     some: bool
     overview: Overviews
+    lost: Sequence[Rental]
 
 
 class Alarms(msgspec.Struct, frozen=True):
@@ -52,6 +54,8 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     report, now_unix = look.report, look.report.at_unix
     found = [
         *watch.of_machines(report.watched, now_unix),
+        *watch.of_saves(report.watched, now_unix),
+        *watch.of_lost(look.lost, look.newest, now_unix),
         *watch.of_left(report.left, now_unix),
         *watch.of_providers(look.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),

@@ -63,7 +63,8 @@ def in_use(
         newest.get(name),
         idle,
         why,
-        saves=saves,
+        saves=saves.words,
+        saves_fail=saves.fail,
     )
 
 

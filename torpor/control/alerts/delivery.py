@@ -19,6 +19,8 @@ from torpor.control.reports import Row, moment
 Kind = Literal[
     "machine unknown",
     "machine left",
+    "machine lost",
+    "saves failing",
     "workspace unknown",
     "provider silent",
     "blocks differ",
@@ -41,8 +43,10 @@ MOST_NOTICES: Final = 20
 _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
 
-_WITHOUT_END: Final = ("budget reached", "run failed", "awake")
+_WITHOUT_END: Final = ("budget reached", "run failed", "awake", "machine lost")
 """Alerts whose end is not sent: a month is over, a failed run is old, nothing is awake."""
+_SEEN_ONCE: Final = ("run failed", "machine lost")
+"""What is told also where only an earlier look saw it."""
 
 _SECRETS: Final = (
     (re.compile(r"(\w://)[^\s/@]*@"), r"\1...@"),
@@ -155,7 +159,7 @@ def plan(
             notices += [_notice(alert, entry, block) for block in due]
         elif not doubt.covers(entry):
             heard = [block for block in blocks if block in entry.told]
-            if blocks and not entry.told and entry.kind == "run failed" and entry.key not in mended:
+            if blocks and not entry.told and entry.kind in _SEEN_ONCE and entry.key not in mended:
                 notices += [_late(entry, block) for block in blocks]
                 continue
             if heard and (entry.kind not in _WITHOUT_END or entry.key in mended):
@@ -236,9 +240,9 @@ def _notice(alert: Alert, entry: Remembered, block: str) -> Notice:
 
 
 def _late(entry: Remembered, block: str) -> Notice:
-    """The message about a failed run that is too old to be seen and that every block refused until
-    now."""
-    body = f"Nobody could be told until now: see its run.\nSince: {moment(entry.since_unix)}"
+    """The message about what is not seen any more, such as a failed run that is too old, and that
+    every block refused until now."""
+    body = f"Nobody could be told until now.\nSince: {moment(entry.since_unix)}"
     return Notice(block, entry.key, f"torpor: {entry.title}", body)
 
 

@@ -10,6 +10,8 @@ from torpor.control.alerts.delivery import Alert, Kind
 from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
+from torpor.control.rental.records import Rental
+from torpor.control.reports import moment
 from torpor.control.supervision import told
 from torpor.control.watch_report import BACK_UP, Left, Watched, WatchedJob, WatchReport
 from torpor.shared.values import WorkspaceName
@@ -65,6 +67,54 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
                 )
             )
     return found
+
+
+def of_lost(
+    lost: Sequence[Rental], newest: Mapping[WorkspaceName, float | None], now_unix: float
+) -> list[Alert]:
+    """The machines that were handed over and have gone without torpor. A job rents another one by
+    itself."""
+    found = []
+    for rental in lost:
+        name = rental.label.workspace
+        if rental.state != "handed over" or rental.job:
+            continue
+        saved_unix = newest.get(name)
+        saved = f"of {moment(saved_unix)}" if saved_unix else "none that could be read"
+        found.append(
+            Alert(
+                kind="machine lost",
+                subject=f"{rental.provider} {rental.label.rental}",
+                workspace=name,
+                title=f"machine {rental.machine} of workspace {name} has gone",
+                cause=f"{rental.provider} has it no more, and torpor did not end it. The newest "
+                f"snapshot is {saved}: later work was on the machine alone.",
+                next_step="wake the workspace; with `save_minutes` in its block, a lost machine "
+                "costs minutes",
+                at_unix=now_unix,
+                once=True,
+            )
+        )
+    return found
+
+
+def of_saves(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
+    """The machines that are to save their workspaces by themselves and cannot."""
+    return [
+        Alert(
+            kind="saves failing",
+            subject=f"{entry.provider} {entry.machine}",
+            workspace=entry.workspace,
+            title=f"machine {entry.machine} of workspace {entry.workspace} does not save itself",
+            cause=entry.saves,
+            next_step="back the workspace up, or hibernate it: if the machine vanishes, its work "
+            "since the newest snapshot is lost",
+            at_unix=now_unix,
+            after_s=UNKNOWN_S,
+        )
+        for entry in watched
+        if entry.saves_fail
+    ]
 
 
 def of_awake(seen: Overviews, now_unix: float) -> list[Alert]:
