@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast
 
 import asyncssh
 import msgspec
@@ -21,7 +22,7 @@ from pydantic import SecretStr
 from blocks import PROVIDERS, ObjectStore
 from blocks.reference import load
 from deployments.installation import secret_file
-from deployments.smoke_sleep import PATH, sleep_and_wake, told_provider
+from deployments.smoke_sleep import PATH, ToldProvider, sleep_and_wake
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.providers.market_client import observed
@@ -115,7 +116,7 @@ def _workspace(
         spec=WorkspaceSpec(of, [PATH], want=want),
         store=store.open(),
         key=None if key is None else workspace_key(key, of),
-        providers=(told_provider(provider, watchdog.tell),),
+        providers=(cast(Provider, ToldProvider(provider, watchdog.tell, plan.lifetime_s)),),
         identity=identity,
         owner=OWNER,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import clear
 from torpor.control.providers.seam import Order, Provider
 from torpor.control.rental.records import Rental
-from torpor.control.smoke.trial import Check
+from torpor.control.smoke.trial import Check, asked
 from torpor.shared.errors import MachineError
 from torpor.shared.values import Machine
 
@@ -50,31 +50,26 @@ print(seen.hexdigest())
 
 
 class ToldProvider:
-    """A provider of which ``tell`` hears of each rental before the market does."""
+    """A provider whose machines live no longer than ``lifetime_s``, where their market ends them,
+    and of which ``tell`` hears of each rental before the market does."""
 
-    def __init__(self, provider: Provider, tell: Callable[[Rental], None]) -> None:
+    def __init__(
+        self, provider: Provider, tell: Callable[[Rental], None], lifetime_s: float | None
+    ) -> None:
         self._provider = provider
         self._tell = tell
+        self._lifetime_s = lifetime_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._provider, name)
 
     def create(self, order: Order) -> Machine:
-        rental = Rental(
-            label=order.label,
-            provider=self._provider.identity,
-            state="asked",
-            created_unix=time.time(),
-            offer=order.offer.id,
-        )
+        rental = asked(self._provider, order)
         self._tell(rental)
-        machine = self._provider.create(order)
+        ending = msgspec.structs.replace(order, lifetime_s=self._lifetime_s)
+        machine = self._provider.create(ending)
         self._tell(msgspec.structs.replace(rental, state="standing", machine=machine.id))
         return machine
-
-
-def told_provider(provider: Provider, tell: Callable[[Rental], None]) -> Provider:
-    return cast(Provider, ToldProvider(provider, tell))
 
 
 def sleep_and_wake(opened: OpenWorkspace, note: Callable[[Check], None]) -> None:

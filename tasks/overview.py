@@ -127,7 +127,10 @@ def _watching(coming: Sequence[ComingRun] | None) -> str:
         return ""
     looks = [one.at_unix for one in coming if one.flow == "watch"]
     if not looks:
-        return "The schedule of watch is off: nobody notices an idle machine"
+        return (
+            "The schedule of watch is off: nobody notices an idle machine, and machines save "
+            "themselves for an hour only"
+        )
     return f"watch looks next at {moment(min(looks))}"
 
 

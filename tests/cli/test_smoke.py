@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,12 +19,17 @@ from pydantic import SecretStr
 from blocks import ObjectStore, VastProvider
 from deployments.installation import CHECKOUT
 from deployments.server import Server
+from deployments.smoke_sleep import ToldProvider
 from tests.contracts.replay import Recording
+from tests.fixtures.market import H100
 from tests.fixtures.stores import Server as Store
 from tests.markets.boot import Machines
 from tests.markets.every import new_fakes
 from tests.markets.server import FakeMarket
+from torpor.control.measure.scratch import scratch_name
+from torpor.control.providers.seam import Order
 from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.shared.values import Label, workspace_name
 
 BLOCK = "vast-provider/smoke"
 
@@ -79,6 +86,23 @@ def test_smoke_logs_in_ends_the_machine_and_keeps_a_recording_without_secrets(
     seen = psutil.process_iter(["cmdline"])  # of a process that ends meanwhile it knows nothing
     running = [" ".join(process.info["cmdline"] or ()) for process in seen]
     assert not [line for line in running if "smoke_watchdog" in line and BLOCK in line]
+
+
+def test_the_market_ends_by_itself_what_the_flows_of_a_full_smoke_rent() -> None:
+    orders: list[Order] = []
+    told: list[str] = []
+
+    def create(order: Order) -> SimpleNamespace:
+        assert told == ["asked"]
+        orders.append(order)
+        return SimpleNamespace(id="i-1")
+
+    ec2: Any = SimpleNamespace(identity="ec2:1", create=create)
+    label = Label("tests", scratch_name(workspace_name("smoke")), "0123456789abcdef")
+    order = Order(offer=H100, label=label, public_key="", host_key="")
+    ToldProvider(ec2, lambda rental: told.append(rental.state), 900.0).create(order)
+    assert [order.lifetime_s for order in orders] == [900.0]
+    assert told == ["asked", "standing"]
 
 
 def test_full_smoke_hibernates_wakes_and_leaves_nothing_in_the_store(

@@ -91,6 +91,17 @@ class SmokeReport(Report, frozen=True, kw_only=True):
         return [check.row() for check in [*checks, *ends, cost]]
 
 
+def asked(provider: Provider, order: Order) -> Rental:
+    """What the watchdog hears before the market does."""
+    return Rental(
+        label=order.label,
+        provider=provider.identity,
+        state="asked",
+        created_unix=time.time(),
+        offer=order.offer.id,
+    )
+
+
 class Trial:
     """``tell``: whoever ends the machine if this process cannot; it hears of each rental before the
     market does, and may raise to rent nothing. ``rentals``: new ids, of the probe and of the
@@ -274,13 +285,7 @@ class Trial:
 
     def _create(self, order: Order) -> Machine:
         """Ask once. Whatever may exist afterwards is among the rentals."""
-        rental = Rental(
-            label=order.label,
-            provider=self._provider.identity,
-            state="asked",
-            created_unix=time.time(),
-            offer=order.offer.id,
-        )
+        rental = asked(self._provider, order)
         self._note(rental)
         try:
             machine = self._provider.create(order)
