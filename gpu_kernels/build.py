@@ -23,9 +23,10 @@ from pathlib import Path
 from gpu_kernels.native import BUILT, library_path
 
 ROOM = Path(__file__).resolve().parent
-SOURCES = ("cpu.c", "planes/planes.c", "rans/rans.c")
+SOURCES = ("cpu.c", "disk/disk.c", "planes/planes.c", "rans/rans.c")
 HEADERS = (
     "cpu.h",
+    "disk/disk.h",
     "planes/planes.h",
     "rans/rans.h",
     "rans/layout.h",

@@ -52,13 +52,16 @@ class _Buffer(ctypes.Structure):
 
 
 class Library(Protocol):
-    """The functions of the shared object; contracts in planes.h, rans.h and cpu.h."""
+    """The functions of the shared object; contracts in cpu.h, disk.h, planes.h and rans.h."""
 
     def torpor_planes_split(self, *args: object) -> int: ...
     def torpor_planes_join(self, *args: object) -> int: ...
     def torpor_rans_bound(self, *args: object) -> int: ...
     def torpor_rans_encode(self, *args: object) -> int: ...
     def torpor_rans_decode(self, *args: object) -> int: ...
+    def torpor_stat_files(self, *args: object) -> None: ...
+    def torpor_read_files(self, *args: object) -> None: ...
+    def torpor_write_files(self, *args: object) -> None: ...
     def torpor_cpu_level(self) -> int: ...
     def torpor_cpu_limit(self, level: int) -> int: ...
 
@@ -86,6 +89,24 @@ def library() -> Library | None:
     loaded.torpor_rans_encode.argtypes = (pointer, size, number, pointer, size)
     loaded.torpor_rans_encode.restype = size
     loaded.torpor_rans_decode.argtypes = (pointer, size, pointer, size)
+    names, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(size)
+    loaded.torpor_stat_files.argtypes = (number, names, size, pointer)
+    loaded.torpor_stat_files.restype = None
+    loaded.torpor_read_files.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
+    loaded.torpor_read_files.restype = None
+    errors = ctypes.POINTER(ctypes.c_int32)
+    loaded.torpor_write_files.argtypes = (
+        number,
+        names,
+        pointer,
+        sizes,
+        sizes,
+        pointer,
+        number,
+        size,
+        errors,
+    )
+    loaded.torpor_write_files.restype = None
     return loaded
 
 

@@ -78,7 +78,13 @@ FLOORS: dict[str, dict[str, set[str]]] = {
 }
 """The floors of torpor, their rooms, and which rooms of its floor a room may import. ``machine``
 and ``control`` may import everything of ``shared``, and nothing of each other."""
-USES_KERNELS = {"shared.codecs", "machine.pipeline", "machine.agent", "control.remote"}
+USES_KERNELS = {
+    "shared.codecs",
+    "machine.tree",
+    "machine.pipeline",
+    "machine.agent",
+    "control.remote",
+}
 
 ABOVE: dict[str, set[str]] = {
     "gpu_kernels": set(),

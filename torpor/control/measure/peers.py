@@ -52,13 +52,13 @@ def restic(settings: S3Settings, below: str, folder: Path, cache: Path) -> Tool:
     keys = _keys(settings) | {"RESTIC_PASSWORD_FILE": secrets.token_hex(16)}
     endpoint = settings.endpoint_url or "https://s3.amazonaws.com"
     base = ["restic", "-r", f"s3:{endpoint}/{settings.bucket}/{below}/restic", "-q"]
-    _timed([[*base, "init"]], env, keys, folder)
+    timed([[*base, "init"]], env, keys, folder)
 
     def backup() -> Cost:
-        return _timed([[*base, "backup", "."]], env, keys, folder)
+        return timed([[*base, "backup", "."]], env, keys, folder)
 
     def restore(target: Path) -> Cost:
-        return _timed([[*base, "restore", "latest", "--target", str(target)]], env, keys, folder)
+        return timed([[*base, "restore", "latest", "--target", str(target)]], env, keys, folder)
 
     return Tool("restic", f"{below}/restic/", backup, backup, restore)
 
@@ -75,12 +75,12 @@ def tarball(settings: S3Settings, below: str, folder: Path, _: Path) -> Tool:
 
     def upload() -> Cost:
         stages = [["tar", "-cf", "-", "."], ["lz4", "-q", "-1", "-"], [*base, "pipe", url]]
-        return _timed(stages, env, keys, folder)
+        return timed(stages, env, keys, folder)
 
     def restore(target: Path) -> Cost:
         target.mkdir()
         unpack = ["tar", "-xf", "-", "-C", str(target)]
-        return _timed([[*base, "cat", url], ["lz4", "-q", "-d", "-"], unpack], env, keys, folder)
+        return timed([[*base, "cat", url], ["lz4", "-q", "-d", "-"], unpack], env, keys, folder)
 
     return Tool("tar+lz4+s5cmd", f"{below}/tarball/", upload, upload, restore)
 
@@ -133,7 +133,7 @@ def _in_memory(keys: Mapping[str, str]) -> Iterator[dict[str, int]]:
         yield held
 
 
-def _timed(
+def timed(
     stages: Sequence[list[str]], env: Mapping[str, str], keys: Mapping[str, str], cwd: Path
 ) -> Cost:
     """Run a pipe of programs to its end. StoreError with their last words where one fails."""

@@ -353,10 +353,13 @@ def _plain(
 
 def _write(number: int, plain: Buffer, plan: FetchPlan, writer: ContentWriter) -> None:
     view = memoryview(plain)
+    whole = []
     for use in plan.uses[number]:
         entry = plan.manifest.entries[use.entry]
-        data = view[use.chunk_offset : use.chunk_offset + use.length]
         if use.whole:
-            writer.write_whole(entry, data)
+            whole.append((entry, use.chunk_offset))
         else:
+            data = view[use.chunk_offset : use.chunk_offset + use.length]
             writer.write_at(entry, use.file_offset, data)
+    if whole:
+        writer.write_files(whole, plain)

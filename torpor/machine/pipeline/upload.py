@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from torpor.machine.pipeline.buffers import PackBuffers
@@ -14,7 +15,7 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.plan import Group, Job, Piece
-from torpor.machine.tree.read import Read, read_at
+from torpor.machine.tree.read import Read, read_at, read_whole
 from torpor.machine.tree.walk import Unread
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
@@ -88,15 +89,15 @@ def store_part(
 
 def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStored) -> None:
     read = _read(piece.file, piece.offset, piece.length, source)
-    number = -1
-    if read.data:
-        number = packer.store(read.data, source.numbers.runs(piece, read.data))
+    number, data = -1, bytes(read.data)
+    if data:
+        number = packer.store(data, source.numbers.runs(piece, data))
     source.contents.add_piece(piece, read, number)
     report.bytes += len(read.data)
 
 
 def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
-    reads = [_read(n, 0, source.unread[n].signature.size, source) for n in group.files]
+    reads = _read_group(group.files, source)
     digests = [
         _digest(read, source.unread[n], source.seal)
         for n, read in zip(group.files, reads, strict=True)
@@ -133,12 +134,20 @@ def _read(number: int, offset: int, length: int, source: Source) -> Read:
     return read_at(source.roots[file.entry.root], file.entry.path, offset, length, file.signature)
 
 
+def _read_group(numbers: Sequence[int], source: Source) -> list[Read]:
+    reads: list[Read] = []
+    for root, files in groupby((source.unread[n] for n in numbers), lambda file: file.entry.root):
+        named = [(file.entry.path, file.signature) for file in files]
+        reads += read_whole(source.roots[root], named)
+    return reads
+
+
 def _digest(read: Read, file: Unread, seal: Seal) -> bytes:
     """The digest of the content as the entry describes it: missing bytes read as zeros."""
     if not read.data:
         return b""
     missing = file.signature.size - len(read.data)
-    return seal.digest(read.data + bytes(missing) if missing else read.data)
+    return seal.digest(bytes(read.data) + bytes(missing) if missing else read.data)
 
 
 class _Packer:

@@ -53,8 +53,8 @@ def _used_below(root: bytes, since_ns: int, check: Callable[[], None]) -> set[by
         check()
         for name, st in listing(os.path.join(root, directory)):
             path = os.path.join(directory, name)
-            if stat.S_ISDIR(st.st_mode):
+            if stat.S_ISDIR(st.mode):
                 pending.append(path)
-            elif is_read(st) or (stat.S_ISREG(st.st_mode) and st.st_mtime_ns >= since_ns):
+            elif is_read(st) or (stat.S_ISREG(st.mode) and st.mtime_ns >= since_ns):
                 found.add(path)
     return found

@@ -21,19 +21,29 @@ class Attributes:
 
     def __init__(self) -> None:
         self._root = os.geteuid() == 0
+        self._own = (os.geteuid(), os.getegid())
         self._lock = threading.Lock()
         self.warnings: list[str] = []
         self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
         """Root, path and name of extended attributes that this machine refuses."""
 
+    @property
+    def sets_owners(self) -> bool:
+        """Whether this process may give files away."""
+        return self._root
+
+    def warn_of_owner(self, entry: Entry) -> None:
+        """Warn where an owner is not restored."""
+        if not self._root and (entry.uid, entry.gid) != self._own:
+            self._warn_once("owners are not restored: the agent does not run as root")
+
     def apply(self, fd: int, entry: Entry, *, replacing: bool = False) -> None:
         """Set them on an open file or directory. ``replacing``: first remove extended attributes
         that it has from before.
         """
-        if self._root:
+        if self.sets_owners:
             os.fchown(fd, entry.uid, entry.gid)
-        elif (entry.uid, entry.gid) != (os.geteuid(), os.getegid()):
-            self._warn_once("owners are not restored: the agent does not run as root")
+        self.warn_of_owner(entry)
         if replacing:
             self._remove_others(fd, entry)
         for key, value in entry.xattrs:  # while we may write: the mode may be read-only
@@ -43,7 +53,7 @@ class Attributes:
 
     def apply_to_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
         """Set them on the symlink ``name`` in the directory ``parent`` itself."""
-        if self._root:
+        if self.sets_owners:
             os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         if entry.xattrs:
             # security.* and trusted.* only: Linux has no user.* on symlinks

@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import groupby, islice
+from typing import Final
 
+from torpor.machine.tree.batch import Stat, read_files, stat_names
 from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import RACY_NS, Signature, read_xattrs, settled
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
+from torpor.shared.format.sizes import BIG_FILE_BYTES
 
-_THREADS = 8
-_BATCH = 64
-_PIECE_BYTES = 8 << 20
+_THREADS: Final = 8
+_NAMES: Final = 1024  # looked at together
+_BATCH: Final = 256  # files read together
+_PIECE_BYTES: Final = 2 << 20
+_TARGET: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHANGED: Final = "changed while it was checked"
+_KINDS: Final = {stat.S_IFLNK: SYMLINK, stat.S_IFDIR: DIRECTORY, stat.S_IFREG: FILE}
 
 
 class Comparison:
@@ -53,79 +62,97 @@ def compare_tree(
     result = Comparison(len(entries))
     time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
     inodes: dict[tuple[int, bytes], int] = {}
-    for number, entry in enumerate(entries):
-        if number % 1024 == 0:
+    with ExitStack() as stack:
+        places = []
+        for target in targets:
+            try:
+                places.append(os.open(target, _TARGET))
+            except OSError as exc:
+                result.found.append((0, f"{os.fsdecode(target)}: {exc.strerror}"))
+                return result
+            stack.callback(os.close, places[-1])
+        for numbers in _runs_of(range(len(entries)), entries, _NAMES):
             check()
-        signature, wrong = _compare_names(entry, targets, inodes, owners, refused_xattrs, in_use_ns)
-        if wrong:
-            result.found.append((number, wrong))
-        looked = time.time_ns()
-        if signature is not None and settled(signature, looked):
-            result.signatures[number] = signature
-    if full:
-        _compare_content(entries, chunks, targets, seal, result, progress, check)
+            root = entries[numbers[0]].root
+            stats = stat_names(places[root], [entries[n].path for n in numbers])
+            looked = time.time_ns()
+            for number, st in zip(numbers, stats, strict=True):
+                moved, wrong = _differs(
+                    entries[number], st, targets, inodes, owners, refused_xattrs, in_use_ns
+                )
+                if wrong:
+                    result.found.append((number, wrong))
+                elif not moved and settled(signature := Signature.among(st), looked):
+                    result.signatures[number] = signature
+        if full:
+            _compare_content(entries, chunks, targets, places, seal, result, progress, check)
     return result
 
 
-def _compare_names(
+def _runs_of(numbers: Iterable[int], entries: Sequence[Entry], most: int) -> Iterator[list[int]]:
+    """``numbers`` in lists of at most ``most`` entries of one root."""
+    for _, group in groupby(numbers, lambda number: entries[number].root):
+        while run := list(islice(group, most)):
+            yield run
+
+
+def _differs(
     entry: Entry,
+    st: Stat,
     targets: Sequence[bytes],
     inodes: dict[tuple[int, bytes], int],
     owners: bool,
     refused_xattrs: Container[tuple[int, bytes, bytes]],
     in_use_ns: int | None,
-) -> tuple[Signature | None, str]:
-    """The signature of what is right and at rest; and how it differs."""
-    full = os.path.join(targets[entry.root], entry.path)
-    shown = os.fsdecode(full)
-    try:
-        st = os.lstat(full)
-    except OSError as exc:
-        return None, f"{shown}: {exc.strerror}"
+) -> tuple[bool, str]:
+    """Whether the time of a directory in use has moved, which is no fault; and how a name
+    differs."""
+    if st.error:
+        return False, f"{_shown(entry, targets)}: {os.strerror(st.error)}"
     wrong = []
     moved = False
-    kind = (
-        SYMLINK
-        if stat.S_ISLNK(st.st_mode)
-        else DIRECTORY
-        if stat.S_ISDIR(st.st_mode)
-        else FILE
-        if stat.S_ISREG(st.st_mode)
-        else None
-    )
-    if kind != (FILE if entry.kind == HARDLINK else entry.kind):
-        return None, f"{shown}: is of another kind"
+    if _KINDS.get(stat.S_IFMT(st.mode)) != (FILE if entry.kind == HARDLINK else entry.kind):
+        return False, f"{_shown(entry, targets)}: is of another kind"
     if entry.kind == HARDLINK:
-        if inodes.get((entry.root, entry.target)) != st.st_ino:
+        if inodes.get((entry.root, entry.target)) != st.inode:
             wrong.append("is not the same file as its hard link")
     else:
         if entry.kind == FILE:
-            inodes[(entry.root, entry.path)] = st.st_ino
-            if st.st_size != entry.size:
-                wrong.append(f"has {st.st_size} bytes, not {entry.size}")
-        if entry.kind == SYMLINK and os.readlink(full) != entry.target:
+            if st.nlink > 1:
+                inodes[(entry.root, entry.path)] = st.inode
+            if st.size != entry.size:
+                wrong.append(f"has {st.size} bytes, not {entry.size}")
+        if entry.kind == SYMLINK and os.readlink(_full(entry, targets)) != entry.target:
             wrong.append("points elsewhere")
-        if entry.kind != SYMLINK and stat.S_IMODE(st.st_mode) != entry.mode:
-            wrong.append(f"has mode {stat.S_IMODE(st.st_mode):o}, not {entry.mode:o}")
-        if owners and (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
-            wrong.append(f"belongs to {st.st_uid}:{st.st_gid}, not {entry.uid}:{entry.gid}")
-        if st.st_mtime_ns != entry.mtime_ns:
-            moved = kind == DIRECTORY and in_use_ns is not None and st.st_mtime_ns >= in_use_ns
+        mode = stat.S_IMODE(st.mode)
+        if entry.kind != SYMLINK and mode != entry.mode:
+            wrong.append(f"has mode {mode:o}, not {entry.mode:o}")
+        if owners and (st.uid, st.gid) != (entry.uid, entry.gid):
+            wrong.append(f"belongs to {st.uid}:{st.gid}, not {entry.uid}:{entry.gid}")
+        if st.mtime_ns != entry.mtime_ns:
+            moved = entry.kind == DIRECTORY and in_use_ns is not None and st.mtime_ns >= in_use_ns
             if not moved:
-                wrong.append(f"has mtime {st.st_mtime_ns}, not {entry.mtime_ns}")
+                wrong.append(f"has mtime {st.mtime_ns}, not {entry.mtime_ns}")
         if entry.xattrs:
-            lacking = [x[0] for x in set(entry.xattrs) - set(read_xattrs(full))]
+            lacking = [x[0] for x in set(entry.xattrs) - set(read_xattrs(_full(entry, targets)))]
             if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
                 wrong.append("lacks extended attributes")
-    if wrong:
-        return None, f"{shown}: {'; '.join(wrong)}"
-    return None if moved else Signature.of(st), ""
+    return moved, f"{_shown(entry, targets)}: {'; '.join(wrong)}" if wrong else ""
+
+
+def _full(entry: Entry, targets: Sequence[bytes]) -> bytes:
+    return os.path.join(targets[entry.root], entry.path)
+
+
+def _shown(entry: Entry, targets: Sequence[bytes]) -> str:
+    return os.fsdecode(_full(entry, targets))
 
 
 def _compare_content(
     entries: Sequence[Entry],
     chunks: Sequence[Chunk],
     targets: Sequence[bytes],
+    places: Sequence[int],
     seal: Seal,
     result: Comparison,
     progress: Callable[[int], None],
@@ -133,9 +160,29 @@ def _compare_content(
 ) -> None:
     def compare(batch: Sequence[int]) -> list[tuple[int, str | None, bool]]:
         check()
-        return [
-            (number, *_compare_file(entries[number], chunks, targets, seal)) for number in batch
-        ]
+        small = [n for n in batch if _is_small(entries[n])]
+        others = (n for n in batch if not _is_small(entries[n]))
+        found = [(n, *_compare_file(entries[n], chunks, targets, seal)) for n in others]
+        for numbers in _runs_of(small, entries, _BATCH):
+            found += compare_small(numbers)
+        return found
+
+    def compare_small(numbers: Sequence[int]) -> Iterator[tuple[int, str | None, bool]]:
+        looked = time.time_ns()
+        files = [entries[n] for n in numbers]
+        place = places[files[0].root]
+        reads = read_files(place, [file.path for file in files], [file.size for file in files])
+        for number, entry, read in zip(numbers, files, reads, strict=True):
+            if read is None:
+                yield number, *_compare_file(entry, chunks, targets, seal)
+                continue
+            data, before, after = read
+            if before[:4] != after[:4]:
+                yield number, f"{_shown(entry, targets)}: {_CHANGED}", False
+            elif entry.size and seal.digest(data) != entry.digest:
+                yield number, f"{_shown(entry, targets)}: content differs at 0 or after", False
+            else:
+                yield number, None, settled(Signature.among(after), looked)
 
     done = 0
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -147,6 +194,11 @@ def _compare_content(
                 if not safe:
                     result.signatures[number] = None
             progress(done)
+
+
+def _is_small(entry: Entry) -> bool:
+    """Whether the file is read at once and has one digest. A manifest may claim any size."""
+    return entry.size <= BIG_FILE_BYTES and bool(entry.digest or not entry.size)
 
 
 def _batches(entries: Sequence[Entry]) -> Iterator[list[int]]:
@@ -168,18 +220,17 @@ def _compare_file(
     entry: Entry, chunks: Sequence[Chunk], targets: Sequence[bytes], seal: Seal
 ) -> tuple[str | None, bool]:
     """What differs or None, and whether a later change would be seen."""
-    full = os.path.join(targets[entry.root], entry.path)
-    shown = os.fsdecode(full)
+    shown = _shown(entry, targets)
     looked = time.time_ns()
     try:
-        with opened(full) as fd:
+        with opened(_full(entry, targets)) as fd:
             seen = Signature.of(os.fstat(fd))
             right = right_extents(fd, entry, chunks, seal)
             now = Signature.of(os.fstat(fd))
     except OSError as exc:
         return f"{shown}: {exc.strerror}", False
     if now != seen:
-        return f"{shown}: changed while it was checked", False
+        return f"{shown}: {_CHANGED}", False
     at = 0
     for number, extent in enumerate(entry.extents):
         if number not in right:

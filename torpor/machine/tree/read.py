@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
+from torpor.machine.tree.batch import read_files
 from torpor.machine.tree.walk import Signature
+from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import WorkspaceInvalid
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -18,7 +20,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Read(NamedTuple):
     """``data`` may be shorter than asked for when the file shrank; then ``stable`` is false."""
 
-    data: bytes
+    data: Buffer
     stable: bool  # the file is still what the walk saw
     gone: bool = False  # there is no regular file of that name any more
 
@@ -48,6 +50,24 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
     finally:
         os.close(fd)
     return Read(data, stable=Signature.of(st) == seen and len(data) == length)
+
+
+def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Read]:
+    """Read small files below ``root`` whole, at once: path and signature of each; see Read."""
+    try:
+        place = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return [read_at(root, path, 0, seen.size, seen) for path, seen in files]
+    try:
+        found = read_files(place, [path for path, _ in files], [seen.size for _, seen in files])
+        return [
+            read_at(root, path, 0, seen.size, seen)
+            if read is None
+            else Read(read[0], stable=read[2][:4] == seen)
+            for (path, seen), read in zip(files, found, strict=True)
+        ]
+    finally:
+        os.close(place)
 
 
 def let_writes_end(fd: int, offset: int = 0) -> None:

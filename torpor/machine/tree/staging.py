@@ -22,6 +22,7 @@ from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.read import open_unseen
 from torpor.machine.tree.walk import Signature
 from torpor.machine.tree.write import NO_ROOM, write_all
+from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput, StillChanging
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import HOLE, Chunk, Entry
@@ -106,11 +107,13 @@ class Staging:
                 done += length
                 progress(done)
 
-    def write_whole(self, entry: Entry, data: bytes | bytearray | memoryview) -> None:
-        """All the content of a file; it gets its attributes with its place."""
-        self.write_at(entry, 0, data)
+    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
+        """Whole files; they get their attributes with their places."""
+        view = memoryview(data)
+        for entry, offset in files:
+            self.write_at(entry, 0, view[offset : offset + entry.size])
 
-    def write_at(self, entry: Entry, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
         """A run of a file."""
         with self.opened(entry, os.O_WRONLY) as fd:
             write_all(fd, data, offset, entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import itertools
 import os
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
+from torpor.machine.tree.batch import Stat, stat_names
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
@@ -21,6 +23,9 @@ tick of the file system's clock (4-10 ms on Linux), unseen: it is read again in 
 RACY_COARSE_NS: Final = 2_100_000_000
 """A file's time must be this old where times have no fraction of a second (FAT: 2 s, some network
 file systems: 1 s)."""
+
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Signature(NamedTuple):
@@ -36,6 +41,10 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, st: os.stat_result) -> Signature:
         return cls(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+
+    @classmethod
+    def among(cls, st: Stat) -> Signature:
+        return cls(*st[:4])
 
 
 class Held(NamedTuple):
@@ -219,25 +228,25 @@ def _walk_root(
     links: dict[tuple[int, int], bytes] = {}
     entries, signatures, now_held = found.entries, found.signatures, found.held[number]
 
-    def note(path: bytes, st: os.stat_result) -> bool:
+    def note(path: bytes, st: Stat) -> bool:
         """Add one name; True when it is a directory to go into. 100,000 times a second."""
-        is_directory = stat.S_ISDIR(st.st_mode)
+        is_directory = stat.S_ISDIR(st.mode)
         first = path
-        if st.st_nlink > 1 and stat.S_ISREG(st.st_mode):
-            first = links.setdefault((st.st_dev, st.st_ino), path)
-            if (st.st_dev, st.st_ino) in linked:
+        if st.nlink > 1 and stat.S_ISREG(st.mode):
+            first = links.setdefault((st.device, st.inode), path)
+            if (st.device, st.inode) in linked:
                 found.parted.append((number, path))
-        if st.st_atime_ns > st.st_ctime_ns and is_read(st):
+        if st.atime_ns > st.ctime_ns and is_read(st):
             found.read.add((number, path))
         known = held.get(path)
         process = ""
         if mapped:
-            process = mapped.get((st.st_dev, st.st_ino)) or mapped.get(os.path.join(root, path), "")
+            process = mapped.get((st.device, st.inode)) or mapped.get(os.path.join(root, path), "")
         if (
             known is not None
             and not process
-            and known.signature == (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
-            and (is_directory or st.st_nlink == 1 or _names(known.entry, first))
+            and known.signature == st[:4]
+            and (is_directory or st.nlink == 1 or _names(known.entry, first))
         ):
             entries.append(known.entry)
             signatures.append(known.signature)
@@ -247,9 +256,9 @@ def _walk_root(
         if isinstance(new, Skipped):
             found.skipped.append(new)
             return False
-        signature = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+        signature = Signature.among(st)
         if new.kind == FILE:
-            sparse = st.st_blocks * 512 < st.st_size
+            sparse = st.blocks * 512 < st.size
             before = None if known is None else known.entry
             found.unread.append(Unread(new, signature, sparse, before, process))
         else:
@@ -259,7 +268,7 @@ def _walk_root(
         signatures.append(None if process else signature)
         return is_directory
 
-    note(b"", os.stat(root))
+    note(b"", Stat.of(os.stat(root)))
     pending = [b""]
     while pending:
         directory = pending.pop()
@@ -284,10 +293,8 @@ def _names(entry: Entry, first: bytes) -> bool:
     return entry.target == (b"" if first == entry.path else first)
 
 
-def _new_entry(
-    number: int, path: bytes, full: bytes, st: os.stat_result, first: bytes
-) -> Entry | Skipped:
-    mode = st.st_mode
+def _new_entry(number: int, path: bytes, full: bytes, st: Stat, first: bytes) -> Entry | Skipped:
+    mode = st.mode
     target = b""
     if stat.S_ISDIR(mode):
         kind = DIRECTORY
@@ -304,41 +311,48 @@ def _new_entry(
         number,
         path,
         stat.S_IMODE(mode),
-        st.st_uid,
-        st.st_gid,
-        st.st_mtime_ns,
+        st.uid,
+        st.gid,
+        st.mtime_ns,
         0,
         target=target,
         xattrs=read_xattrs(full),
     )
 
 
-def is_read(st: os.stat_result) -> bool:
+def is_read(st: Stat) -> bool:
     """Whether a file was read since it was last changed or restored. A restore sets the access time
     to the mtime, which may be in the future."""
-    read_ns = st.st_atime_ns
-    return st.st_ctime_ns < read_ns != st.st_mtime_ns and stat.S_ISREG(st.st_mode)
+    read_ns = st.atime_ns
+    return st.ctime_ns < read_ns != st.mtime_ns and stat.S_ISREG(st.mode)
 
 
-def listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
+def listing(directory: bytes) -> list[tuple[bytes, Stat]]:
     """The names in a directory, sorted; none where it is gone."""
-    found = []
     try:
-        with os.scandir(directory) as names:
-            for item in names:
-                try:
-                    found.append((item.name, item.stat(follow_symlinks=False)))
-                except FileNotFoundError:
-                    continue
+        place = os.open(directory, _DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
         return []  # gone or replaced since its parent was listed: the next pass sees it
     except OSError as exc:
-        raise WorkspaceInvalid(
-            f"{os.fsdecode(directory)} cannot be read: {exc.strerror}; log in as its owner or as "
-            "root, or exclude it in the workspace block"
-        ) from None
-    found.sort()
-    return found
+        raise _unreadable(directory, exc.errno) from None
+    try:
+        names = sorted(map(os.fsencode, os.listdir(place)))
+        stats = stat_names(place, names)
+    except OSError as exc:
+        raise _unreadable(directory, exc.errno) from None
+    finally:
+        os.close(place)
+    for st in stats:
+        if st.error not in (0, errno.ENOENT):
+            raise _unreadable(directory, st.error)
+    return [(name, st) for name, st in zip(names, stats, strict=True) if not st.error]
+
+
+def _unreadable(directory: bytes, error: int | None) -> WorkspaceInvalid:
+    return WorkspaceInvalid(
+        f"{os.fsdecode(directory)} cannot be read: {os.strerror(error or errno.EIO)}; log in as "
+        "its owner or as root, or exclude it in the workspace block"
+    )
 
 
 def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:

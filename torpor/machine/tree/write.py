@@ -9,17 +9,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from typing import BinaryIO, Final, Protocol
 
 import msgspec
 from blake3 import blake3
 
 from torpor.machine.tree.attributes import Attributes
+from torpor.machine.tree.batch import NewFile, write_files
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.naming import is_taken, take_name
+from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import DiskFull, InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 from torpor.shared.values import MIB
@@ -30,10 +33,10 @@ NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 class ContentWriter(Protocol):
     """Receives checked content, in any order and from any thread."""
 
-    def write_whole(self, entry: Entry, data: bytes | bytearray | memoryview) -> None:
-        """All the content of a file."""
+    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
+        """Whole files: each one's content begins at that offset of ``data``."""
 
-    def write_at(self, entry: Entry, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
         """A run of a file."""
 
     def close(self) -> None:
@@ -106,7 +109,49 @@ class TreeWriter:
                 finally:
                     os.close(fd)
 
-    def write_whole(self, entry: Entry, data: bytes | bytearray | memoryview) -> None:
+    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
+        """Create files with all their content and attributes."""
+        view = memoryview(data)
+        for _, together in groupby(files, self._holder):
+            for entry, offset in self._left_of([*together], data):
+                self.write_whole(entry, view[offset : offset + entry.size])
+
+    def _holder(self, file: tuple[Entry, int]) -> tuple[int, bytes]:
+        """The directory that a file is written in."""
+        entry, _ = file
+        return entry.root, self._stage or entry.path.rpartition(b"/")[0]
+
+    def _left_of(
+        self, files: Sequence[tuple[Entry, int]], data: Buffer
+    ) -> Iterator[tuple[Entry, int]]:
+        """Create files of one directory together, and yield those that have to be made alone."""
+        plain = []
+        for entry, offset in files:
+            if entry.xattrs:
+                yield entry, offset
+            else:
+                plain.append((entry, offset))
+        if not plain:
+            return
+        parent, _ = self._where(plain[0][0])
+        new = [
+            NewFile(
+                self._name_of(entry),
+                offset,
+                entry.size,
+                entry.mode,
+                entry.uid,
+                entry.gid,
+                entry.mtime_ns,
+            )
+            for entry, offset in plain
+        ]
+        for entry, _ in plain:
+            self.attributes.warn_of_owner(entry)
+        left = write_files(parent, new, data, owners=self.attributes.sets_owners)
+        yield from (plain[number] for number in left)
+
+    def write_whole(self, entry: Entry, data: Buffer) -> None:
         """Create a file with all its content and attributes."""
         parent, name = self._where(entry)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -121,7 +166,7 @@ class TreeWriter:
         finally:
             os.close(fd)
 
-    def write_at(self, entry: Entry, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
         """Write a run of a file that ``prepare`` made."""
         fd = self._reopen(self._where(entry), entry, os.O_WRONLY)
         try:
@@ -330,8 +375,13 @@ class TreeWriter:
         """Where a file is until it is finished: its directory, and its name in that."""
         if not self.staged:
             return self._parent(entry)
-        name = blake3(entry.path).hexdigest(16).encode()
-        return self._directories.open(entry.root, self._stage), name
+        return self._directories.open(entry.root, self._stage), self._name_of(entry)
+
+    def _name_of(self, entry: Entry) -> bytes:
+        """The name of a file until it is finished."""
+        if self.staged:
+            return blake3(entry.path).hexdigest(16).encode()
+        return entry.path.rpartition(b"/")[2]
 
 
 def _passable(entry: Entry) -> int:
@@ -372,7 +422,7 @@ def _opened(parent: int, name: bytes) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry: Entry) -> None:
+def write_all(fd: int, data: Buffer, offset: int, entry: Entry) -> None:
     """Write ``data`` at ``offset``; DiskFull says what to do."""
     view = memoryview(data)
     try:

@@ -1,0 +1,132 @@
+#define _GNU_SOURCE
+#include "disk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+static const int64_t SECOND_NS = 1000000000;
+
+static int64_t nanoseconds(struct statx_timestamp time)
+{
+    return (int64_t)time.tv_sec * SECOND_NS + time.tv_nsec;
+}
+
+/* By the system call: glibc has had statx since 2.28, and fstat as a symbol since 2.33 only. */
+static int64_t look(int directory, const char *name, struct torpor_stat *found)
+{
+    const int flags = AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH;
+    struct statx st;
+    if (syscall(SYS_statx, directory, name, flags, STATX_BASIC_STATS, &st))
+        return errno;
+    found->inode = st.stx_ino;
+    found->size = (int64_t)st.stx_size;
+    found->mtime_ns = nanoseconds(st.stx_mtime);
+    found->ctime_ns = nanoseconds(st.stx_ctime);
+    found->device = makedev(st.stx_dev_major, st.stx_dev_minor);
+    found->mode = st.stx_mode;
+    found->nlink = st.stx_nlink;
+    found->uid = st.stx_uid;
+    found->gid = st.stx_gid;
+    found->blocks = (int64_t)st.stx_blocks;
+    found->atime_ns = nanoseconds(st.stx_atime);
+    return 0;
+}
+
+void torpor_stat_files(int directory, const char *const *names, uint64_t count,
+                       struct torpor_stat *found)
+{
+    for (uint64_t i = 0; i < count; i++)
+        found[i].error = look(directory, names[i], &found[i]);
+}
+
+/* 0, TORPOR_SHORT or an errno. */
+static int64_t read_whole(int file, uint64_t size, uint8_t *data)
+{
+    uint64_t done = 0;
+    (void)lseek(file, 0, SEEK_DATA); /* takes the file's lock: a write that runs ends first */
+    while (done < size) {
+        ssize_t got = pread(file, data + done, size - done, (off_t)done);
+        if (got < 0)
+            return errno;
+        if (got == 0)
+            return TORPOR_SHORT;
+        done += (uint64_t)got;
+    }
+    return 0;
+}
+
+void torpor_read_files(int directory, const char *const *names, const uint64_t *sizes,
+                       uint64_t count, uint8_t *data, struct torpor_stat *before,
+                       struct torpor_stat *after)
+{
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    for (uint64_t i = 0; i < count; data += sizes[i], i++) {
+        int64_t error;
+        int file = openat(directory, names[i], flags | O_NOATIME);
+        if (file < 0 && errno == EPERM) /* only the owner and root may leave the time alone */
+            file = openat(directory, names[i], flags);
+        if (file < 0) {
+            after[i].error = errno;
+            continue;
+        }
+        error = look(file, "", &before[i]);
+        if (!error)
+            error = S_ISREG(before[i].mode) ? read_whole(file, sizes[i], data) : EINVAL;
+        if (!error)
+            error = look(file, "", &after[i]);
+        after[i].error = error;
+        (void)close(file);
+    }
+}
+
+static int fill(int file, const uint8_t *data, uint64_t size)
+{
+    uint64_t done = 0;
+    while (done < size) {
+        ssize_t put = pwrite(file, data + done, size - done, (off_t)done);
+        if (put < 0)
+            return errno;
+        done += (uint64_t)put;
+    }
+    return 0;
+}
+
+static int dress(int file, const struct torpor_attributes *wanted, int owners)
+{
+    int64_t seconds = wanted->mtime_ns / SECOND_NS, rest = wanted->mtime_ns % SECOND_NS;
+    if (rest < 0) { /* before 1970 */
+        seconds -= 1;
+        rest += SECOND_NS;
+    }
+    struct timespec time = {.tv_sec = (time_t)seconds, .tv_nsec = (long)rest};
+    struct timespec times[2] = {time, time};
+    if (owners && fchown(file, (uid_t)wanted->uid, (gid_t)wanted->gid))
+        return errno;
+    if (fchmod(file, (mode_t)wanted->mode)) /* after fchown, which clears set-user-ID */
+        return errno;
+    return futimens(file, times) ? errno : 0;
+}
+
+void torpor_write_files(int directory, const char *const *names, const uint8_t *data,
+                        const uint64_t *offsets, const uint64_t *sizes,
+                        const struct torpor_attributes *attributes, int owners, uint64_t count,
+                        int32_t *errors)
+{
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    for (uint64_t i = 0; i < count; i++) {
+        int file = openat(directory, names[i], flags, 0600);
+        if (file < 0) {
+            errors[i] = errno;
+            continue;
+        }
+        errors[i] = fill(file, data + offsets[i], sizes[i]);
+        if (!errors[i])
+            errors[i] = dress(file, &attributes[i], owners);
+        if (close(file) && !errors[i])
+            errors[i] = errno;
+    }
+}

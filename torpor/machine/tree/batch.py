@@ -1,0 +1,151 @@
+"""Many small files in one call: looked at, read, written.
+
+In C (gpu_kernels/disk), without the interpreter's lock: Python takes longer for a small file than
+the kernel does. C only takes the plain way. What it leaves, and everything where there is no
+library of ours, the caller does file by file in Python, which knows what each error means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from gpu_kernels.native import address_of, library
+from torpor.shared.codecs.codec import Buffer
+
+_STAT: Final = struct.Struct("=Q3qQ7q")
+_ATTRIBUTES: Final = struct.Struct("=4q")
+
+
+class Stat(NamedTuple):
+    """What lstat says of a name. ``error``: 0, or why nothing is known (an errno, -1 for a file
+    that is shorter than it was)."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    device: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    blocks: int
+    atime_ns: int
+    error: int = 0
+
+    @classmethod
+    def of(cls, st: os.stat_result) -> Stat:
+        return cls(
+            st.st_ino,
+            st.st_size,
+            st.st_mtime_ns,
+            st.st_ctime_ns,
+            st.st_dev,
+            st.st_mode,
+            st.st_nlink,
+            st.st_uid,
+            st.st_gid,
+            st.st_blocks,
+            st.st_atime_ns,
+        )
+
+
+class NewFile(NamedTuple):
+    """A file to make: ``size`` bytes from ``offset`` of a buffer, and its attributes."""
+
+    name: bytes
+    offset: int
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+def stat_names(directory: int, names: Sequence[bytes]) -> list[Stat]:
+    """Look at names below an open directory, never through a symlink at the end of a name. An
+    empty name is the directory."""
+    if (lib := library()) is None:
+        return [_stat(directory, name) for name in names]
+    found = bytearray(_STAT.size * len(names))
+    with address_of(found, writable=True) as target:
+        lib.torpor_stat_files(directory, _strings(names), len(names), target)
+    stats = list(map(Stat._make, _STAT.iter_unpack(found)))
+    for number, st in enumerate(stats):
+        if st.error not in (0, errno.ENOENT):  # a kernel or a sandbox without statx, say
+            stats[number] = _stat(directory, names[number])
+    return stats
+
+
+def read_files(
+    directory: int, names: Sequence[bytes], sizes: Sequence[int]
+) -> Iterator[tuple[memoryview, Stat, Stat] | None]:
+    """Read files below an open directory whole. Of each: its content, and what it was before and
+    after it was read; None where it was not read as a regular file of that size."""
+    if (lib := library()) is None:
+        yield from (None for _ in names)
+        return
+    count = len(names)
+    data, before, after = (
+        bytearray(size) for size in (sum(sizes), _STAT.size * count, _STAT.size * count)
+    )
+    with (
+        address_of(data, writable=True) as content,
+        address_of(before, writable=True) as then,
+        address_of(after, writable=True) as now,
+    ):
+        lengths = (ctypes.c_uint64 * count)(*sizes)
+        lib.torpor_read_files(directory, _strings(names), lengths, count, content, then, now)
+    view = memoryview(data)
+    at = 0
+    for size, opened, closed in zip(
+        sizes, _STAT.iter_unpack(before), _STAT.iter_unpack(after), strict=True
+    ):
+        st = Stat._make(closed)
+        yield None if st.error else (view[at : at + size], Stat._make(opened), st)
+        at += size
+
+
+def write_files(
+    directory: int, files: Sequence[NewFile], data: Buffer, *, owners: bool
+) -> list[int]:
+    """Make new files in an open directory; returns the positions of those that are not made, or
+    only half."""
+    if (lib := library()) is None:
+        return list(range(len(files)))
+    count = len(files)
+    errors = (ctypes.c_int32 * count)()
+    attributes = b"".join(_ATTRIBUTES.pack(*file[3:]) for file in files)
+    offsets = (ctypes.c_uint64 * count)(*(file.offset for file in files))
+    sizes = (ctypes.c_uint64 * count)(*(file.size for file in files))
+    if any(file.offset + file.size > len(data) for file in files):
+        raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
+    with address_of(data) as content, address_of(attributes) as wanted:
+        lib.torpor_write_files(
+            directory,
+            _strings([file.name for file in files]),
+            content,
+            offsets,
+            sizes,
+            wanted,
+            owners,
+            count,
+            errors,
+        )
+    return [number for number, error in enumerate(errors) if error]
+
+
+def _strings(names: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(names))(*names)
+
+
+def _stat(directory: int, name: bytes) -> Stat:
+    try:
+        return Stat.of(os.stat(name or b".", dir_fd=directory, follow_symlinks=False))
+    except OSError as exc:
+        return Stat(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, exc.errno or errno.EIO)
