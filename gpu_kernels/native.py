@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from gpu_kernels.rans.portable import RansStreamError
 
@@ -77,9 +77,12 @@ def library() -> Library | None:
     if os.environ.get(_NO_LIBRARY):
         return None
     try:
-        loaded = ctypes.CDLL(str(library_path()))
-    except OSError:
+        return _declared(ctypes.CDLL(str(library_path())))
+    except (OSError, AttributeError):  # AttributeError: an older one, without all functions
         return None
+
+
+def _declared(loaded: ctypes.CDLL) -> Library:
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     planes = ctypes.POINTER(ctypes.c_void_p)
     loaded.torpor_planes_split.argtypes = (pointer, size, number, number, planes)
@@ -90,24 +93,17 @@ def library() -> Library | None:
     loaded.torpor_rans_encode.restype = size
     loaded.torpor_rans_decode.argtypes = (pointer, size, pointer, size)
     names, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(size)
-    loaded.torpor_stat_files.argtypes = (number, names, size, pointer)
-    loaded.torpor_stat_files.restype = None
-    loaded.torpor_read_files.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
-    loaded.torpor_read_files.restype = None
     errors = ctypes.POINTER(ctypes.c_int32)
-    loaded.torpor_write_files.argtypes = (
-        number,
-        names,
-        pointer,
-        sizes,
-        sizes,
-        pointer,
-        number,
-        size,
-        errors,
+    stat, read, write = (
+        loaded.torpor_stat_files,
+        loaded.torpor_read_files,
+        loaded.torpor_write_files,
     )
-    loaded.torpor_write_files.restype = None
-    return loaded
+    stat.argtypes = (number, names, size, pointer)
+    read.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
+    write.argtypes = (number, names, pointer, sizes, sizes, pointer, number, size, errors)
+    stat.restype = read.restype = write.restype = None
+    return cast(Library, loaded)
 
 
 def split(

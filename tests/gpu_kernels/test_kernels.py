@@ -112,8 +112,8 @@ def test_library_needs_nothing_but_an_old_c_library(built_library: Path) -> None
     ).stdout
     needed = [line.split("[")[1].split("]")[0] for line in listed.splitlines() if "NEEDED" in line]
     assert set(needed) <= {"libc.so.6"}
-    versions = {part for part in listed.split() if part.startswith("GLIBC_")}
-    assert versions <= {"GLIBC_2.2.5", "GLIBC_2.14", "GLIBC_2.17"}
+    versions = {part[6:] for part in listed.split() if part.startswith("GLIBC_")}
+    assert max(tuple(map(int, version.split("."))) for version in versions) <= (2, 17)
 
 
 def test_the_fat_binaries_are_of_these_sources() -> None:

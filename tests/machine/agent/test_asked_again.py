@@ -133,7 +133,7 @@ def test_what_comes_first_is_finished_after_every_part_of_it(
     run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"], first=["small"])
     (part,) = (part for part in plan.parts if part.first)
     restored, checked = _one_at_a_time(
-        monkeypatch, TreeWriter, "write_whole", lambda: run.restore_part(part), run.finish_first
+        monkeypatch, TreeWriter, "write_files", lambda: run.restore_part(part), run.finish_first
     )
     assert restored.stored_bytes == part.stored_bytes
     assert checked.differences == []

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.fixtures.manifests import PLAIN, entry
 from torpor.machine.pipeline.download import in_pieces
+from torpor.machine.tree import batch
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import RunCancelled
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Chunk, Extent
+from torpor.shared.format.manifest import (
+    DIRECTORY,
+    FILE,
+    HARDLINK,
+    HOLE,
+    SYMLINK,
+    Chunk,
+    Entry,
+    Extent,
+)
 
 BIG = b"content of a chunk " * 1000
 SMALL = b"small"
@@ -34,13 +45,20 @@ ENTRIES = [
 ]
 
 
+@pytest.fixture(autouse=True, params=["C", "Python"])
+def _language(
+    request: pytest.FixtureRequest, built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.param == "Python":
+        monkeypatch.setattr(batch, "library", lambda: None)
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     target = tmp_path / "target"
     writer = TreeWriter([os.fsencode(target)])
     writer.prepare(ENTRIES, in_pieces, afresh=True)
-    writer.write_whole(ENTRIES[2], BIG)
-    writer.write_whole(ENTRIES[3], SMALL)
+    writer.write_files([(ENTRIES[2], 0), (ENTRIES[3], len(BIG))], BIG + SMALL)
     writer.write_at(ENTRIES[5], 0, BIG)
     writer.finish(ENTRIES, in_pieces)
     writer.close()
@@ -49,6 +67,7 @@ def tree(tmp_path: Path) -> Path:
 
 def _compare(
     tree: Path,
+    entries: Sequence[Entry] = ENTRIES,
     *,
     full: bool = True,
     refused: frozenset[object] = frozenset(),
@@ -56,7 +75,7 @@ def _compare(
     check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     return compare_tree(
-        ENTRIES,
+        entries,
         CHUNKS,
         [os.fsencode(tree)],
         PLAIN,
@@ -75,6 +94,20 @@ def test_a_right_tree_is_right_and_its_holes_are_not_read(tree: Path, full: bool
     assert result.differences == []
     assert read[-1:] == ([2 * len(BIG) + (1 << 40) + 5] if full else [])
     assert all(result.signatures)
+
+
+def test_a_target_that_is_gone_differs(tree: Path) -> None:
+    tree.rename(tree.with_name("elsewhere"))
+    assert _compare(tree).differences == [f"{tree}: No such file or directory"]
+    tree.symlink_to("elsewhere")
+    assert _compare(tree).differences == [f"{tree}: Not a directory"]
+
+
+def test_a_size_that_a_manifest_only_claims_takes_no_memory(tree: Path) -> None:
+    """One digest covers it: a file of that kind is small, but for a hostile manifest."""
+    huge = msgspec.structs.replace(ENTRIES[3], size=1 << 50)
+    entries = [*ENTRIES[:3], huge, *ENTRIES[4:]]
+    assert any("has 5 bytes, not" in words for words in _compare(tree, entries).differences)
 
 
 def _keeping_times(path: Path, change: Callable[[], object]) -> None:

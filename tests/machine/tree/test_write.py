@@ -11,6 +11,7 @@ import pytest
 from tests.fixtures.manifests import entry
 from tests.fixtures.trees import differences, facts
 from torpor.machine.pipeline.download import in_pieces
+from torpor.machine.tree import batch
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Extent
@@ -27,13 +28,21 @@ ENTRIES = [
 ]
 
 
+@pytest.fixture(autouse=True, params=["C", "Python"])
+def _language(
+    request: pytest.FixtureRequest, built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.param == "Python":
+        monkeypatch.setattr(batch, "library", lambda: None)
+
+
 def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], object]]:
     """A whole restore, step by step."""
     by_path = {e.path: e for e in ENTRIES}
     return [
         lambda: writer.prepare(ENTRIES, in_pieces, afresh=afresh),
         lambda: writer.write_at(by_path[b"d/pieces"], 0, b"piece"),
-        lambda: writer.write_whole(by_path[b"d/whole"], b"whole"),
+        lambda: writer.write_files([(by_path[b"d/whole"], 3)], b"...whole..."),
         lambda: writer.finish(ENTRIES, in_pieces),
         writer.close,
     ]
@@ -58,7 +67,7 @@ def test_names_deeper_than_the_directories_that_are_kept_open_are_linked(tmp_pat
     ]
     writer = TreeWriter([os.fsencode(tmp_path)])
     writer.prepare(entries, in_pieces, afresh=True)
-    writer.write_whole(entries[-2], b"whole")
+    writer.write_files([(entries[-2], 0)], b"whole")
     writer.finish(entries, in_pieces)
     writer.close()
     target = os.fsencode(tmp_path)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +117,9 @@ class _Written(NamedTuple):
     snapshot: SnapshotId
     blob: bytes
     root: bytes
-    entries: list[Entry]
+    files: int
+    size: int  # of all files
+    changed: list[bytes]  # paths of files that changed while they were read
     signatures: list[Signature | None]
     line: Lineage
     use: Noted
@@ -272,13 +275,12 @@ class SnapshotRun(AgentRun):
         except ObjectExists:
             if not again:
                 raise
-        names, accepted = _split([e.path for e in written.entries if e.changed], request.accepted)
-        files = [e for e in written.entries if e.kind == FILE]
+        names, accepted = _split(written.changed, request.accepted)
         return Committed(
             root=written.root.hex(),
             manifest_bytes=len(written.blob),
-            files=len(files),
-            bytes=sum(e.size for e in files),
+            files=written.files,
+            bytes=written.size,
             unaccepted_count=len(names),
             unaccepted=[shown(path) for path in names[:SHOWN]],
             encoding=self._has_begun().encoder.words,
@@ -291,7 +293,10 @@ class SnapshotRun(AgentRun):
         """Walk once more: does the disk still equal what was committed?"""
         run = self._has_begun()
         seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
-        committed = {(e.root, e.path): e for e in self._entries()[0]}
+        entries, _ = self._entries()
+        if len(entries) == len(seen.entries) and all(map(is_, entries, seen.entries)):
+            return Confirmed(0, [], 0, [])
+        committed = {(e.root, e.path): e for e in entries}
         changed = [u.entry.path for u in seen.unread]
         unread = {(u.entry.root, u.entry.path) for u in seen.unread}
         for entry in seen.entries:
@@ -443,7 +448,9 @@ class SnapshotRun(AgentRun):
                 f"read ({', '.join(run.named_roots)}): no snapshot was made; is a disk "
                 "unmounted?"
             )
-        files = [e for e in entries if e.kind == FILE]
+        sizes = [e.size for e in entries if e.kind == FILE]
+        files, size = len(sizes), sum(sizes)
+        changed = [e.path for e in entries if e.changed]
         before, autosave = self._line, bool(request.statistics.get(AUTOSAVE))
         equal = self.is_unchanged()
         line = Lineage.after(before, request.snapshot, equal=equal, autosave=autosave)
@@ -465,15 +472,15 @@ class SnapshotRun(AgentRun):
             last.skipped,
             {**environment, **losses, **line.record(), **used_record(use.classes)},
             {
-                "files": len(files),
-                "bytes": sum(e.size for e in files),
+                "files": files,
+                "bytes": size,
                 "stored_bytes": sum(c.stored for c in chunks),
                 **request.statistics,
             },
         )
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
-        return _Written(request.snapshot, blob, root, entries, signatures, line, use)
+        return _Written(request.snapshot, blob, root, files, size, changed, signatures, line, use)
 
 
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:

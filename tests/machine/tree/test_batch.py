@@ -1,0 +1,129 @@
+"""Small files, many at a time: C does what Python does, and leaves what is not plain."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torpor.machine.tree import batch
+from torpor.machine.tree.batch import NewFile, Stat, read_files, stat_names, write_files
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> list[bytes]:
+    """A file, a directory, links and a FIFO; the last name is missing."""
+    (tmp_path / "file").write_bytes(b"content")
+    os.utime(tmp_path / "file", ns=(5, -1_500_000_001))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("file")
+    os.link(tmp_path / "file", tmp_path / "folder" / "other")
+    os.mkfifo(tmp_path / "fifo")
+    os.truncate(tmp_path / "file", 1 << 20)  # a hole
+    return [b"", b"file", b"folder", b"link", b"folder/other", b"fifo", b"missing"]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_names_are_what_lstat_says(
+    place: int,
+    names: list[bytes],
+    tmp_path: Path,
+    native: bool,
+    built_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert batch.library() is not None
+    if not native:
+        monkeypatch.setattr(batch, "library", lambda: None)
+    *found, missing = stat_names(place, names)
+    root = os.fsencode(tmp_path)
+    assert found == [Stat.of(os.lstat(os.path.join(root, name))) for name in names[:-1]]
+    assert os.strerror(missing.error) == "No such file or directory"
+
+
+def test_what_a_sandbox_does_not_let_c_see_python_looks_at(
+    place: int, names: list[bytes], built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old sandbox answers statx with EPERM."""
+
+    class _Refused:
+        def torpor_stat_files(self, _: int, __: Any, count: int, target: int) -> None:
+            (ctypes.c_int64 * (12 * count)).from_address(target)[:] = [*[0] * 11, 1] * count
+
+    wanted = stat_names(place, names)
+    monkeypatch.setattr(batch, "library", _Refused)
+    assert stat_names(place, names) == wanted
+
+
+def test_only_regular_files_of_the_size_are_read(
+    place: int, names: list[bytes], tmp_path: Path, built_library: Path
+) -> None:
+    """A FIFO blocks nothing, no link is followed, and no access time moves."""
+    (tmp_path / "whole").write_bytes(b"0123456789")
+    (tmp_path / "grown").write_bytes(b"0123456789")
+    (tmp_path / "shorter").write_bytes(b"012")
+    os.utime(tmp_path / "whole", ns=(7, 7))
+    asked = [b"whole", b"shorter", b"grown", b"link", b"fifo", b"folder", b"missing"]
+    sizes = [10, 10, 4, 7, 0, 0, 0]
+    whole, shorter, grown, *others = read_files(place, asked, sizes)
+    assert whole is not None
+    assert grown is not None
+    assert bytes(whole[0]) == b"0123456789"
+    assert whole[1] == whole[2] == Stat.of(os.stat(tmp_path / "whole"))
+    assert whole[2].atime_ns == 7
+    assert bytes(grown[0]) == b"0123"
+    assert grown[2].size == 10
+    assert [shorter, *others] == [None] * 5
+
+
+def test_new_files_have_their_attributes_and_nothing_is_replaced(
+    place: int, tmp_path: Path, built_library: Path
+) -> None:
+    (tmp_path / "there").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to("there")
+    ids = (os.geteuid(), os.getegid())
+    old = -1_500_000_001  # before 1970
+    files = [
+        NewFile(b"first", 3, 4, 0o4755, *ids, old),
+        NewFile(b"there", 0, 2, 0o600, *ids, 1),
+        NewFile(b"link", 0, 2, 0o600, *ids, 1),
+        NewFile(b"none/below", 0, 2, 0o600, *ids, 1),
+        NewFile(b"last", 0, 3, 0o400, *ids, 2),
+    ]
+    assert write_files(place, files, b"abcdefg", owners=os.geteuid() == 0) == [1, 2, 3]
+    first, last = (os.stat(tmp_path / name) for name in ("first", "last"))
+    assert (tmp_path / "first").read_bytes() == b"defg"
+    assert (first.st_mode & 0o7777, first.st_mtime_ns, first.st_atime_ns) == (0o4755, old, old)
+    assert (last.st_mode & 0o7777, last.st_size) == (0o400, 3)
+    assert (tmp_path / "there").read_bytes() == b"mine"
+    with pytest.raises(ValueError, match="outside the 7 bytes"):
+        write_files(place, [NewFile(b"x", 4, 4, 0o600, *ids, 1)], b"abcdefg", owners=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_the_disk_does_not_take_is_named(
+    place: int, tmp_path: Path, built_library: Path
+) -> None:
+    ids = (os.geteuid(), os.getegid())
+    files = [
+        NewFile(name, 0, size, 0o600, *ids, 1) for name, size in ((b"a", 8), (b"b", 64), (b"c", 8))
+    ]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        assert write_files(place, files, bytes(64), owners=False) == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "c").stat().st_size == 8
