@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from prefect.blocks.core import Block
-from prefect.client.orchestration import PrefectClient
-from pydantic import Field, HttpUrl, ValidationError, field_validator, model_validator
+from pydantic import Field, HttpUrl, PrivateAttr, field_validator, model_validator
 
 import blocks
 from blocks.idleness import Idleness
@@ -17,7 +16,6 @@ from blocks.reference import (
     LOGOS,
     OptionalReference,
     Reference,
-    faults,
     load,
     load_all,
     load_named,
@@ -92,6 +90,8 @@ class Workspace(Block):
     _block_type_slug = "workspace"
     _logo_url = HttpUrl(f"{LOGOS}/filesystem.png")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+
+    _measured_with: Tuning | None = PrivateAttr(default=None)
 
     name: str = Field(
         title="Workspace name",
@@ -265,7 +265,7 @@ class Workspace(Block):
         """The workspace as a plain value, with the settings of the blocks that it names; raises
         InvalidInput. ``tuning``: its tuning, where it is loaded already."""
         tuning = tuning or self.open_tuning()
-        idleness = self._settings("idle", Idleness)
+        idleness = self._settings(self.idle, Idleness)
         return WorkspaceSpec(
             name=WorkspaceName(self.name),
             paths=list(self.paths),
@@ -304,34 +304,16 @@ class Workspace(Block):
         changes = {
             "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [], "resume": [],
             "accept_changed": [], "accept_lost": [], "save_minutes": 0,
-            **self.open_tuning().model_dump(include={*Tuning.model_fields}), "tuning": "",
-            "left_behind": "report", "parts": parts, "part_mib": part_mib,
         }  # fmt: skip
+        tuning = {"left_behind": "report", "parts": parts, "part_mib": part_mib}
         scratch = self.model_copy(update=changes)
+        scratch._measured_with = self.open_tuning().model_copy(update=tuning)
         scratch._block_document_id = scratch._block_document_name = None
         return scratch
 
-    def save(
-        self,
-        name: str | None = None,
-        overwrite: bool = False,
-        client: PrefectClient | None = None,
-        **how: Any,
-    ) -> Any:
-        """As every block. InvalidInput if it holds settings that belong in another block."""
-        self._check_moved()
-        return super().save(name, overwrite, client, **how)
-
-    async def asave(
-        self, name: str | None = None, overwrite: bool = False, client: PrefectClient | None = None
-    ) -> Any:
-        """The same for async callers."""
-        self._check_moved()
-        return await super().asave(name, overwrite, client)
-
     def open_tuning(self) -> Tuning:
         """Its tuning; raises InvalidInput."""
-        return self._settings("tuning", Tuning)
+        return self._measured_with or self._settings(self.tuning, Tuning)
 
     def open_store(self) -> S3Store:
         """Its object store, ready to use; raises InvalidInput."""
@@ -354,36 +336,8 @@ class Workspace(Block):
         """The SSH identity it logs in with; raises InvalidInput."""
         return load(self.identity, (SSHIdentity,), of=self._me())
 
-    def own(self, kind: type[Idleness | Tuning]) -> dict[str, Any]:
-        """The settings of that block which the workspace holds itself, other than the defaults.
-
-        Blocks that an earlier version saved hold them, until `make up` has moved them. They count
-        where no block is named."""
-        held = self.model_extra or {}
-        own = kind(**{field: held[field] for field in kind.model_fields if field in held})
-        return own.model_dump(include={*kind.model_fields}, exclude_defaults=True)
-
-    def _settings(self, field: Literal["idle", "tuning"], kind: type[KindT]) -> KindT:
-        named: str = getattr(self, field)
-        if named and (own := self.own(kind)):
-            raise InvalidInput(
-                f"{self._me()} names the {kind.get_block_type_name()} block {named} and also says "
-                f"{', '.join(own)} itself: leave that out, or write it into the block. `make up` "
-                "moves what an earlier version saved"
-            )
-        return load(named, (kind,), of=self._me()) if named else kind(**self.own(kind))
-
-    def _check_moved(self) -> None:
-        """Prefect saves declared fields only: it would drop these settings."""
-        for field, kind in SETTINGS.items():
-            if own := self.own(kind):
-                given = ", ".join(f"{name}={value!r}" for name, value in own.items())
-                made = f"{kind.__name__}({given})"
-                raise InvalidInput(
-                    f"{self._me()} was not saved: {', '.join(own)} belongs in a block of type "
-                    f"{kind.get_block_type_name()} now. Save {made} and name that block in "
-                    f"`{field}`. `make up` does so for workspaces that an earlier version saved"
-                )
+    def _settings(self, named: str, kind: type[KindT]) -> KindT:
+        return load(named, (kind,), of=self._me()) if named else kind()
 
     def _store(self) -> ObjectStore:
         return load(self.store, (ObjectStore,), of=self._me())
@@ -418,18 +372,19 @@ class Workspace(Block):
         return value
 
     @model_validator(mode="after")
-    def _own_settings(self) -> Self:
-        for kind in SETTINGS.values():
-            try:
-                self.own(kind)
-            except ValidationError as cause:
-                raise ValueError(faults(cause)) from None
+    def _known(self) -> Self:
+        """Prefect takes any setting, and saves only those that it knows."""
+        for name in self.model_extra or {}:
+            if name == "block_type_slug" or name.startswith("_"):
+                continue  # Prefect's, where a block is the parameter of a run
+            for field, kind in (("idle", Idleness), ("tuning", Tuning)):
+                if name in kind.model_fields:
+                    raise ValueError(
+                        f"{name} is a setting of the block {kind.get_block_type_name()}: save one, "
+                        f"and name it in `{field}`"
+                    )
+            raise ValueError(f"a workspace has no setting {name!r}")
         return self
-
-
-SETTINGS: Final[dict[str, type[Idleness | Tuning]]] = {"idle": Idleness, "tuning": Tuning}
-"""The fields that name a block of settings, and its type. Earlier versions of torpor saved these
-settings in the Workspace block."""
 
 
 def open_provider(reference: str, *, of: str) -> Provider:

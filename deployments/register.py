@@ -40,8 +40,6 @@ from blocks import (
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
-from deployments.moved_settings import move_settings
-from deployments.outdated import delete_outdated
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
@@ -60,13 +58,10 @@ def main() -> int:
     installation = Installation.here()
     try:
         register_types()
-        for words in move_settings():
-            print(f"  note      {words}")
         make_first_blocks(installation)
         serve_store(installation)
         make_pools()
         deploy(installation)
-        delete_outdated()
         offer_schedules()
         first_machine(installation)
     except TorporError as error:

@@ -15,14 +15,27 @@ from tests.fixtures.generated_trees import CHANGES, TREES, Plant, build, change
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import Machines, manifest_of, reads_nothing
 from tests.fixtures.trees import content, differences, facts, kept, let_settle, plant_every_kind
+from torpor.machine.tree import batch
 
 KEY = bytes(range(32))
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
+@pytest.mark.parametrize(
+    ("key", "native"),
+    [(None, True), (KEY, True), (None, False)],
+    ids=["plain", "sealed", "without our library"],
+)
 def test_every_kind_of_entry_comes_back_and_goes(
-    machines: Machines, memory_store: MemoryStore, tmp_path: Path, key: bytes | None
+    machines: Machines,
+    memory_store: MemoryStore,
+    tmp_path: Path,
+    built_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: bytes | None,
+    native: bool,
 ) -> None:
+    if not native:
+        monkeypatch.setattr(batch, "library", lambda: None)
     was, back = tmp_path / "was", tmp_path / "back"
     engine, other = (machines(memory_store, tmp_path / name, key) for name in ("one", "other"))
     (was / "old/directory").mkdir(parents=True)
