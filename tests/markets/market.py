@@ -46,6 +46,7 @@ class Ware:
     ram_gib: float = 64.0
     cores: int = 16
     cuda: str = "12.8"
+    driver: str = "570.86.10"
     reliability: float = 0.99
     disk_usd_gib_month: float = 0.0
     name: str = ""  # of an instance type, where the market has such

@@ -291,8 +291,8 @@ class RunpodProvider:
             "count": str(count),
             "cloud": cloud,
         }
-        if want.cuda is not None:
-            params["minCudaVersion"] = f"{want.cuda[0]}.{want.cuda[1]}"
+        if (cuda := want.least_cuda) is not None:
+            params["minCudaVersion"] = f"{cuda[0]}.{cuda[1]}"
         found = self._client.read(_Catalog, "/v2/catalog/gpus", params).gpus
         return [offer for gpu in found for offer in self._of_type(gpu, want, cloud, count)]
 

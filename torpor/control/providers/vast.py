@@ -35,7 +35,16 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     QuotaReached,
 )
-from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want, learned
+from torpor.shared.values import (
+    GIB,
+    Endpoint,
+    Label,
+    Machine,
+    MachineId,
+    Want,
+    driver_version,
+    learned,
+)
 
 URL: Final = "https://console.vast.ai"
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
@@ -76,6 +85,7 @@ class _Bundle(msgspec.Struct):
     disk_space: float  # GB
     geolocation: str | None
     cuda_max_good: float | None = None
+    driver_version: str | None = None
     reliability: float | None = None
     reliability2: float | None = None
     cpu_arch: str | None = None
@@ -348,8 +358,11 @@ class VastProvider:
         }
         if spot:
             query["type"] = "bid"
-        if want.cuda is not None:  # else hosts with older drivers may fill the search
+        # Else hosts with older drivers may fill the search.
+        if want.cuda is not None:
             query["cuda_max_good"] = {"gte": float("{}.{}".format(*want.cuda))}
+        if want.driver is not None:
+            query["driver_version"] = {"gte": _driver_number(want.driver)}
         if self._data_centres_only:
             query["datacenter"] = {"eq": True}
         found: dict[int, _Bundle] = {}
@@ -390,6 +403,7 @@ class VastProvider:
             many_owners=True,
             architecture=_ARCHITECTURES.get(arch, arch),
             cuda=None if cuda is None else _version(cuda),
+            driver=driver_version(bundle.driver_version or ""),
             ram_gib=None if bundle.cpu_ram is None else bundle.cpu_ram / 1024,
             cores=bundle.cpu_cores_effective,
             link_mbit_s=bundle.inet_down,
@@ -507,6 +521,12 @@ def _mapped(*ports: int) -> dict[str, str]:
 def _version(number: float) -> tuple[int, int]:
     major, _, minor = f"{number:g}".partition(".")
     return int(major), int(minor or 0)
+
+
+def _driver_number(version: tuple[int, ...]) -> int:
+    """As a search compares it: 535.86.05 is 535086005 (vast-cli, vastai/api/query.py)."""
+    major, minor, patch = (*version, 0, 0)[:3]
+    return (major * 1000 + minor) * 1000 + patch
 
 
 def _offer_number(offer: str) -> int:
