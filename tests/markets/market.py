@@ -118,6 +118,7 @@ class Market:
         *,
         id_of: Callable[[int], str],
         command: list[str] | None = None,
+        variables_of: Callable[[str], dict[str, str]] = lambda id: {},
         script: str = "",
         spot: bool = False,
         bid_usd_h: float | None = None,
@@ -148,6 +149,8 @@ class Market:
             ware.stock -= 1
             self.rented.append(machine)
         if self.boot is not None and command and not stopped:
+            if own := variables_of(machine.id):
+                command = ["env", *(f"{name}={value}" for name, value in own.items()), *command]
             machine.body = self.boot(command)
         return machine
 

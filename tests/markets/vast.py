@@ -90,6 +90,9 @@ class FakeVast(FakeMarket):
         body: dict[str, Any] = {"success": False, "error": error, "msg": msg}
         return Answer(status, body if ask_id is None else {**body, "ask_id": ask_id})
 
+    def variables_of(self, machine: str) -> dict[str, str]:
+        return {"CONTAINER_ID": machine, "CONTAINER_API_KEY": f"of-{machine}"}
+
     def asked(self, request: Request) -> str:
         by_id = " by id" if '"id"' in request.query.get("select_filters", "") else ""
         return f"{request.method} {request.path.rstrip('/')}{by_id}"
@@ -232,6 +235,7 @@ class FakeVast(FakeMarket):
             asked,
             id_of=lambda number: str(FIRST_INSTANCE + number),
             command=command if "-p 22:22" in ports else None,
+            variables_of=self.variables_of,
             spot=price is not None,
             bid_usd_h=price,
             disk_gib=float(asked.get("disk", 8.0)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -22,7 +23,7 @@ from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
-from torpor.control.providers.start_script import check_image, start_command
+from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.providers.vast_gpus import names_of
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -175,6 +176,7 @@ class VastProvider:
         notice_s=None,
         many_owners=True,
         adopts="marked",
+        ends_machines="the machine",
     )
 
     def __init__(
@@ -200,7 +202,7 @@ class VastProvider:
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self.volumes = [volume.path for volume in container.volumes]
-        self._data_centres_only = data_centres_only
+        self._data_centres_only, self._url = data_centres_only, url
         self._container, self._hidden_in = container, container.secrets.hidden_in
 
     def check(self, image: str = "") -> Account:
@@ -221,7 +223,9 @@ class VastProvider:
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
             return known
-        program, *arguments = start_command(order)
+        itself = f'{shlex.quote(self._url)}/api/v0/instances/"$CONTAINER_ID"/'
+        more = end_lines(order, itself, "CONTAINER_API_KEY")
+        program, *arguments = start_command(order, more)
         body: dict[str, Any] = {
             "image": order.image or IMAGE,
             "disk": self._disk_gb(order.disk_gib),

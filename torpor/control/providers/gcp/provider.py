@@ -130,7 +130,7 @@ class GcpProvider:
         forgets_s=14 * 86_400.0,  # it keeps the operations so long at least
         ready_s=900.0,
         poll_s=_POLL_S,
-        ends_machines=True,
+        ends_machines="the market",
         stop_keeps="disk",
         restarts=True,
         stopped_usd_gib_month=None,
