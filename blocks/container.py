@@ -1,8 +1,9 @@
-"""The fields of provider blocks that rent containers."""
+"""The fields of provider blocks that rent containers, and fields that other ones share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_network
 from typing import Annotated, Any
 
 from prefect.types import SecretDict
@@ -36,6 +37,14 @@ def _variables(env: SecretDict) -> SecretDict:
 def _open(ports: list[int]) -> list[int]:
     _check(no_variables(), ports)
     return ports
+
+
+def _network(text: str) -> str:
+    """ValueError also where the address is not the network's own: a typo."""
+    text = text.strip()
+    if text and (ip_network(text).version != 4 or "/" not in text):
+        raise ValueError(f"{text!r} is no IPv4 network: write ADDRESS/32 for one host")
+    return text
 
 
 def _mounted(volumes: list[str]) -> list[str]:
@@ -72,6 +81,18 @@ Ports = Annotated[
             "TCP ports of the machine that are reached from outside, beside SSH's. Vast.ai and "
             "RunPod choose the outer numbers; a machine finds them in VAST_TCP_PORT_8000 or "
             "RUNPOD_TCP_PORT_8000."
+        ),
+    ),
+]
+
+SshFrom = Annotated[
+    str,
+    AfterValidator(_network),
+    Field(
+        title="SSH from",
+        description=(
+            "The addresses from which SSH may come, as a CIDR: 203.0.113.7/32 for one host, "
+            "0.0.0.0/0 for all. Empty: torpor opens no port."
         ),
     ),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_network
 from typing import Final, Self
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -11,7 +10,7 @@ from prefect.blocks.core import Block
 from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, HttpUrl, ValidationInfo, field_validator, model_validator
 
-from blocks.container import Ports
+from blocks.container import Ports, SshFrom
 from blocks.reference import LOGOS, Reference, load
 from torpor.control.providers.ec2 import provider as ec2
 from torpor.shared.errors import InvalidInput
@@ -21,7 +20,6 @@ _IDS: Final = {
     "image": r"(?:ami-[0-9a-f]{8,17})?",
     "subnets": r"subnet-[0-9a-f]{8,17}",
     "security_group": r"(?:sg-[0-9a-f]{8,17})?",
-    "ssh_from": r"(?:(?:\d{1,3}\.){3}\d{1,3}/\d{1,2})?",
     "instance_profile": r"(?:arn:aws[\w-]*:iam::\d{12}:instance-profile/)?[\w+=,.@/-]{0,512}",
     "types": r"[a-z0-9-]+\.[a-z0-9-]+",
 }
@@ -98,9 +96,8 @@ class Ec2Provider(Block):
             "run. Empty: the group called torpor."
         ),
     )
-    ssh_from: str = Field(
+    ssh_from: SshFrom = Field(
         default="",
-        title="SSH from",
         description=(
             "The addresses from which SSH may come, as a CIDR: 203.0.113.7/32 for one host, "
             "0.0.0.0/0 for all. torpor then makes the security group called torpor where it is "
@@ -189,13 +186,9 @@ class Ec2Provider(Block):
             raise ValueError(f"{value!r} is not the number of an AWS account, which has 12 digits")
         return digits
 
-    @field_validator(
-        "region", "image", "security_group", "ssh_from", "instance_profile", mode="after"
-    )
+    @field_validator("region", "image", "security_group", "instance_profile", mode="after")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
-        if info.field_name == "ssh_from" and value.strip():
-            ip_network(value.strip())  # ValueError where the address is not the network's: a typo
         return _checked(value, info.field_name or "")
 
     @field_validator("subnets", "types", mode="after")

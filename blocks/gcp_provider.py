@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Self
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator, model_validator
 
+from blocks.container import Ports, SshFrom
 from blocks.markets import ApiUrl
 from blocks.reference import LOGOS
 from torpor.control.providers.gcp import provider as gcp
 from torpor.control.providers.gcp.client import URL, GoogleLogin
 from torpor.control.providers.gcp.image import IMAGE
+from torpor.control.providers.gcp.network import TAG
 from torpor.control.providers.gcp.offers import priced
 from torpor.shared.errors import InvalidInput
 
@@ -29,7 +31,8 @@ class GcpProvider(Block):
     """One project of Google Cloud: Compute Engine machines with NVIDIA GPUs, on demand and spot.
 
     The project needs a network with a firewall rule that opens port 22 to the host of the flows.
-    torpor creates neither. It needs the extra gcp, which `make setup` installs.
+    torpor creates neither, unless the block says from where SSH may come: then it makes the rule.
+    It needs the extra gcp, which `make setup` installs.
 
     Args:
         project: The project's id.
@@ -40,6 +43,8 @@ class GcpProvider(Block):
         image: The image of new machines. Empty: Google's Deep Learning VM.
         network: The network of new machines.
         subnetwork: The subnetwork, of the same name in each region. Empty: the network chooses.
+        ssh_from: The addresses for which torpor opens port 22. Empty: it opens nothing.
+        ports: TCP ports that torpor opens as it opens port 22.
         deadline_h: After how many hours without `watch` a machine powers itself off.
         metadata_url: Where a machine asks whether Google will take it away.
         url: The address of Compute Engine's API.
@@ -102,6 +107,21 @@ class GcpProvider(Block):
         default="",
         description="The subnetwork of new machines, for a network that does not choose one.",
     )
+    ssh_from: SshFrom = Field(
+        default="",
+        description=(
+            "The addresses from which SSH may come, as a CIDR: 203.0.113.7/32 for one host, "
+            "0.0.0.0/0 for all. torpor then makes a firewall rule that opens port 22 for them to "
+            "its machines, where no rule does. Empty: torpor makes none."
+        ),
+    )
+    ports: Ports = Field(
+        default_factory=list,
+        description=(
+            "TCP ports that torpor opens beside port 22, for the same addresses, on all its "
+            "machines in the network. It closes none again. It needs SSH from."
+        ),
+    )
     deadline_h: float = Field(
         default=0,
         ge=0,
@@ -140,10 +160,21 @@ class GcpProvider(Block):
             image=self.image,
             network=self.network,
             subnetwork=self.subnetwork,
+            ssh_from=self.ssh_from,
+            ports=self.ports,
             url=self.url,
             metadata_url=self.metadata_url,
             deadline_s=self.deadline_h * 3600 or None,
         )
+
+    @model_validator(mode="after")
+    def _opens_for_somebody(self) -> Self:
+        if self.ports and not self.ssh_from:
+            raise ValueError(
+                "ports: torpor opens ports only for the addresses in SSH from: write them there, "
+                f"or leave the ports empty and open them in a firewall rule for the tag {TAG}"
+            )
+        return self
 
     @field_validator("deadline_h", mode="after")
     @classmethod

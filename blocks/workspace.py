@@ -34,6 +34,7 @@ from torpor.shared.values import (
     WorkspaceName,
     WorkspaceSpec,
     cuda_version,
+    driver_version,
     workspace_name,
 )
 
@@ -62,6 +63,7 @@ class Workspace(Block):
         regions: The regions to rent in, as the providers name them.
         spot: Whether to rent spot machines.
         cuda: The least version of CUDA that the machine's driver must support.
+        driver: The least version of the machine's NVIDIA driver.
         image: The image of the machine.
         quiesce: A command that pauses work on the machine.
         resume: A command that continues that work, when the machine is kept.
@@ -177,6 +179,16 @@ class Workspace(Block):
             "Offers that do not state theirs fit. Empty: that of the snapshot that is woken."
         ),
     )
+    driver: str = Field(
+        default="",
+        pattern=r"^(\d{3}(\.\d{1,3}){0,2})?$",
+        title="Least driver",
+        description=(
+            "The least version of the machine's NVIDIA driver, such as 550 or 550.54.14. Where a "
+            "market states only CUDA, the CUDA of that driver is asked for; offers that state "
+            "neither fit. Empty: any."
+        ),
+    )
     image: str = Field(
         default="", description="The image of the machine. Empty: the provider's usual one."
     )
@@ -282,6 +294,7 @@ class Workspace(Block):
                 min_reliability=tuning.min_reliability,
                 image=self.image,
                 cuda=cuda_version(self.cuda),
+                driver=driver_version(self.driver),
             ),
             quiesce=list(self.quiesce),
             resume=list(self.resume),

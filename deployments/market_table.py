@@ -22,7 +22,7 @@ _TABLE: Final = re.compile(r"^\| property \|.*?\n(?!\|)", re.MULTILINE | re.DOTA
 PROPERTIES: Final[dict[str, Callable[[Abilities], str]]] = {
     "machine": lambda able: able.kind,
     "hosts of many owners": lambda able: _yes(able.many_owners),
-    "ends a trial machine itself": lambda able: _yes(able.ends_machines),
+    "a trial machine is also ended by": lambda able: able.ends_machines or "nothing",
     "image of your choice": lambda able: _yes(able.images),
     "root that may dump processes": lambda able: _yes(able.privileged),
     "checkpoint": checkpoint_of,

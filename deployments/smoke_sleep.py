@@ -50,7 +50,7 @@ print(seen.hexdigest())
 
 
 class ToldProvider:
-    """A provider whose machines live no longer than ``lifetime_s``, where their market ends them,
+    """A provider whose machines live for ``lifetime_s`` at most, where something there ends them,
     and of which ``tell`` hears of each rental before the market does."""
 
     def __init__(

@@ -6,19 +6,18 @@ import base64
 import hashlib
 import itertools
 import json
-import re
 import secrets
-import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
 import google.auth.jwt
 import google.oauth2.credentials
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tests.markets.gcp_rules import IMAGE_GIB, firewall_fault, fits, instance_fault
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.gcp.client import GoogleLogin
@@ -26,20 +25,12 @@ from torpor.control.providers.gcp.provider import GcpProvider
 
 PROJECT: Final = "my-project-42"
 ZONES: Final = ("us-central1-a", "us-central1-b", "europe-west4-a")
-IMAGE_GIB: Final = 15
 DISK_USD_GIB_MONTH: Final = 0.10
 ADDRESS_USD_H: Final = 0.005
 _PLACE: Final = rf"{PROJECT}/zones/([a-z0-9-]+)"
 _LINK: Final = "https://www.googleapis.com/compute/v1"
-_NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_LABEL: Final = re.compile(r"[a-z0-9_-]{0,63}")
 _TOKENS: Final = "https://oauth2.googleapis.com/token"  # to whom a login is addressed
 _FAMILY: Final = "common-cu129-ubuntu-2204-nvidia-580"
-_INSTANCE: Final = {
-    "name", "machineType", "labels", "tags", "metadata", "disks", "networkInterfaces",
-    "scheduling", "guestAccelerators",
-}  # fmt: skip
-_ONLY_HYPERDISK: Final = re.compile(r"(?:a3-ultragpu|a4x?|c4[ad]?|g4|h3|h4d|m4n?|n4[ad]?|x4)-")
 _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
@@ -84,6 +75,8 @@ class FakeGcp(FakeMarket):
         rf"GET {PROJECT}/aggregated/(machineTypes|acceleratorTypes)": ("offers", "_aggregated"),
         rf"GET {PROJECT}/aggregated/(\w+)": ("account", "_aggregated"),
         rf"GET {PROJECT}/global/firewalls": ("account", "_firewalls"),
+        rf"POST {PROJECT}/global/firewalls": ("account", "_open"),
+        rf"GET {PROJECT}/(global)/operations/([a-z0-9-]+)": ("account", "_operation"),
         rf"GET {PROJECT}/regions/([a-z0-9-]+)": ("account", "_region"),
         rf"POST {_PLACE}/instances": ("create", "_insert"),
         rf"DELETE {_PLACE}/instances/([a-z0-9-]+)": ("destroy", "_instance"),
@@ -118,7 +111,10 @@ class FakeGcp(FakeMarket):
         self.operations: dict[str, dict[str, Any]] = {}
         self.disks: dict[str, dict[str, Any]] = {}
         self.addresses: dict[str, dict[str, Any]] = {}
-        self.firewalls = [_firewall("default-allow-ssh", ["22"])]
+        ssh = {"IPProtocol": "tcp", "ports": ["22"]}
+        self.firewalls = [
+            _rule(name="default-allow-ssh", sourceRanges=["0.0.0.0/0"], allowed=[ssh])
+        ]
         self.words = dict(type(self).words)  # type: ignore[misc]
         self.exhausted = dict(_EXHAUSTED)  # why an insert with "no capacity" fails
         self.unreachable = ""  # a zone that no listing can ask
@@ -205,7 +201,7 @@ class FakeGcp(FakeMarket):
         token = request.query.get("requestId", "")
         if known := self._by_request.get(token):
             return Answer(200, known)
-        if faulty := _faulty(asked, zone, token):
+        if faulty := instance_fault(asked, zone, token):
             return self.error(400, "invalid", f"Invalid value for field 'resource.{faulty}'")
         with self.market.lock:
             if any(m.alive and _place(m) == (zone, asked["name"]) for m in self.market.rented):
@@ -392,8 +388,8 @@ class FakeGcp(FakeMarket):
             "operationType": kind,
             "status": "RUNNING",
             "insertTime": _time(self.market.clock.now_unix + number / 1000),
-            "targetLink": _target(zone, name),
-            "zone": f"{_LINK}/projects/{PROJECT}/zones/{zone}",
+            "targetLink": _target(zone, name) if zone else f"{_LINK}/projects/{PROJECT}/{name}",
+            **({"zone": f"{_LINK}/projects/{PROJECT}/zones/{zone}"} if zone else {}),
         }
         self.operations[operation["name"]] = operation
         self._looks[operation["name"]] = self.operation_looks
@@ -416,7 +412,7 @@ class FakeGcp(FakeMarket):
     def _aggregated(self, request: Request, word: str) -> Answer:
         rows = self._rows(word, request)
         asked = request.query.get("filter", "")
-        fitting = [row for row in rows if _fits(row, asked)]
+        fitting = [row for row in rows if fits(row, asked)]
         first = int(request.query.get("pageToken", 0))
         page = fitting[first : first + self.market.page]
         parts: dict[str, dict[str, Any]] = {f"zones/{zone}": _empty(zone) for zone in ZONES}
@@ -472,12 +468,21 @@ class FakeGcp(FakeMarket):
     def _firewalls(self, request: Request) -> Answer:
         return self._listing("firewall", self.firewalls, request)
 
+    def _open(self, request: Request) -> Answer:
+        asked: dict[str, Any] = request.body or {}
+        if faulty := firewall_fault(asked):
+            return self.error(400, "invalid", f"Invalid value for field 'resource.{faulty}'")
+        if any(rule["name"] == asked["name"] for rule in self.firewalls):
+            return self.error(409, "alreadyExists", f"'{asked['name']}' already exists")
+        self.firewalls.append(_rule(**asked))
+        return Answer(200, self._began("insert", "", asked["name"], request.query["requestId"]))
+
     def _operations(self, request: Request, zone: str) -> Answer:
         return self._listing("operation", list(self.operations.values()), request)
 
     def _listing(self, word: str, rows: list[dict[str, Any]], request: Request) -> Answer:
         asked = request.query.get("filter", "")
-        fitting = [row for row in rows if _fits(row, asked)]
+        fitting = [row for row in rows if fits(row, asked)]
         for row in fitting:
             if word == "operation" and not self._looks[row["name"]]:
                 row["status"] = "DONE"
@@ -516,50 +521,6 @@ _SINGULAR: Final = {
 }  # fmt: skip
 
 
-def _faulty(asked: dict[str, Any], zone: str, token: str) -> str:
-    """The field that Google would refuse."""
-    if unknown := set(asked) - _INSTANCE:
-        return str(sorted(unknown))
-    labels = [*asked["labels"].items()]
-    for disk in asked["disks"]:
-        labels += disk["initializeParams"].get("labels", {}).items()
-        if int(disk["initializeParams"]["diskSizeGb"]) < IMAGE_GIB:
-            return "disks[0].initializeParams.diskSizeGb"
-    if any(not _LABEL.fullmatch(k) or not _LABEL.fullmatch(v) for k, v in labels):
-        return "labels"
-    try:
-        uuid.UUID(token)
-    except ValueError:
-        return "requestId"
-    scheduling = asked["scheduling"]
-    spot = scheduling["provisioningModel"] == "SPOT"
-    if spot and (scheduling["automaticRestart"] or "instanceTerminationAction" not in scheduling):
-        return "scheduling"
-    places = [asked["machineType"], asked["disks"][0]["initializeParams"]["diskType"]]
-    kind, disk = (place.rsplit("/", 1)[1] for place in places)
-    moves = kind.startswith("e2-") and not spot  # a machine with a GPU cannot move
-    if scheduling["onHostMaintenance"] != ("MIGRATE" if moves else "TERMINATE"):
-        return "scheduling.onHostMaintenance"
-    if disk != ("hyperdisk-balanced" if _ONLY_HYPERDISK.match(kind) else "pd-balanced"):
-        return f"disks[0].initializeParams.diskType: [{disk}] is not compatible with {kind}"
-    if any(not place.startswith(f"zones/{zone}/") for place in places):
-        return "machineType"
-    return "" if _NAME.fullmatch(asked["name"]) else "name"
-
-
-def _fits(row: dict[str, Any], asked: str) -> bool:
-    """The filters that the adapter writes."""
-    asked = unquote(asked)
-    if found := re.fullmatch(r'(\w+) eq "(.+)"', asked):
-        return re.fullmatch(found[2], str(row.get(found[1], ""))) is not None
-    if found := re.fullmatch(r"labels\.([\w-]+)(:\*| = (\S+))", asked):
-        value = row.get("labels", {}).get(found[1])
-        return value is not None and found[3] in (None, value)
-    names = re.findall(r'\(name = "([a-z0-9-]+)"\)', asked)
-    assert " OR ".join(f'(name = "{name}")' for name in names) == asked, asked
-    return row["name"] in names
-
-
 def _place(machine: Rented) -> tuple[str, str]:
     """Zone and name."""
     name, _, zone = machine.id.partition(".")
@@ -584,15 +545,9 @@ def _time(unix: float) -> str:
     return datetime.fromtimestamp(unix, timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _firewall(name: str, ports: list[str]) -> dict[str, Any]:
-    return {
-        "kind": "compute#firewall",
-        "name": name,
-        "network": f"{_LINK}/projects/{PROJECT}/global/networks/default",
-        "direction": "INGRESS",
-        "sourceRanges": ["0.0.0.0/0"],
-        "allowed": [{"IPProtocol": "tcp", "ports": ports}],
-    }
+def _rule(network: str = "global/networks/default", **asked: Any) -> dict[str, Any]:
+    link = f"{_LINK}/projects/{PROJECT}/{network}"
+    return {"direction": "INGRESS", **asked, "kind": "compute#firewall", "network": link}
 
 
 def _empty(zone: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Ware:
     ram_gib: float = 64.0
     cores: int = 16
     cuda: str = "12.8"
+    driver: str = "570.86.10"
     reliability: float = 0.99
     disk_usd_gib_month: float = 0.0
     name: str = ""  # of an instance type, where the market has such
@@ -117,6 +118,7 @@ class Market:
         *,
         id_of: Callable[[int], str],
         command: list[str] | None = None,
+        variables_of: Callable[[str], dict[str, str]] = lambda id: {},
         script: str = "",
         spot: bool = False,
         bid_usd_h: float | None = None,
@@ -147,6 +149,8 @@ class Market:
             ware.stock -= 1
             self.rented.append(machine)
         if self.boot is not None and command and not stopped:
+            if own := variables_of(machine.id):
+                command = ["env", *(f"{name}={value}" for name, value in own.items()), *command]
             machine.body = self.boot(command)
         return machine
 

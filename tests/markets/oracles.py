@@ -366,7 +366,11 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fake, "answer", judged)
     provider = fake.connect(
-        subnetwork="mine", deadline_s=3600, clock=lambda: fake.market.clock.now_unix
+        subnetwork="mine",
+        deadline_s=3600,
+        ssh_from="203.0.113.7/32",
+        ports=(8000,),
+        clock=lambda: fake.market.clock.now_unix,
     )
     try:
         assert provider.check().name
@@ -405,6 +409,8 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
             "compute.zoneOperations.get",
             "compute.zoneOperations.list",
             "compute.images.getFromFamily",
+            "compute.firewalls.insert",
+            "compute.globalOperations.get",
             "compute.disks.delete",
             "compute.addresses.delete",
             "compute.machineTypes.aggregatedList",

@@ -80,6 +80,9 @@ class FakeRunPod(FakeMarket):
         body = {"title": title, "status": status, "detail": detail}
         return Answer(status, body, "application/problem+json")
 
+    def variables_of(self, machine: str) -> dict[str, str]:
+        return {"RUNPOD_POD_ID": machine, "RUNPOD_API_KEY": f"of-{machine}"}
+
     def _list(self, request: Request) -> Answer:
         if unknown := set(request.query) - ({"cursor", "limit"} if self.pages else set()):
             return self.error(422, "Unprocessable Entity", f"unknown {sorted(unknown)}")
@@ -174,6 +177,7 @@ class FakeRunPod(FakeMarket):
             asked,
             id_of=lambda number: f"pod{number:07d}",
             command=self._command(asked) if "22/tcp" in asked.get("ports", []) else None,
+            variables_of=self.variables_of,
             disk_gib=float(asked.get("disk", 10)),
         )
         if request.has("error that created"):

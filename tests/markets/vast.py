@@ -90,6 +90,9 @@ class FakeVast(FakeMarket):
         body: dict[str, Any] = {"success": False, "error": error, "msg": msg}
         return Answer(status, body if ask_id is None else {**body, "ask_id": ask_id})
 
+    def variables_of(self, machine: str) -> dict[str, str]:
+        return {"CONTAINER_ID": machine, "CONTAINER_API_KEY": f"of-{machine}"}
+
     def asked(self, request: Request) -> str:
         by_id = " by id" if '"id"' in request.query.get("select_filters", "") else ""
         return f"{request.method} {request.path.rstrip('/')}{by_id}"
@@ -126,9 +129,10 @@ class FakeVast(FakeMarket):
                 continue
             if found and column not in found[0]:
                 return self.error(400, "invalid_request", f"{column} is not a valid search key")
+            shown = _driver if column == "driver_version" else lambda cell: cell
             for operator, value in rule.items():
                 passes = _OPERATORS[operator]
-                found = [offer for offer in found if passes(offer[column], value)]
+                found = [offer for offer in found if passes(shown(offer[column]), value)]
         for column, direction in reversed(query.get("order", [])):
             found.sort(key=lambda offer: offer[column], reverse=direction == "desc")
         limit = min(int(query.get("limit", MOST_OFFERS)), MOST_OFFERS)
@@ -161,7 +165,7 @@ class FakeVast(FakeMarket):
             "min_bid": ware.spot_usd_h or ware.usd_h,
             "is_bid": bid,
             "cuda_max_good": float(ware.cuda),
-            "driver_version": "570.86.10",
+            "driver_version": ware.driver,
             "reliability": ware.reliability,
             "reliability2": ware.reliability,
             "score": ware.reliability * 100,
@@ -231,6 +235,7 @@ class FakeVast(FakeMarket):
             asked,
             id_of=lambda number: str(FIRST_INSTANCE + number),
             command=command if "-p 22:22" in ports else None,
+            variables_of=self.variables_of,
             spot=price is not None,
             bid_usd_h=price,
             disk_gib=float(asked.get("disk", 8.0)),
@@ -337,3 +342,8 @@ class FakeVast(FakeMarket):
             "geolocation": ware.region,
             "start_date": machine.created_unix,
         }
+
+
+def _driver(version: str) -> int:
+    """What a search compares: 535.86.05 is 535086005 (vast-cli, vastai/api/query.py)."""
+    return int("".join(part.zfill(3) for part in version.split(".")))

@@ -184,12 +184,37 @@ class Want(msgspec.Struct, frozen=True):
     image: str = ""  # of a container or a virtual machine
     architecture: str = ""  # as ``uname -m`` says it
     cuda: tuple[int, int] | None = None  # the driver must support at least this
+    driver: tuple[int, ...] | None = None  # NVIDIA's, at least this
+
+    @property
+    def least_cuda(self) -> tuple[int, int] | None:
+        """What the driver must support, also where only a driver is wanted."""
+        known = [cuda for branch, cuda in _DRIVERS if self.driver and branch <= self.driver[0]]
+        return max([*known, *([self.cuda] if self.cuda else [])], default=None)
+
+
+_DRIVERS: Final = (
+    (450, (11, 0)), (455, (11, 1)), (460, (11, 2)), (465, (11, 3)), (470, (11, 4)),
+    (495, (11, 5)), (510, (11, 6)), (515, (11, 7)), (520, (11, 8)), (525, (12, 0)),
+    (530, (12, 1)), (535, (12, 2)), (545, (12, 3)), (550, (12, 4)), (555, (12, 5)),
+    (560, (12, 6)), (565, (12, 7)), (570, (12, 8)), (575, (12, 9)), (580, (13, 0)),
+    (590, (13, 1)),
+)  # fmt: skip
+"""The CUDA of each branch of NVIDIA's driver (CUDA Toolkit Release Notes, table 3). Branches
+between support no less than the one before."""
 
 
 def cuda_version(text: str) -> tuple[int, int] | None:
     """Major and minor number of a version such as 12.4; None where the text has none."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def driver_version(text: str) -> tuple[int, ...] | None:
+    """The numbers of a version of NVIDIA's driver, such as 550.54.14; None where the text has
+    none."""
+    found = re.match(r"\d{3}(?:\.\d{1,3}){0,2}(?![.\d])", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else None
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -16,11 +16,12 @@ from tests.markets.test_boot import run
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.start_script import start_command
 from torpor.shared.errors import ProviderDenied, ProviderError
-from torpor.shared.values import Want
+from torpor.shared.values import DRILL, Label, Want, reserved_name, workspace_name
 
 TOKEN = "hf_0123456789 \"quoted\" 'and' $(not run) \\n"
 ENV = {"HF_TOKEN": TOKEN, "MODE": "1"}
 PASSWORD = "canary-password"
+_TRIAL = reserved_name(DRILL, workspace_name("contract"))
 
 
 class ContainerContract(MarketContract):
@@ -70,7 +71,7 @@ class ContainerContract(MarketContract):
 
         def says() -> bool:
             body = shop.market.rented[0].body
-            ask = 'printf "%s|" "$HF_TOKEN" "$MODE" "$CONTAINER_API_KEY"'
+            ask = 'printf "%s|" "$HF_TOKEN" "$MODE" "${CONTAINER_API_KEY:+given}"'
             try:
                 said.append(run(body, identity_key, shown.decode().strip(), ask))
             except (OSError, asyncssh.Error):
@@ -78,7 +79,7 @@ class ContainerContract(MarketContract):
             return True
 
         until(says, "the machine lets its owner in")
-        assert said[-1] == f"{TOKEN}|1|of-the-container|"
+        assert said[-1] == f"{TOKEN}|1|given|"
 
     @pytest.mark.parametrize("fault", ["quota", "no capacity"])
     def test_no_message_repeats_a_secret(self, shop: Shop, fault: Any) -> None:
@@ -102,7 +103,18 @@ class MarketOfHosts(ContainerContract):
         started: list[list[str]] = []
         shop.market.boot = lambda command: started.append(command)
         shop.create()
-        assert started == [start_command(shop.order)]
+        assert [command[-3:] for command in started] == [start_command(shop.order)]
+
+    def test_a_machine_with_a_lifetime_ends_itself_with_the_key_that_the_market_gave_it(
+        self, shop: Shop, booted_machines: Machines
+    ) -> None:
+        """And no other machine."""
+        shop.market.boot = lambda command: booted_machines.boot(command, shop.fake.body)
+        stays, label = shop.create(), Label("contract", _TRIAL, "0" * 16)
+        machine = shop.create(label=label, lifetime_s=1.0)
+        until(lambda: len(shop.market.alive()) < 2, "the machine has ended itself")
+        assert [live.id for live in shop.plain.list_own()] == [stays.id]
+        assert shop.find(machine).proof
 
     def test_a_volume_that_is_not_there_is_named(self, shop: Shop) -> None:
         gone = shop.connect(container=Container(volumes=(Volume("7", "/data"),)))

@@ -17,7 +17,8 @@ import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, label, of_model
 from tests.fixtures.waiting import until
-from tests.markets.gcp import ADDRESS_USD_H, DISK_USD_GIB_MONTH, IMAGE_GIB, PROJECT, ZONES
+from tests.markets.gcp import ADDRESS_USD_H, DISK_USD_GIB_MONTH, PROJECT, ZONES
+from tests.markets.gcp_rules import IMAGE_GIB
 from tests.markets.market import Ware as SoldWare
 from tests.markets.server import Answer, Request
 from torpor.control.providers.gcp.client import GoogleLogin
@@ -400,6 +401,32 @@ class TestGcp(MarketContract):
         shop.fake.firewalls[0]["targetTags"] = ["torpor"]
         shop.fake.firewalls[0]["allowed"] = [{"IPProtocol": "tcp", "ports": ["80", "20-23"]}]
         assert shop.plain.check().name.endswith(PROJECT)
+
+    def test_a_firewall_rule_is_made_where_the_block_says_who_may_reach_port_22(
+        self, shop: Shop
+    ) -> None:
+        """For machines with the tag, and for ports that no rule opens yet."""
+        shop.fake.firewalls[0]["sourceRanges"] = ["198.51.100.0/24"]
+        shop.fake.operation_looks = 2
+        home = "203.0.113.7/32"
+        for ports in ((), (), (8000,), (8000, 6006)):
+            assert shop.connect(ssh_from=home, ports=ports).check().name
+        made = shop.fake.firewalls[1:]
+        assert [rule["allowed"][0]["ports"] for rule in made] == [["22"], ["8000"], ["6006"]]
+        shop.create()
+        for rule in made:
+            assert rule["sourceRanges"] == [home]
+            assert rule["targetTags"] == shop.asked()["tags"]["items"]
+        made[1]["disabled"] = True
+        with pytest.raises(ProviderDenied, match="disabled torpor's firewall rule torpor-"):
+            shop.connect(ssh_from=home, ports=(8000,)).check()
+
+    def test_a_firewall_rule_that_google_refuses_names_what_is_missing(self, shop: Shop) -> None:
+        words = "Required 'compute.firewalls.create' permission for 'projects/x'"
+        shop.fake.words["denied"] = (403, "forbidden", words)
+        shop.arm("denied", "account", skip=2)
+        with pytest.raises(ProviderDenied, match=r"open port 8000 .*compute\.firewalls\.create"):
+            shop.connect(ssh_from="203.0.113.7/32", ports=(8000,)).check()
 
     def test_an_image_must_be_one_that_can_become_a_machine(self, shop: Shop) -> None:
         assert shop.plain.check(_MINE).name

@@ -40,6 +40,10 @@ from torpor.shared.values import Want
         (Want(architecture="aarch64"), "its processor is x86_64, aarch64 is wanted"),
         (Want(cuda=(12, 4)), ""),
         (Want(cuda=(12, 10)), "its driver supports CUDA 12.4, 12.10 is wanted"),
+        (Want(driver=(550, 54, 14)), ""),
+        (Want(driver=(552,)), ""),
+        (Want(driver=(555,)), "its driver supports CUDA 12.4, 12.5 is wanted"),
+        (Want(driver=(999,), cuda=(14, 0)), "its driver supports CUDA 12.4, 14.0 is wanted"),
     ],
 )
 def test_an_offer_fits_or_says_why_not(want: Want, reason: str) -> None:
@@ -63,6 +67,13 @@ def test_an_offer_fits_or_says_why_not(want: Want, reason: str) -> None:
         ({"many_owners": True}, Want(min_reliability=0.9), ""),
         ({"cuda": None}, Want(cuda=(12, 0)), ""),
         ({"gpu": None, "gpu_count": 0, "cuda": None}, Want(cuda=(12, 0)), ""),
+        ({"cuda": None}, Want(driver=(580,)), ""),
+        (
+            {"driver": (550, 54, 9)},
+            Want(driver=(550, 54, 14)),
+            "its driver is 550.54.09, 550.54.14 is wanted",
+        ),
+        ({"driver": (550, 54, 14)}, Want(driver=(550, 54)), ""),
         ({"gpu": None, "gpu_count": 0}, Want(gpu="L4"), "it has no GPU, L4 is wanted"),
     ],
 )

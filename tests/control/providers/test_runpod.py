@@ -7,10 +7,12 @@ import pytest
 from tests.control.providers.container_contract import MarketOfHosts
 from tests.control.providers.market_contract import Shop
 from torpor.control.providers.container import Container, Volume
+from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent, MountsVolumes
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,
+    NoCapacity,
     ProviderDenied,
     ProviderUnavailable,
     QuotaReached,
@@ -52,6 +54,17 @@ class TestRunPod(MarketOfHosts):
         assert not any(offer.many_owners for offer in found)
         assert {offer.region for offer in found} >= {"US-KS-2", "EU-NL-1"}
         assert "EU-RO-1" not in {offer.region for offer in found}
+
+    def test_a_pod_s_host_has_the_driver_as_far_as_its_cuda_says_so(self, shop: Shop) -> None:
+        """The API has no drivers: the H100 PCIe states CUDA 12.4, which is driver 550."""
+        for driver, fits in (((550, 54), True), ((555,), False)):
+            want = Want(gpu="H100 PCIe", driver=driver)
+            found = [offer for offer in shop.plain.offers(want) if not misfit(offer, want)]
+            assert bool(found) is fits
+        want = Want(gpu="RTX 4090", driver=(570,))
+        shop.fake.market.wares[0].cuda = "12.7"  # since the offer was shown
+        with pytest.raises(NoCapacity):
+            shop.create(cuda=want.least_cuda)
 
     def test_a_network_volume_is_mounted_in_its_data_centre_and_left_alone(
         self, shop: Shop

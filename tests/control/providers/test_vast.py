@@ -202,6 +202,17 @@ class TestVast(MarketOfHosts):
         assert {offer.cuda for offer in found} == {(12, 4), (12, 8)}
         assert len(shop.fake.calls) == 1
 
+    def test_a_search_is_of_hosts_whose_driver_is_new_enough(self, shop: Shop) -> None:
+        wares = shop.market.wares
+        wares += [
+            Ware("RTX 3060", 1, 12, 0.05 + n * 0.001, "Ohio, US", driver="570.9.01")
+            for n in range(70)
+        ]
+        shop.fake.calls.clear()
+        found = shop.plain.offers(Want(disk_gib=20, driver=(570, 86)))
+        assert {offer.driver for offer in found} == {(570, 86, 10)}
+        assert len(shop.fake.calls) == 1
+
     def test_equal_prices_do_not_stop_a_search(self, shop: Shop) -> None:
         wares = shop.market.wares
         wares += [Ware("RTX 3060", 1, 12, 0.05, "Ohio, US") for n in range(70)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -171,21 +173,27 @@ def test_the_worst_case_has_the_time_until_the_market_has_settled(vast: Bench) -
     assert vast.plan(max_usd=MAX_USD).worst_usd == plan.worst_usd
 
 
-def test_a_market_that_can_end_the_machine_itself_is_told_to(bench: Bench) -> None:
+def test_a_machine_that_something_there_can_end_gets_a_lifetime(bench: Bench) -> None:
     plan = bench.plan(minutes=20.0)
-    assert (plan.lifetime_s is not None) == bench.provider.abilities.ends_machines
+    ender = bench.provider.abilities.ends_machines
+    assert (plan.lifetime_s is not None, plan.ender) == (bool(ender), ender)
+    assert ("watch its console" in plan.last_end) is not bool(ender)
     bench.run()
     ends = LIFETIMES.get(bench.name)
-    assert bench.provider.abilities.ends_machines == (ends is not None)
+    assert bool(ender) == (ends is not None)
     if ends is not None:
-        asked = bench.fake.market.rented[-1].request
-        assert all(word in str(asked) for word in ends), asked
+        asked = str(bench.fake.market.rented[-1].request)
+        packed = re.findall(r"echo ([A-Za-z0-9+/=]+) \| base64", asked)
+        asked += "".join(base64.b64decode(script).decode() for script in packed)
+        assert all(word in asked for word in ends), asked
 
 
 LIFETIMES = {
     "ec2": ("'InstanceInitiatedShutdownBehavior': 'terminate'", "shutdown -P +15"),
     "gcp": ("'maxRunDuration': {'seconds': '900'}", "'instanceTerminationAction': 'DELETE'"),
     "kubernetes": ("'activeDeadlineSeconds': 900",),
+    "runpod": ("sleep 900\n", '/v2/pods/"$RUNPOD_POD_ID" RUNPOD_API_KEY'),
+    "vast": ("sleep 900\n", '/api/v0/instances/"$CONTAINER_ID"/ CONTAINER_API_KEY'),
 }
 """What such a create says: ten minutes, and the time that an end may take."""
 

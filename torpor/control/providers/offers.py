@@ -38,6 +38,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     centre that states none counts as reliable."""
     architecture: str = "x86_64"
     cuda: tuple[int, int] | None = None  # the newest that its driver supports
+    driver: tuple[int, ...] | None = None  # NVIDIA's
     ram_gib: float | None = None
     cores: float | None = None
     link_mbit_s: float | None = None  # downwards
@@ -75,8 +76,11 @@ def misfit(offer: Offer, want: Want) -> str:
         return f"its host states no reliability, {want.min_reliability:.3g} is wanted"
     if want.architecture and offer.architecture != want.architecture:
         return f"its processor is {offer.architecture}, {want.architecture} is wanted"
-    if want.cuda is not None and offer.cuda is not None and offer.cuda < want.cuda:
-        return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(want.cuda)} is wanted"
+    cuda = want.least_cuda
+    if cuda is not None and offer.cuda is not None and offer.cuda < cuda:
+        return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(cuda)} is wanted"
+    if want.driver is not None and offer.driver is not None and offer.driver < want.driver:
+        return f"its driver is {_dotted(offer.driver, 2)}, {_dotted(want.driver, 2)} is wanted"
     return ""
 
 
@@ -92,5 +96,5 @@ def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
     return isinstance(error, NoCapacity) and failed.domain == other.domain
 
 
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+def _dotted(version: tuple[int, ...], digits: int = 1) -> str:
+    return ".".join(f"{part:0{digits}}" for part in version)

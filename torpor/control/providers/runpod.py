@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -21,7 +22,7 @@ from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
-from torpor.control.providers.start_script import check_image, start_command
+from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
@@ -148,6 +149,7 @@ class RunpodProvider:
         billing_s=1.0,
         notice_s=None,
         many_owners=True,
+        ends_machines="the machine",
         adopts="by record",  # a change of the name may reset the pod, which wipes its disk
     )
 
@@ -172,7 +174,7 @@ class RunpodProvider:
             sleep=sleep,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
-        self._container = container
+        self._container, self._url = container, url
         self.volumes = [volume.path for volume in container.volumes]
         # Pods of the secure cloud alone can mount a network volume.
         self._clouds = _CLOUDS[:1] if data_centres_only or self.volumes else _CLOUDS
@@ -197,7 +199,8 @@ class RunpodProvider:
         if (known := self._of_label(order.label)) is not None:
             return known
         gpu, count, cloud, centre = _offer_parts(order.offer.id)
-        *program, script = start_command(order)
+        itself = f'{shlex.quote(self._url)}/v2/pods/"$RUNPOD_POD_ID"'
+        *program, script = start_command(order, end_lines(order, itself, "RUNPOD_API_KEY"))
         start = {"entrypoint": program, "cmd": [script]}
         body: dict[str, Any] = {
             "name": label_name(order.label),
@@ -291,8 +294,8 @@ class RunpodProvider:
             "count": str(count),
             "cloud": cloud,
         }
-        if want.cuda is not None:
-            params["minCudaVersion"] = f"{want.cuda[0]}.{want.cuda[1]}"
+        if (cuda := want.least_cuda) is not None:
+            params["minCudaVersion"] = f"{cuda[0]}.{cuda[1]}"
         found = self._client.read(_Catalog, "/v2/catalog/gpus", params).gpus
         return [offer for gpu in found for offer in self._of_type(gpu, want, cloud, count)]
 

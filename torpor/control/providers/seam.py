@@ -53,8 +53,9 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     """How long a machine runs until it is stopped, with its disk kept, unless ``Deadlines.renew``
     is called meanwhile; None: it runs until somebody ends it."""
-    ends_machines: bool = False
-    """Whether the market itself ends a machine for good after ``Order.lifetime_s``."""
+    ends_machines: Literal["", "the market", "the machine"] = ""
+    """What ends a machine for good after ``Order.lifetime_s``. ``the machine``: its start script,
+    once that runs, with the key to itself that the market gives it. Empty: nothing."""
     images: bool = True  # whether ``Order.image`` can be chosen
     adopts: Literal["", "marked", "by record"] = ""
     """How a machine that its user rented is shown as ours once it was adopted. ``marked``: the

@@ -75,6 +75,18 @@ else
 @SSHD@fi
 """
 
+_END: Final = """TORPOR_END='import os, sys, urllib.request as web
+told = {"Authorization": "Bearer " + os.environ[sys.argv[2]], "User-Agent": "torpor"}
+web.urlopen(web.Request(sys.argv[1], method="DELETE", headers=told), timeout=60)'
+(
+    sleep @SECONDS@
+    while :; do
+        python3 -c "$TORPOR_END" @URL@ @KEY@ || :
+        sleep 60
+    done
+) &
+"""
+
 _PUBLIC: Final = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+(?: [\w@.:+-]*)?")
 _PRIVATE: Final = re.compile(r"-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END [A-Z ]+-----")
 _BARE: Final = re.compile(
@@ -99,9 +111,20 @@ def start_script(order: Order, more: str = "") -> str:
     return script.replace("@APART@", _APART).replace("@MORE@", more).replace("@SSHD@", SSHD)
 
 
-def start_command(order: Order) -> list[str]:
-    """For a container: its first process. No word needs quotes beyond one pair."""
-    return ["/bin/sh", "-c", f'eval "$(echo {_packed(order)} | base64 -d)"']
+def start_command(order: Order, more: str = "") -> list[str]:
+    """For a container: its first process. No word needs quotes beyond one pair. ``more`` is that of
+    ``start_script``."""
+    return ["/bin/sh", "-c", f'eval "$(echo {_packed(order, more)} | base64 -d)"']
+
+
+def end_lines(order: Order, url: str, key: str) -> str:
+    """Lines for ``more``: after the order's lifetime the machine sends a DELETE to ``url``, again
+    each minute until it is gone. ``url``: a word of shell, which may name variables of the machine.
+    ``key``: the variable with the login. None of it for an order without a lifetime."""
+    if order.lifetime_s is None:
+        return ""
+    lines = _END.replace("@SECONDS@", f"{order.lifetime_s:.0f}")
+    return lines.replace("@URL@", url).replace("@KEY@", key)
 
 
 def start_lines(order: Order, more: str = "") -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -22,7 +23,7 @@ from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
-from torpor.control.providers.start_script import check_image, start_command
+from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.providers.vast_gpus import names_of
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -35,7 +36,16 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     QuotaReached,
 )
-from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want, learned
+from torpor.shared.values import (
+    GIB,
+    Endpoint,
+    Label,
+    Machine,
+    MachineId,
+    Want,
+    driver_version,
+    learned,
+)
 
 URL: Final = "https://console.vast.ai"
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
@@ -76,6 +86,7 @@ class _Bundle(msgspec.Struct):
     disk_space: float  # GB
     geolocation: str | None
     cuda_max_good: float | None = None
+    driver_version: str | None = None
     reliability: float | None = None
     reliability2: float | None = None
     cpu_arch: str | None = None
@@ -165,6 +176,7 @@ class VastProvider:
         notice_s=None,
         many_owners=True,
         adopts="marked",
+        ends_machines="the machine",
     )
 
     def __init__(
@@ -190,7 +202,7 @@ class VastProvider:
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self.volumes = [volume.path for volume in container.volumes]
-        self._data_centres_only = data_centres_only
+        self._data_centres_only, self._url = data_centres_only, url
         self._container, self._hidden_in = container, container.secrets.hidden_in
 
     def check(self, image: str = "") -> Account:
@@ -211,7 +223,9 @@ class VastProvider:
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
             return known
-        program, *arguments = start_command(order)
+        itself = f'{shlex.quote(self._url)}/api/v0/instances/"$CONTAINER_ID"/'
+        more = end_lines(order, itself, "CONTAINER_API_KEY")
+        program, *arguments = start_command(order, more)
         body: dict[str, Any] = {
             "image": order.image or IMAGE,
             "disk": self._disk_gb(order.disk_gib),
@@ -348,8 +362,11 @@ class VastProvider:
         }
         if spot:
             query["type"] = "bid"
-        if want.cuda is not None:  # else hosts with older drivers may fill the search
+        # Else hosts with older drivers may fill the search.
+        if want.cuda is not None:
             query["cuda_max_good"] = {"gte": float("{}.{}".format(*want.cuda))}
+        if want.driver is not None:
+            query["driver_version"] = {"gte": _driver_number(want.driver)}
         if self._data_centres_only:
             query["datacenter"] = {"eq": True}
         found: dict[int, _Bundle] = {}
@@ -390,6 +407,7 @@ class VastProvider:
             many_owners=True,
             architecture=_ARCHITECTURES.get(arch, arch),
             cuda=None if cuda is None else _version(cuda),
+            driver=driver_version(bundle.driver_version or ""),
             ram_gib=None if bundle.cpu_ram is None else bundle.cpu_ram / 1024,
             cores=bundle.cpu_cores_effective,
             link_mbit_s=bundle.inet_down,
@@ -507,6 +525,12 @@ def _mapped(*ports: int) -> dict[str, str]:
 def _version(number: float) -> tuple[int, int]:
     major, _, minor = f"{number:g}".partition(".")
     return int(major), int(minor or 0)
+
+
+def _driver_number(version: tuple[int, ...]) -> int:
+    """As a search compares it: 535.86.05 is 535086005 (vast-cli, vastai/api/query.py)."""
+    major, minor, patch = (*version, 0, 0)[:3]
+    return (major * 1000 + minor) * 1000 + patch
 
 
 def _offer_number(offer: str) -> int:

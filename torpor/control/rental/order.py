@@ -53,7 +53,7 @@ def order_for(
         image=want.image,
         disk_gib=want.disk_gib,
         bid_usd_h=want.max_price_usd_h if offer.spot else None,
-        cuda=want.cuda,
+        cuda=want.least_cuda,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -33,7 +33,8 @@ class Plan(Report, frozen=True, kw_only=True):
     minutes: float
     machines: int = 1  # one after the other, each as long
     worst_usd: float
-    lifetime_s: float | None  # after which the market itself ends it; None: it does not
+    lifetime_s: float | None  # after which ``ender`` ends it; None: nothing does
+    ender: Literal["", "the market", "the machine"] = ""
 
     def without_account(self) -> Plan:
         """What a recording may hold."""
@@ -48,7 +49,10 @@ class Plan(Report, frozen=True, kw_only=True):
         """What ends the machine where neither the command nor its watchdog can."""
         if self.lifetime_s is None:
             return "nothing ends it at this market: stay, and watch its console"
-        return f"the market ends it after {self.lifetime_s / 60:g} min"
+        after = f"after {self.lifetime_s / 60:g} min"
+        if self.ender == "the machine":
+            return f"it ends itself {after}, if it has started by then"
+        return f"the market ends it {after}"
 
     def rows(self) -> list[Row]:
         offer, balance = self.offer, self.account.balance_usd
@@ -114,4 +118,5 @@ def make_plan(
         machines=machines,
         worst_usd=worst_usd,
         lifetime_s=lifetime_s if able.ends_machines else None,
+        ender=able.ends_machines,
     )

@@ -124,7 +124,7 @@ class Ec2Provider:
         forgets_s=3600.0,
         ready_s=900.0,
         poll_s=_POLL_S,
-        ends_machines=True,
+        ends_machines="the market",
         stop_keeps="disk",
         stopped_usd_gib_month=None,  # each region has its own price
         min_disk_gib=0.0,

@@ -185,13 +185,15 @@ class GcpClient(MarketClient):
                 found += [(where, row) for row in rows]
         return found
 
-    def settled(self, zone: str, operation: Operation) -> Operation:
-        """The operation once it is done, or as it stands after a minute."""
+    def settled(self, operation: Operation, zone: str = "") -> Operation:
+        """The operation once it is done, or as it stands after a minute. ``zone``: empty for one of
+        the whole project."""
+        where = f"zones/{zone}" if zone else "global"
         for _ in range(_POLLS):
             if operation.status == "DONE":
                 break
             self._pause(_POLL_S)
-            operation = self.read(Operation, f"/zones/{zone}/operations/{operation.name}")
+            operation = self.read(Operation, f"/{where}/operations/{operation.name}")
         return operation
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:

@@ -1,4 +1,4 @@
-"""The images of machines of GCP, and the network and quotas that a project must have."""
+"""The images of machines of GCP, and the quotas of a project."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from torpor.control.providers.gcp.client import GcpClient, of_project
 from torpor.control.providers.market_client import Refusal
-from torpor.shared.errors import InvalidInput, ProviderDenied
+from torpor.shared.errors import InvalidInput
 
 DEFAULT_IMAGE: Final = (
     "projects/deeplearning-platform-release/global/images/family/"
@@ -18,13 +18,10 @@ DEFAULT_IMAGE: Final = (
 )
 """Google's own image with NVIDIA's driver, CUDA and Python 3.10."""
 DEFAULT_CUDA: Final = (13, 0)  # what its driver supports
-TAG: Final = "torpor"
-"""The network tag of machines, which a firewall rule may name."""
 IMAGE: Final = re.compile(
     r"projects/([a-z0-9.:-]{1,63})(/global/images/(?:family/)?[a-z0-9-]{1,63})"
 )
 _ARCHITECTURES: Final = {"X86_64": "x86_64", "ARM64": "aarch64", "": "x86_64"}
-_SSH: Final = 22
 
 
 class _Image(msgspec.Struct, rename="camel"):
@@ -34,22 +31,6 @@ class _Image(msgspec.Struct, rename="camel"):
     status: str
     architecture: str = ""
     licenses: list[str] = []
-
-
-class _Allowed(msgspec.Struct):
-    protocol: str = msgspec.field(name="IPProtocol")
-    ports: list[str] = []
-
-
-class _Firewall(msgspec.Struct, rename="camel"):
-    name: str
-    network: str
-    direction: str = "INGRESS"
-    disabled: bool = False
-    allowed: list[_Allowed] = []
-    source_ranges: list[str] = []
-    target_tags: list[str] = []
-    target_service_accounts: list[str] = []
 
 
 class _Quota(msgspec.Struct):
@@ -104,18 +85,6 @@ class GcpImages:
         return Image(path, int(answer.disk_size_gb), architecture)
 
 
-def check_network(client: GcpClient, network: str) -> None:
-    """ProviderDenied unless a rule of ``network`` opens port 22 to somebody."""
-    rules = client.listed(_Firewall, "/global/firewalls", f'network eq ".*/networks/{network}"')
-    if not any(map(_opens_ssh, rules)):
-        raise ProviderDenied(
-            f"project {client.project} cannot rent: no firewall rule of the network {network} "
-            f"opens port 22 to machines with the tag {TAG}. What is needed: gcloud compute "
-            f"firewall-rules create {TAG} --network {network} --allow tcp:22 --target-tags {TAG} "
-            "--source-ranges ADDRESS/32, with the address of the host of the flows"
-        )
-
-
 def gpu_quotas(client: GcpClient, regions: Sequence[str]) -> list[str]:
     """The quotas of GPUs that are not 0, by region. They are 0 in a new project."""
     notes = []
@@ -128,21 +97,3 @@ def gpu_quotas(client: GcpClient, regions: Sequence[str]) -> list[str]:
 
 def _is_of_gpus(quota: _Quota) -> bool:
     return "GPUS" in quota.metric and "COMMITTED" not in quota.metric and quota.limit > 0
-
-
-def _opens_ssh(rule: _Firewall) -> bool:
-    reached = not rule.target_service_accounts and (not rule.target_tags or TAG in rule.target_tags)
-    covers = any(
-        allowed.protocol in ("all", "tcp", "6")
-        and (not allowed.ports or any(map(_has_ssh, allowed.ports)))
-        for allowed in rule.allowed
-    )
-    return (
-        rule.direction == "INGRESS" and not rule.disabled and reached and covers
-        and bool(rule.source_ranges)
-    )  # fmt: skip
-
-
-def _has_ssh(ports: str) -> bool:
-    first, _, last = ports.partition("-")
-    return first.isdigit() and int(first) <= _SSH <= int(last or first)

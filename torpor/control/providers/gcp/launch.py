@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from torpor.control.providers.gcp.client import Fault, GcpClient, denied
-from torpor.control.providers.gcp.image import TAG, Image
+from torpor.control.providers.gcp.image import Image
+from torpor.control.providers.gcp.network import TAG
 from torpor.control.providers.gcp.offers import offer_parts, region_of
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order

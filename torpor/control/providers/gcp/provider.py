@@ -24,7 +24,7 @@ from torpor.control.providers.gcp.client import (
     fault_of,
 )
 from torpor.control.providers.gcp.deadline import DEADLINE_KEY, start_watcher
-from torpor.control.providers.gcp.image import GcpImages, check_network, gpu_quotas
+from torpor.control.providers.gcp.image import GcpImages, gpu_quotas
 from torpor.control.providers.gcp.launch import (
     PRICE_KEY,
     instance_name,
@@ -32,6 +32,7 @@ from torpor.control.providers.gcp.launch import (
     launch_request,
     start_refused,
 )
+from torpor.control.providers.gcp.network import GcpNetwork
 from torpor.control.providers.gcp.offers import GcpOffers, offer_parts, region_of, zone_of
 from torpor.control.providers.labels import label_among, with_label
 from torpor.control.providers.market_client import TIMEOUT, Refusal
@@ -129,7 +130,7 @@ class GcpProvider:
         forgets_s=14 * 86_400.0,  # it keeps the operations so long at least
         ready_s=900.0,
         poll_s=_POLL_S,
-        ends_machines=True,
+        ends_machines="the market",
         stop_keeps="disk",
         restarts=True,
         stopped_usd_gib_month=None,
@@ -151,6 +152,8 @@ class GcpProvider:
         image: str = "",
         network: str = "default",
         subnetwork: str = "",
+        ssh_from: str = "",
+        ports: Sequence[int] = (),
         url: str = URL,
         metadata_url: str = METADATA_URL,
         deadline_s: float | None = None,
@@ -163,7 +166,8 @@ class GcpProvider:
         self.identity = self._client.identity
         self._images = GcpImages(self._client, image)
         self._offers = GcpOffers(self._client, self._images, zones, prices, disk_usd_gib_month)
-        self._zones, self._network, self._subnetwork = list(zones), network, subnetwork
+        self._network = GcpNetwork(self._client, network, ssh_from, ports)
+        self._zones, self._subnetwork = list(zones), subnetwork
         self._ssh_port, self._metadata_url, self._clock = ssh_port, metadata_url, clock
         self.abilities = msgspec.structs.replace(
             self.abilities,
@@ -176,7 +180,7 @@ class GcpProvider:
         """Google has no request that only asks whether a create is allowed."""
         found = self._client.read(_Project, "")
         self._images.image(image)
-        check_network(self._client, self._network)
+        self._network.check()
         wares = self._offers.wares
         if not wares:
             raise ProviderDenied(
@@ -203,7 +207,7 @@ class GcpProvider:
         body = launch_request(
             self._images.image(order.image),
             order,
-            network=self._network,
+            network=self._network.name,
             subnetwork=self._subnetwork,
             default_image=self._images.is_default(order.image),
             more_script=start_watcher(self._metadata_url, length_s) if length_s else "",
@@ -216,7 +220,7 @@ class GcpProvider:
             raise launch_refused(self._client, order, fault_of(answer), answer.status)
         price = order.offer.price_usd_h
         try:
-            done = answer if isinstance(answer, Refusal) else self._client.settled(zone, answer)
+            done = answer if isinstance(answer, Refusal) else self._client.settled(answer, zone)
             fault = fault_of(done) if isinstance(done, Refusal) else done.fault
             if fault is None:
                 return Machine(name, self.identity, order.label, "starting", None, price)
@@ -278,7 +282,7 @@ class GcpProvider:
         answer = self._client.ask("POST", whole, Operation, body=body)
         if isinstance(answer, Refusal):
             raise self._client.refused(answer, doing)
-        fault = self._client.settled(zone, answer).fault
+        fault = self._client.settled(answer, zone).fault
         if fault is not None:
             raise ProviderError(f"GCP did not {doing}: {fault}")
 
@@ -321,7 +325,7 @@ class GcpProvider:
         answer = self._client.ask("POST", f"{path}/{word}?requestId={uuid.uuid4()}", Operation)
         if isinstance(answer, Refusal):
             raise self._client.refused(answer, doing)
-        fault = self._client.settled(zone, answer).fault
+        fault = self._client.settled(answer, zone).fault
         if fault is not None:
             raise start_refused(self._client, machine.id, fault)
 

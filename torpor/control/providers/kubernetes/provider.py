@@ -117,7 +117,7 @@ class KubernetesProvider:
         ready_s=1800.0,  # a node may have to start, and pull an image of many GB
         address_s=_ADDRESS_S,
         poll_s=_POLL_S,
-        ends_machines=True,
+        ends_machines="the market",
         stop_keeps="nothing",
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
