@@ -270,6 +270,10 @@ class FakeMarket(Loopback, ABC):
         raise AssertionError(f"{fault.kind} does not happen before a request")
 
 
+_LIBRARIES: Final = ("Python-urllib", "python-httpx")
+"""What Cloudflare, which stands before some markets, refuses: no name of its own."""
+
+
 class _Handler(Handler):
     server: FakeMarket
 
@@ -283,7 +287,11 @@ class _Handler(Handler):
         request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), body)
         fake = self.server
         login = fake.login_of(request, self.headers.get("Authorization", ""))
-        answer = fake.answer(request, login)
+        answer: Answer | None
+        if self.headers.get("User-Agent", "").startswith(_LIBRARIES):
+            answer = Answer(403, "error code: 1010", "text/plain")
+        else:
+            answer = fake.answer(request, login)
         if answer is None:
             self.close_connection = True
             return

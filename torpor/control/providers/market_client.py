@@ -120,9 +120,10 @@ class MarketClient:
         self._refusal_in = refusal_in
         self.denies = denies
         self.is_gone = is_gone
+        login = {"Authorization": f"Bearer {key}"} if bearer else {}
         self._http = httpx.Client(
             base_url=url,
-            headers={"Authorization": f"Bearer {key}"} if bearer else {},
+            headers={"User-Agent": "torpor", **login},
             transport=transport,
             timeout=timeout,
             limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
