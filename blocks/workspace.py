@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, PrivateAttr, field_validator, model_validator
+from prefect.client.orchestration import PrefectClient
+from pydantic import Field, HttpUrl, PrivateAttr, field_validator
 
 import blocks
 from blocks.idleness import Idleness
@@ -266,6 +267,8 @@ class Workspace(Block):
     def of(cls, value: Workspace | str) -> Workspace:
         """The block itself, or the saved block of that name; raises InvalidInput."""
         if isinstance(value, cls):
+            if value._block_document_id is None:
+                value._check_settings()
             return value
         if not isinstance(value, str):
             raise InvalidInput(
@@ -324,6 +327,24 @@ class Workspace(Block):
         scratch._block_document_id = scratch._block_document_name = None
         return scratch
 
+    def save(
+        self,
+        name: str | None = None,
+        overwrite: bool = False,
+        client: PrefectClient | None = None,
+        **how: Any,
+    ) -> Any:
+        """As every block. InvalidInput for a setting that a workspace does not have."""
+        self._check_settings()
+        return super().save(name, overwrite, client, **how)
+
+    async def asave(
+        self, name: str | None = None, overwrite: bool = False, client: PrefectClient | None = None
+    ) -> Any:
+        """The same for async callers."""
+        self._check_settings()
+        return await super().asave(name, overwrite, client)
+
     def open_tuning(self) -> Tuning:
         """Its tuning; raises InvalidInput."""
         return self._measured_with or self._settings(self.tuning, Tuning)
@@ -351,6 +372,20 @@ class Workspace(Block):
 
     def _settings(self, named: str, kind: type[KindT]) -> KindT:
         return load(named, (kind,), of=self._me()) if named else kind()
+
+    def _check_settings(self) -> None:
+        """Prefect takes any setting, and saves only those that it knows. A saved block may have
+        settings of a newer version."""
+        for name in self.model_extra or {}:
+            if name == "block_type_slug" or name.startswith("_"):
+                continue  # Prefect's, where a block is the parameter of a run
+            for field, kind in (("idle", Idleness), ("tuning", Tuning)):
+                if name in kind.model_fields:
+                    raise InvalidInput(
+                        f"{self._me()}: {name} is a setting of the block "
+                        f"{kind.get_block_type_name()}: save one, and name it in `{field}`"
+                    )
+            raise InvalidInput(f"{self._me()} has no setting {name!r}: correct or remove it")
 
     def _store(self) -> ObjectStore:
         return load(self.store, (ObjectStore,), of=self._me())
@@ -383,21 +418,6 @@ class Workspace(Block):
         if value and not value[0]:
             raise ValueError("the first item of a command is the program and cannot be empty")
         return value
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        """Prefect takes any setting, and saves only those that it knows."""
-        for name in self.model_extra or {}:
-            if name == "block_type_slug" or name.startswith("_"):
-                continue  # Prefect's, where a block is the parameter of a run
-            for field, kind in (("idle", Idleness), ("tuning", Tuning)):
-                if name in kind.model_fields:
-                    raise ValueError(
-                        f"{name} is a setting of the block {kind.get_block_type_name()}: save one, "
-                        f"and name it in `{field}`"
-                    )
-            raise ValueError(f"a workspace has no setting {name!r}")
-        return self
 
 
 def open_provider(reference: str, *, of: str) -> Provider:

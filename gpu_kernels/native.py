@@ -23,6 +23,8 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
+DISK_VERSION: Final = 1
+"""TORPOR_DISK_VERSION of disk.h."""
 REFUSALS: Final = {
     1: "header or sizes",
     2: "frequency table",
@@ -52,18 +54,23 @@ class _Buffer(ctypes.Structure):
 
 
 class Library(Protocol):
-    """The functions of the shared object; contracts in cpu.h, disk.h, planes.h and rans.h."""
+    """The functions of the shared object; contracts in planes.h, rans.h and cpu.h."""
 
     def torpor_planes_split(self, *args: object) -> int: ...
     def torpor_planes_join(self, *args: object) -> int: ...
     def torpor_rans_bound(self, *args: object) -> int: ...
     def torpor_rans_encode(self, *args: object) -> int: ...
     def torpor_rans_decode(self, *args: object) -> int: ...
+    def torpor_cpu_level(self) -> int: ...
+    def torpor_cpu_limit(self, level: int) -> int: ...
+
+
+class DiskLibrary(Protocol):
+    """Its functions for small files; contracts in disk.h."""
+
     def torpor_stat_files(self, *args: object) -> None: ...
     def torpor_read_files(self, *args: object) -> None: ...
     def torpor_write_files(self, *args: object) -> None: ...
-    def torpor_cpu_level(self) -> int: ...
-    def torpor_cpu_limit(self, level: int) -> int: ...
 
 
 def library_path(machine: str | None = None) -> Path:
@@ -77,12 +84,9 @@ def library() -> Library | None:
     if os.environ.get(_NO_LIBRARY):
         return None
     try:
-        return _declared(ctypes.CDLL(str(library_path())))
-    except (OSError, AttributeError):  # AttributeError: an older one, without all functions
+        loaded = ctypes.CDLL(str(library_path()))
+    except OSError:
         return None
-
-
-def _declared(loaded: ctypes.CDLL) -> Library:
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     planes = ctypes.POINTER(ctypes.c_void_p)
     loaded.torpor_planes_split.argtypes = (pointer, size, number, number, planes)
@@ -92,6 +96,19 @@ def _declared(loaded: ctypes.CDLL) -> Library:
     loaded.torpor_rans_encode.argtypes = (pointer, size, number, pointer, size)
     loaded.torpor_rans_encode.restype = size
     loaded.torpor_rans_decode.argtypes = (pointer, size, pointer, size)
+    return loaded
+
+
+@lru_cache(maxsize=1)
+def disk_library() -> DiskLibrary | None:
+    """The shared object, where it has the functions of disk.h as they are called here."""
+    try:
+        loaded = cast(ctypes.CDLL, library())
+        if loaded is None or loaded.torpor_disk_version() != DISK_VERSION:
+            return None
+    except AttributeError:  # an older one
+        return None
+    pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     names, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(size)
     errors = ctypes.POINTER(ctypes.c_int32)
     stat, read, write = (
@@ -103,7 +120,7 @@ def _declared(loaded: ctypes.CDLL) -> Library:
     read.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
     write.argtypes = (number, names, pointer, sizes, sizes, pointer, number, size, errors)
     stat.restype = read.restype = write.restype = None
-    return cast(Library, loaded)
+    return cast(DiskLibrary, loaded)
 
 
 def split(

@@ -10,29 +10,36 @@
 
 static const int64_t SECOND_NS = 1000000000;
 
-static int64_t nanoseconds(struct statx_timestamp time)
+int torpor_disk_version(void)
 {
-    return (int64_t)time.tv_sec * SECOND_NS + time.tv_nsec;
+    return TORPOR_DISK_VERSION;
+}
+
+/* Nonzero where the time does not fit: some file systems know more than 300 years each way. */
+static int nanoseconds(struct statx_timestamp time, int64_t *found)
+{
+    return __builtin_mul_overflow((int64_t)time.tv_sec, SECOND_NS, found) ||
+           __builtin_add_overflow(*found, (int64_t)time.tv_nsec, found);
 }
 
 /* By the system call: glibc has had statx since 2.28, and fstat as a symbol since 2.33 only. */
 static int64_t look(int directory, const char *name, struct torpor_stat *found)
 {
-    const int flags = AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH;
+    const int flags = AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH | AT_NO_AUTOMOUNT; /* as lstat */
     struct statx st;
     if (syscall(SYS_statx, directory, name, flags, STATX_BASIC_STATS, &st))
         return errno;
     found->inode = st.stx_ino;
     found->size = (int64_t)st.stx_size;
-    found->mtime_ns = nanoseconds(st.stx_mtime);
-    found->ctime_ns = nanoseconds(st.stx_ctime);
     found->device = makedev(st.stx_dev_major, st.stx_dev_minor);
     found->mode = st.stx_mode;
     found->nlink = st.stx_nlink;
     found->uid = st.stx_uid;
     found->gid = st.stx_gid;
     found->blocks = (int64_t)st.stx_blocks;
-    found->atime_ns = nanoseconds(st.stx_atime);
+    if (nanoseconds(st.stx_mtime, &found->mtime_ns) ||
+        nanoseconds(st.stx_ctime, &found->ctime_ns) || nanoseconds(st.stx_atime, &found->atime_ns))
+        return EOVERFLOW;
     return 0;
 }
 
@@ -128,5 +135,11 @@ void torpor_write_files(int directory, const char *const *names, const uint8_t *
             errors[i] = dress(file, &attributes[i], owners);
         if (close(file) && !errors[i])
             errors[i] = errno;
+        if (errors[i]) { /* such as a full disk: nothing after it is begun */
+            (void)unlinkat(directory, names[i], 0);
+            for (uint64_t later = i + 1; later < count; later++)
+                errors[later] = errors[i];
+            return;
+        }
     }
 }

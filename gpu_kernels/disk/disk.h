@@ -11,9 +11,12 @@
 #define TORPOR_DISK_H
 #include <stdint.h>
 
+#define TORPOR_DISK_VERSION 1 /* of these structures and functions: batch.py asks for it */
 #define TORPOR_SHORT (-1) /* the file has fewer bytes than it had */
 
-/* What lstat says, and `error`: 0 or an errno. */
+int torpor_disk_version(void);
+
+/* What lstat says, and `error`: 0 or an errno; EOVERFLOW for a time that does not fit. */
 struct torpor_stat {
     uint64_t inode;
     int64_t size, mtime_ns, ctime_ns;
@@ -35,7 +38,8 @@ void torpor_read_files(int directory, const char *const *names, const uint64_t *
                        uint64_t count, uint8_t *data, struct torpor_stat *before,
                        struct torpor_stat *after);
 
-/* Make new files with content and attributes; `owners`: their owners too. */
+/* Make new files with content and attributes; `owners`: their owners too. Where one cannot be
+ * filled or dressed, it is removed, and none after it is begun. */
 void torpor_write_files(int directory, const char *const *names, const uint8_t *data,
                         const uint64_t *offsets, const uint64_t *sizes,
                         const struct torpor_attributes *attributes, int owners, uint64_t count,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -173,13 +174,19 @@ def test_a_missing_block_of_settings_closes_its_own_workspace_only() -> None:
     [
         ("idle_minutes", "idle_minutes is a setting of the block Idleness: .* name it in `idle`"),
         ("parts", "parts is a setting of the block Tuning: .* name it in `tuning`"),
-        ("gpus", "a workspace has no setting 'gpus'"),
+        ("gpus", "workspace ws has no setting 'gpus'"),
     ],
 )
 def test_a_setting_that_is_none_of_its_own_is_refused(setting: str, said: str) -> None:
     """Prefect would take it, and drop it when the block is saved."""
-    with pytest.raises(ValidationError, match=said):
-        workspace(**{setting: 4})
+    block = workspace(**{setting: 4})
+    for use in (
+        lambda: block.save("never"),
+        lambda: asyncio.run(block.asave("never")),
+        lambda: Workspace.of(block),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            use()
 
 
 def test_a_measurement_has_parts_of_its_own(saved: Path) -> None:

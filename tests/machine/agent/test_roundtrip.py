@@ -35,7 +35,7 @@ def test_every_kind_of_entry_comes_back_and_goes(
     native: bool,
 ) -> None:
     if not native:
-        monkeypatch.setattr(batch, "library", lambda: None)
+        monkeypatch.setattr(batch, "disk_library", lambda: None)
     was, back = tmp_path / "was", tmp_path / "back"
     engine, other = (machines(memory_store, tmp_path / name, key) for name in ("one", "other"))
     (was / "old/directory").mkdir(parents=True)

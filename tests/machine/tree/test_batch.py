@@ -5,14 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_kernels import native
+from tests.fixtures.manifests import entry
 from torpor.machine.tree import batch
 from torpor.machine.tree.batch import NewFile, Stat, read_files, stat_names, write_files
+from torpor.machine.tree.read import Read, read_whole
+from torpor.machine.tree.walk import Signature
+from torpor.machine.tree.write import TreeWriter
+from torpor.shared.format.manifest import FILE, Extent
 
 
 @pytest.fixture
@@ -44,9 +52,9 @@ def test_names_are_what_lstat_says(
     built_library: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert batch.library() is not None
+    assert batch.disk_library() is not None
     if not native:
-        monkeypatch.setattr(batch, "library", lambda: None)
+        monkeypatch.setattr(batch, "disk_library", lambda: None)
     *found, missing = stat_names(place, names)
     root = os.fsencode(tmp_path)
     assert found == [Stat.of(os.lstat(os.path.join(root, name))) for name in names[:-1]]
@@ -63,7 +71,7 @@ def test_what_a_sandbox_does_not_let_c_see_python_looks_at(
             (ctypes.c_int64 * (12 * count)).from_address(target)[:] = [*[0] * 11, 1] * count
 
     wanted = stat_names(place, names)
-    monkeypatch.setattr(batch, "library", _Refused)
+    monkeypatch.setattr(batch, "disk_library", _Refused)
     assert stat_names(place, names) == wanted
 
 
@@ -108,8 +116,9 @@ def test_new_files_have_their_attributes_and_nothing_is_replaced(
     assert (first.st_mode & 0o7777, first.st_mtime_ns, first.st_atime_ns) == (0o4755, old, old)
     assert (last.st_mode & 0o7777, last.st_size) == (0o400, 3)
     assert (tmp_path / "there").read_bytes() == b"mine"
-    with pytest.raises(ValueError, match="outside the 7 bytes"):
-        write_files(place, [NewFile(b"x", 4, 4, 0o600, *ids, 1)], b"abcdefg", owners=False)
+    for at, size in ((4, 4), (-1, 1), (1, -1)):
+        with pytest.raises(ValueError, match="outside the 7 bytes"):
+            write_files(place, [NewFile(b"x", at, size, 0o600, *ids, 1)], b"abcdefg", owners=False)
     assert not (tmp_path / "x").exists()
 
 
@@ -123,7 +132,43 @@ def test_a_file_that_the_disk_does_not_take_is_named(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
     try:
-        assert write_files(place, files, bytes(64), owners=False) == [1]
+        assert write_files(place, files, bytes(64), owners=False) == [1, 2]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (tmp_path / "c").stat().st_size == 8
+    assert os.listdir(tmp_path) == ["a"]  # nothing half, and nothing after it
+
+
+@pytest.mark.parametrize("year", [1601, 2300])
+def test_a_time_that_does_not_fit_is_left_to_python(
+    tmp_path: Path, year: int, built_library: Path
+) -> None:
+    """Many archives hold the year 1601, which is 0 on Windows. Not each file system can."""
+    time_ns = int(datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()) * 10**9 + 1
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        file = Path(folder) / "file"
+        file.write_bytes(b"x")
+        os.utime(file, ns=(time_ns, time_ns))
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        (st,) = stat_names(fd, [b"file"])
+        assert [*read_files(fd, [b"file"], [1])] == [None]
+        os.close(fd)
+        assert st == Stat.of(os.stat(file))
+        assert st.mtime_ns == time_ns
+        seen = Signature.among(st)
+        assert read_whole(os.fsencode(folder), [(b"file", seen)]) == [Read(b"x", stable=True)]
+        made = entry(FILE, b"made", size=1, extents=(Extent(0, 0, 1),), mtime_ns=time_ns)
+        writer = TreeWriter([os.fsencode(folder)])
+        writer.write_files([(made, 0)], b"y")
+        writer.close()
+        assert (Path(folder) / "made").stat().st_mtime_ns == time_ns
+
+
+def test_a_library_of_another_version_is_not_called(
+    built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "DISK_VERSION", native.DISK_VERSION + 1)
+    native.disk_library.cache_clear()
+    assert native.disk_library() is None
+    monkeypatch.undo()
+    native.disk_library.cache_clear()
+    assert native.disk_library() is not None

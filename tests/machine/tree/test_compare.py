@@ -50,7 +50,7 @@ def _language(
     request: pytest.FixtureRequest, built_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if request.param == "Python":
-        monkeypatch.setattr(batch, "library", lambda: None)
+        monkeypatch.setattr(batch, "disk_library", lambda: None)
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def tree(tmp_path: Path) -> Path:
 def _compare(
     tree: Path,
     entries: Sequence[Entry] = ENTRIES,
+    targets: Sequence[Path] = (),
     *,
     full: bool = True,
     refused: frozenset[object] = frozenset(),
@@ -77,7 +78,7 @@ def _compare(
     return compare_tree(
         entries,
         CHUNKS,
-        [os.fsencode(tree)],
+        [os.fsencode(target) for target in targets or [tree]],
         PLAIN,
         full=full,
         owners=os.geteuid() == 0,
@@ -96,11 +97,17 @@ def test_a_right_tree_is_right_and_its_holes_are_not_read(tree: Path, full: bool
     assert all(result.signatures)
 
 
-def test_a_target_that_is_gone_differs(tree: Path) -> None:
-    tree.rename(tree.with_name("elsewhere"))
-    assert _compare(tree).differences == [f"{tree}: No such file or directory"]
-    tree.symlink_to("elsewhere")
-    assert _compare(tree).differences == [f"{tree}: Not a directory"]
+@pytest.mark.parametrize("how", ["No such file or directory", "Not a directory"])
+def test_each_name_of_a_target_that_is_gone_differs(tree: Path, how: str) -> None:
+    """Also where it is not the first target, whose names are right."""
+    tree.rename(gone := tree.with_name("gone"))
+    if how == "Not a directory":
+        tree.symlink_to(gone)
+    others = [msgspec.structs.replace(entry, root=1) for entry in ENTRIES]
+    result = _compare(gone, [*ENTRIES, *others], [gone, tree])
+    assert {number for number, _ in result.found} == {*range(len(ENTRIES), 2 * len(ENTRIES))}
+    assert result.differences[1] == f"{tree}/d: {how}"
+    assert all(result.signatures[: len(ENTRIES)])
 
 
 def test_a_size_that_a_manifest_only_claims_takes_no_memory(tree: Path) -> None:

@@ -48,6 +48,24 @@ def test_devices_are_named_as_skipped(tmp_path: Path) -> None:
     assert kinds == {(b"null", "character device"), (b"disk", "block device")}
 
 
+def test_a_name_whose_path_is_too_long_is_refused(tmp_path: Path) -> None:
+    """Its extended attributes could not be asked for, and would be lost without a word."""
+    place = os.open(tmp_path, os.O_RDONLY)
+    left = 4096 - len(os.fsencode(tmp_path)) - 1
+    while left > 210:
+        name = b"d" * 200
+        os.mkdir(name, dir_fd=place)
+        below = os.open(name, os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place, left = below, left - 201
+    os.close(os.open(b"f" * (left - 1), os.O_CREAT | os.O_WRONLY, dir_fd=place))
+    assert len(_walk(tmp_path).unread) == 1
+    os.close(os.open(b"f" * left, os.O_CREAT | os.O_WRONLY, dir_fd=place))
+    os.close(place)
+    with pytest.raises(WorkspaceInvalid, match="File name too long"):
+        _walk(tmp_path)
+
+
 def test_links_follow_when_their_first_name_goes(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     os.link(tmp_path / "a", tmp_path / "b")

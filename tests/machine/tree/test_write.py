@@ -33,7 +33,7 @@ def _language(
     request: pytest.FixtureRequest, built_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if request.param == "Python":
-        monkeypatch.setattr(batch, "library", lambda: None)
+        monkeypatch.setattr(batch, "disk_library", lambda: None)
 
 
 def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], object]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from gpu_kernels.native import address_of, library
+from gpu_kernels.native import address_of, disk_library
 from torpor.shared.codecs.codec import Buffer
 
 _STAT: Final = struct.Struct("=Q3qQ7q")
@@ -23,8 +23,7 @@ _ATTRIBUTES: Final = struct.Struct("=4q")
 
 
 class Stat(NamedTuple):
-    """What lstat says of a name. ``error``: 0, or why nothing is known (an errno, -1 for a file
-    that is shorter than it was)."""
+    """What lstat says of a name. ``error``: 0, or why nothing is known (an errno)."""
 
     inode: int
     size: int
@@ -55,6 +54,10 @@ class Stat(NamedTuple):
             st.st_atime_ns,
         )
 
+    @classmethod
+    def unknown(cls, cause: OSError) -> Stat:
+        return cls(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, cause.errno or errno.EIO)
+
 
 _made: Final[Callable[[tuple[int, ...]], Stat]] = partial(tuple.__new__, Stat)
 """A Stat of its twelve values: what ``Stat._make`` does, without a call of Python for each file."""
@@ -75,7 +78,7 @@ class NewFile(NamedTuple):
 def stat_names(directory: int, names: Sequence[bytes]) -> list[Stat]:
     """Look at names below an open directory, never through a symlink at the end of a name. An
     empty name is the directory."""
-    if (lib := library()) is None:
+    if (lib := disk_library()) is None:
         return [_stat(directory, name) for name in names]
     found = bytearray(_STAT.size * len(names))
     with address_of(found, writable=True) as target:
@@ -93,7 +96,7 @@ def read_files(
 ) -> Iterator[tuple[memoryview, Stat, Stat] | None]:
     """Read files below an open directory whole. Of each: its content, and what it was before and
     after it was read; None where it was not read as a regular file of that size."""
-    if (lib := library()) is None:
+    if (lib := disk_library()) is None:
         yield from (None for _ in names)
         return
     count = len(names)
@@ -117,20 +120,26 @@ def read_files(
         at += size
 
 
+def is_plain(mtime_ns: int) -> bool:
+    """Whether C can set the time: from 1677 to 2262."""
+    return -(1 << 63) <= mtime_ns < 1 << 63
+
+
 def write_files(
     directory: int, files: Sequence[NewFile], data: Buffer, *, owners: bool
 ) -> list[int]:
     """Make new files in an open directory; returns the positions of those that are not made, or
     only half."""
-    if (lib := library()) is None:
+    if (lib := disk_library()) is None:
         return list(range(len(files)))
+    for file in files:
+        if not 0 <= file.offset <= file.offset + file.size <= len(data):
+            raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
     count = len(files)
     errors = (ctypes.c_int32 * count)()
     attributes = b"".join(_ATTRIBUTES.pack(*file[3:]) for file in files)
     offsets = (ctypes.c_uint64 * count)(*(file.offset for file in files))
     sizes = (ctypes.c_uint64 * count)(*(file.size for file in files))
-    if any(file.offset + file.size > len(data) for file in files):
-        raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
     with address_of(data) as content, address_of(attributes) as wanted:
         lib.torpor_write_files(
             directory,
@@ -154,4 +163,4 @@ def _stat(directory: int, name: bytes) -> Stat:
     try:
         return Stat.of(os.stat(name or b".", dir_fd=directory, follow_symlinks=False))
     except OSError as exc:
-        return Stat(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, exc.errno or errno.EIO)
+        return Stat.unknown(exc)

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from itertools import groupby, islice
 from typing import Final
 
@@ -61,32 +61,54 @@ def compare_tree(
     """
     result = Comparison(len(entries))
     time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
+    linked = {(entry.root, entry.target) for entry in entries if entry.kind == HARDLINK}
     inodes: dict[tuple[int, bytes], int] = {}
-    with ExitStack() as stack:
-        places = []
-        for target in targets:
-            try:
-                places.append(os.open(target, _TARGET))
-            except OSError as exc:
-                result.found.append((0, f"{os.fsdecode(target)}: {exc.strerror}"))
-                return result
-            stack.callback(os.close, places[-1])
+    with _opened(targets) as places:
         for numbers in _runs_of(range(len(entries)), entries, _NAMES):
             check()
-            root = entries[numbers[0]].root
-            stats = stat_names(places[root], [entries[n].path for n in numbers])
-            looked = time.time_ns()
+            before = time.time_ns()
+            stats = _looked(places, [entries[number] for number in numbers])
+            after = time.time_ns()
             for number, st in zip(numbers, stats, strict=True):
+                entry = entries[number]
+                if (entry.root, entry.path) in linked:
+                    inodes[entry.root, entry.path] = st.inode
                 moved, wrong = _differs(
-                    entries[number], st, targets, inodes, owners, refused_xattrs, in_use_ns
+                    entry, st, targets, inodes, owners, refused_xattrs, in_use_ns
                 )
+                signature = Signature.among(st)
                 if wrong:
                     result.found.append((number, wrong))
-                elif not moved and settled(signature := Signature.among(st), looked):
+                elif not moved and settled(signature, before, after):
                     result.signatures[number] = signature
         if full:
             _compare_content(entries, chunks, targets, places, seal, result, progress, check)
     return result
+
+
+@contextmanager
+def _opened(targets: Sequence[bytes]) -> Iterator[list[int | OSError]]:
+    """A descriptor of each directory, or why there is none."""
+    places: list[int | OSError] = []
+    try:
+        for target in targets:
+            try:
+                places.append(os.open(target, _TARGET))
+            except OSError as exc:
+                places.append(exc)
+        yield places
+    finally:
+        for place in places:
+            if isinstance(place, int):
+                os.close(place)
+
+
+def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> list[Stat]:
+    """What is on the disk under the names of entries of one root."""
+    place = places[entries[0].root]
+    if isinstance(place, OSError):
+        return [Stat.unknown(place) for _ in entries]
+    return stat_names(place, [entry.path for entry in entries])
 
 
 def _runs_of(numbers: Iterable[int], entries: Sequence[Entry], most: int) -> Iterator[list[int]]:
@@ -117,12 +139,9 @@ def _differs(
         if inodes.get((entry.root, entry.target)) != st.inode:
             wrong.append("is not the same file as its hard link")
     else:
-        if entry.kind == FILE:
-            if st.nlink > 1:
-                inodes[(entry.root, entry.path)] = st.inode
-            if st.size != entry.size:
-                wrong.append(f"has {st.size} bytes, not {entry.size}")
-        if entry.kind == SYMLINK and os.readlink(_full(entry, targets)) != entry.target:
+        if entry.kind == FILE and st.size != entry.size:
+            wrong.append(f"has {st.size} bytes, not {entry.size}")
+        if entry.kind == SYMLINK and _leads(_full(entry, targets)) != entry.target:
             wrong.append("points elsewhere")
         mode = stat.S_IMODE(st.mode)
         if entry.kind != SYMLINK and mode != entry.mode:
@@ -140,6 +159,14 @@ def _differs(
     return moved, f"{_shown(entry, targets)}: {'; '.join(wrong)}" if wrong else ""
 
 
+def _leads(link: bytes) -> bytes | None:
+    """Where a symlink leads; None if it is gone meanwhile."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
+
+
 def _full(entry: Entry, targets: Sequence[bytes]) -> bytes:
     return os.path.join(targets[entry.root], entry.path)
 
@@ -152,7 +179,7 @@ def _compare_content(
     entries: Sequence[Entry],
     chunks: Sequence[Chunk],
     targets: Sequence[bytes],
-    places: Sequence[int],
+    places: Sequence[int | OSError],
     seal: Seal,
     result: Comparison,
     progress: Callable[[int], None],
@@ -168,9 +195,11 @@ def _compare_content(
         return found
 
     def compare_small(numbers: Sequence[int]) -> Iterator[tuple[int, str | None, bool]]:
-        looked = time.time_ns()
         files = [entries[n] for n in numbers]
         place = places[files[0].root]
+        if isinstance(place, OSError):
+            return  # each of its names differs already
+        looked = time.time_ns()
         reads = read_files(place, [file.path for file in files], [file.size for file in files])
         for number, entry, read in zip(numbers, files, reads, strict=True):
             if read is None:
@@ -182,7 +211,7 @@ def _compare_content(
             elif entry.size and seal.digest(data) != entry.digest:
                 yield number, f"{_shown(entry, targets)}: content differs at 0 or after", False
             else:
-                yield number, None, settled(Signature.among(after), looked)
+                yield number, None, settled(Signature.among(after), looked, time.time_ns())
 
     done = 0
     with ThreadPoolExecutor(_THREADS) as threads:

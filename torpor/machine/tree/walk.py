@@ -25,6 +25,7 @@ RACY_COARSE_NS: Final = 2_100_000_000
 file systems: 1 s)."""
 
 
+_MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero at the end
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -336,15 +337,18 @@ def listing(directory: bytes) -> list[tuple[bytes, Stat]]:
     except OSError as exc:
         raise _unreadable(directory, exc.errno) from None
     try:
-        names = sorted(map(os.fsencode, os.listdir(place)))
+        names = sorted(os.listdir(b"/proc/self/fd/%d" % place))  # as they are, whatever the locale
         stats = stat_names(place, names)
     except OSError as exc:
         raise _unreadable(directory, exc.errno) from None
     finally:
         os.close(place)
-    for st in stats:
+    longest = _MOST_PATH - len(directory) - 1
+    for name, st in zip(names, stats, strict=True):
         if st.error not in (0, errno.ENOENT):
             raise _unreadable(directory, st.error)
+        if len(name) >= longest:  # by its path nothing else can be asked, such as its attributes
+            raise _unreadable(directory, errno.ENAMETOOLONG)
     return [(name, st) for name, st in zip(names, stats, strict=True) if not st.error]
 
 

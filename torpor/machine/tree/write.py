@@ -19,7 +19,7 @@ import msgspec
 from blake3 import blake3
 
 from torpor.machine.tree.attributes import Attributes
-from torpor.machine.tree.batch import NewFile, write_files
+from torpor.machine.tree.batch import NewFile, is_plain, write_files
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.naming import is_taken, take_name
 from torpor.shared.codecs.codec import Buffer
@@ -127,7 +127,7 @@ class TreeWriter:
         """Create files of one directory together, and yield those that have to be made alone."""
         plain = []
         for entry, offset in files:
-            if entry.xattrs:
+            if entry.xattrs or not is_plain(entry.mtime_ns):
                 yield entry, offset
             else:
                 plain.append((entry, offset))
