@@ -33,6 +33,7 @@ pytest_plugins = [
     "tests.fixtures.memory_store",
     "tests.fixtures.rents",
     "tests.fixtures.metadata",
+    "tests.fixtures.near_agent",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
     "tests.fixtures.agent_bundle",
