@@ -95,8 +95,9 @@ $(ORACLES)/.ready: Makefile | $(READY)
 	@touch $@
 
 # What needs no server: no SSH, S3 or Prefect server and no browser (tests/fixtures/servers.py).
+# Two processes: each further one imports Prefect and collects all tests, 12 s of CPU.
 check: packages-test lint $(VENV)/.weights
-	$(BIN)/python -m pytest --quiet -m 'not server' --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --quiet -m 'not server and not slow' --numprocesses 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Final
 
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +18,14 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
+_LONGEST_ID: Final = 100
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """pytest names a test by its parameters: without this, one by 16 MiB of a hostile message."""
+    return argname if isinstance(val, bytes | str) and len(val) > _LONGEST_ID else None
+
+
 pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.shared",
@@ -24,6 +33,7 @@ pytest_plugins = [
     "tests.fixtures.memory_store",
     "tests.fixtures.rents",
     "tests.fixtures.metadata",
+    "tests.fixtures.near_agent",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
     "tests.fixtures.agent_bundle",

@@ -113,12 +113,26 @@ def _modules(*tops: str) -> Iterator[Path]:
 
 
 @cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_text(path), str(path))
+
+
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_tree(path)))
+
+
+@cache
 def _imports(path: Path) -> list[tuple[str, bool]]:
     """Every module that ``path`` imports, anywhere in it; and whether as soon as it is loaded."""
-    tree = ast.parse(path.read_text(), str(path))
-    at_once = {id(node) for node in _at_once(tree)}
+    at_once = {id(node) for node in _at_once(_tree(path))}
     found = []
-    for node in ast.walk(tree):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             found += [(alias.name, id(node) in at_once) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -211,7 +225,7 @@ MOST_STORY_LINES = 30
 def _functions(path: Path) -> Iterator[tuple[str, int, bool]]:
     """The name of each function of a module, the lines of its body without its docstring, and
     whether it is a flow."""
-    for node in ast.parse(path.read_text(), str(path)).body:
+    for node in _tree(path).body:
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
@@ -332,7 +346,7 @@ def test_no_module_is_over_600_lines() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
         for path in _modules(*TOPS, "tests")
-        if (lines := len(path.read_text().splitlines())) > MOST_LINES
+        if (lines := len(_text(path).splitlines())) > MOST_LINES
     }
     assert long == {}
 
@@ -342,15 +356,14 @@ def test_every_module_says_what_it_is_and_is_named_for_one_thing() -> None:
         assert path.stem not in BANNED, path
         assert not path.stem.endswith(tuple(f"_{word}" for word in BANNED)), path
     for path in _modules(*TOPS):
-        text = path.read_text()
-        assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+        assert not _text(path).strip() or ast.get_docstring(_tree(path)), f"{path} has no docstring"
 
 
 @pytest.mark.parametrize("top", PLAIN)
 def test_no_variable_is_named_one(top: str) -> None:
     """A loop variable is the noun of the thing: rental, offer, entry."""
     for path in _modules(top):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, ast.Name | ast.arg):
                 name = node.id if isinstance(node, ast.Name) else node.arg
                 assert name != "one", f"{path}:{node.lineno}"
@@ -360,7 +373,7 @@ def test_no_variable_is_named_one(top: str) -> None:
 def test_no_docstring_needs_its_neighbour_to_be_understood(top: str) -> None:
     """What begins with "Of" or "The same" says nothing by itself. Strings below assignments too."""
     for path in _modules(top):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 words = str(node.value.value).split()
                 assert words[:1] != ["Of"] and words[:2] != ["The", "same"], f"{path}:{node.lineno}"
@@ -370,9 +383,7 @@ def test_types_are_learned_before_threads_decode_into_them() -> None:
     """In every function, which any thread may call; what runs at import runs once."""
     found = 0
     for path in _modules(*TOPS):
-        functions = [
-            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)
-        ]
+        functions = [node for node in _nodes(path) if isinstance(node, ast.FunctionDef)]
         for call in (n for function in functions for n in ast.walk(function)):
             if not isinstance(call, ast.Call) or path.name == "values.py":
                 continue
@@ -416,12 +427,11 @@ _OF_LIBRARIES = {"_fields", "_exit", "_asdict", "_replace", "_logo_url"}
 
 def _private_names(path: Path) -> Iterator[str]:
     """Names with an underscore that this test takes or patches, and that are not its own."""
-    tree = ast.parse(path.read_text())
     names = set()
     own = _OF_LIBRARIES | {
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        node.name for node in _nodes(path) if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
-    for node in ast.walk(tree):
+    for node in _nodes(path):
         if isinstance(node, ast.Attribute):
             names.add(node.attr)
             if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
@@ -437,7 +447,7 @@ def _private_names(path: Path) -> Iterator[str]:
 def test_nothing_is_left_to_do() -> None:
     words = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     for path in set(_modules(*TOPS, "tests")) - {Path(__file__).resolve()}:
-        assert not words.search(path.read_text()), path
+        assert not words.search(_text(path)), path
 
 
 @pytest.mark.parametrize("top", TOPS)

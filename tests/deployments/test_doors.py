@@ -17,7 +17,6 @@ from uuid import UUID
 import asyncssh
 import psutil
 import pytest
-from prefect.server.api.server import API_ROUTERS, create_api_app
 from starlette.routing import WebSocketRoute
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
@@ -97,6 +96,8 @@ def _processes(installation: Installation) -> list[psutil.Process]:
 
 def _operations() -> list[str]:
     """All that Prefect's API can do, by its own description."""
+    from prefect.server.api.server import create_api_app  # 3 s: not for each worker
+
     paths: dict[str, dict[str, object]] = create_api_app().openapi()["paths"]
     return [
         f"{method.upper()} /api{re.sub('{[^}]*}', str(UUID(int=0)), path)}"
@@ -107,6 +108,8 @@ def _operations() -> list[str]:
 
 def _open_web_sockets(alone: Alone) -> list[str]:
     """Those that say anything to whoever has no login."""
+    from prefect.server.api.server import API_ROUTERS  # 3 s: not for each worker
+
     found = []
     routes = [route for router in API_ROUTERS for route in router.routes]
     paths = [route.path for route in routes if isinstance(route, WebSocketRoute)]

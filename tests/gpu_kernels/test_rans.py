@@ -78,7 +78,7 @@ def decoders(lib: native.Library, stream: bytes, symbols: int) -> list[bytes | N
 def test_damaged_streams_are_refused_alike(lib: native.Library) -> None:
     dice = random.Random(7)
     refused = 0
-    for _ in range(400):
+    for _ in range(100):  # thousands: tests/gpu_kernels/fuzz.py
         plain = cases.exponents(dice, dice.randrange(1, 6000))
         stream = bytearray(stream_of(plain, dice.choice([12, 15])))
         for _ in range(dice.randrange(1, 3)):
@@ -88,7 +88,7 @@ def test_damaged_streams_are_refused_alike(lib: native.Library) -> None:
         first, *others = decoders(lib, bytes(stream), len(plain))
         assert all(other == first for other in others)
         refused += first is None
-    assert refused > 300
+    assert refused > 75
 
 
 def patched(stream: bytes, at: int, form: str, *values: int) -> bytes:

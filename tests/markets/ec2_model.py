@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from xml.etree import ElementTree
 
 
+@lru_cache(maxsize=100)
 def unknown_elements(operation: str, xml: str) -> list[str]:
     """Paths of elements that no answer of ``operation`` has, and of values of another type."""
     root = ElementTree.fromstring(xml)  # noqa: S314 - our own fake's

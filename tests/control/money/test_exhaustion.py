@@ -77,7 +77,7 @@ machines = some.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)  # 0.3 s each
 @given(running=machines, hours=some.floats(20, 60))
 def test_the_overshoot_is_within_the_stated_bound(running: list[Running], hours: float) -> None:
     """On a simulated clock: `watch` looks every two minutes, until every machine has ended."""

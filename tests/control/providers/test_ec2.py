@@ -322,5 +322,4 @@ def _beside(disk_gib: float) -> float:
 
 
 def _boto(fake: FakeEc2) -> Any:
-    session = boto3.Session(fake.key, fake.secret)
-    return session.client("ec2", region_name=REGION, endpoint_url=fake.url)
+    return fake.session(fake.key).client("ec2", region_name=REGION, endpoint_url=fake.url)

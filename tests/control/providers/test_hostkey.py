@@ -11,6 +11,7 @@ import pytest
 from tests.control.providers.market_contract import MarketContract, Shop, label
 from tests.markets.hostkey import OWN_SERVER
 from tests.markets.server import Answer
+from torpor.control.providers.hostkey import provider as provider_module
 from torpor.control.providers.hostkey.client import NoServers
 from torpor.control.providers.hostkey.provider import HostkeyProvider
 from torpor.control.providers.labels import label_name
@@ -37,6 +38,11 @@ class TestHostkey(MarketContract):
     @pytest.fixture
     def want(self) -> Want:
         return Want(gpu="RTX A5000", disk_gib=20)
+
+    @pytest.fixture
+    def few_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The wait for a server is over after some looks, not after 360."""
+        monkeypatch.setattr(provider_module, "ID_LOOKS", 10)
 
     def test_it_costs_what_the_offer_said(self, shop: Shop) -> None:
         """The month's price by the hours of this month. A server's own price is not stated."""
@@ -126,7 +132,7 @@ class TestHostkey(MarketContract):
 
     @pytest.mark.parametrize("id_in_order", [True, False])
     def test_a_server_that_never_takes_its_name_is_uncertain(
-        self, shop: Shop, id_in_order: bool
+        self, shop: Shop, id_in_order: bool, few_looks: None
     ) -> None:
         """Nobody could tell it from the account's other servers."""
         shop.fake.id_in_order, shop.fake.callbacks = id_in_order, "" if id_in_order else "order"
@@ -151,7 +157,7 @@ class TestHostkey(MarketContract):
         ],
     )
     def test_a_key_that_is_gone_and_words_that_are_no_fault_end_no_order(
-        self, shop: Shop, told: dict[str, Any]
+        self, shop: Shop, told: dict[str, Any], few_looks: None
     ) -> None:
         """A deployed order's key is gone, too."""
         shop.fake.callbacks, shop.fake.callback_says = "order", told

@@ -7,9 +7,9 @@ import random
 import stat
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import torpor.machine.tree.compare as compare_module
 from flows.procedures.restore import begun, restore_parts
 from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
+from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.snapshots import Machines, Waking, reads_nothing, waking_of
+from tests.fixtures.snapshots import Machines, Waking, reads_nothing
 from tests.fixtures.trees import differences, facts, kept, let_settle
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.restore import RemoteRestore
@@ -29,9 +30,11 @@ from torpor.machine.agent import in_use
 from torpor.machine.agent.runs import WORKERS, RunRegistry
 from torpor.shared.errors import InvalidInput, SnapshotDamaged, WorkspaceInvalid
 from torpor.shared.format.manifest import Entry
-from torpor.shared.values import MIB
+from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.restore import Finished
 
+KEY = bytes(range(32))
+PART_BYTES = 2 * MIB
 FIRST = ["env/bin", "model", "env"]
 NAMES = {
     b"env", b"env/bin", b"env/bin/serve", b"env/empty", b"env/holes", b"env/open", b"env/open/conf",
@@ -40,10 +43,11 @@ NAMES = {
 PASSAGES = {b"", b"blobs", b"rest"}
 
 
-@pytest.fixture
-def was(tmp_path: Path) -> Path:
-    """A workspace of which a server needs a part; links lead in and out of that."""
-    was, dice = tmp_path / "was", random.Random(5)
+@pytest.fixture(scope="module")
+def was(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace of which a server needs a part; links lead in and out of that. No test changes
+    it."""
+    was, dice = tmp_path_factory.mktemp("first") / "was", random.Random(5)
     for name in ("env/bin", "env/open", "model", "blobs", "rest/deep"):
         (was / name).mkdir(parents=True)
     (was / "env/bin/serve").write_bytes(dice.randbytes(3000))
@@ -71,9 +75,23 @@ def was(tmp_path: Path) -> Path:
     return was
 
 
+@pytest.fixture(scope="module")
+def kept_snapshot(was: Path) -> Iterator[tuple[MemoryStore, SnapshotId]]:
+    with closing(MemoryStore()) as store:
+        source = Engine(store, was.with_name("source"), KEY, part_bytes=PART_BYTES)
+        yield store, source.snapshot([was])
+        source.runs.close()
+
+
 @pytest.fixture
-def waking(machines: Machines, memory_store: MemoryStore, was: Path) -> Waking:
-    return waking_of(machines, memory_store, was, bytes(range(32)))
+def waking(
+    machines: Machines, kept_snapshot: tuple[MemoryStore, SnapshotId], was: Path, tmp_path: Path
+) -> Iterator[Waking]:
+    store, snapshot = kept_snapshot
+    with store.undone():
+        engine = machines(store, tmp_path / "woken", KEY)
+        engine.part_bytes = PART_BYTES
+        yield Waking(engine, snapshot, was, tmp_path / "back")
 
 
 def _is_usable(waking: Waking) -> None:

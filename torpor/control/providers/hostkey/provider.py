@@ -51,7 +51,7 @@ from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 URL: Final = "https://invapi.hostkey.com"
 _SSH_PORT: Final = 22
 _GB: Final = 1e9
-_ID_LOOKS: Final = 360  # for the id of a server that was ordered, and for its name: 90 minutes
+ID_LOOKS: Final = 360  # for the id of a server that was ordered, and for its name: 90 minutes
 _ID_WAIT_S: Final = 15.0
 _POLL_S: Final = 10.0
 """A look is two requests. HOSTKEY states no limit; its own client looks every 15 s (its Terraform
@@ -319,7 +319,7 @@ class HostkeyProvider:
         order, which are others."""
         server, callback = str(answer.get("id", "")), str(answer.get("callback") or "")
         invoice, named_late, over = str(answer.get("invoice")), 0, ""
-        for look in range(_ID_LOOKS):
+        for look in range(ID_LOOKS):
             if look:
                 self._sleep(_ID_WAIT_S)
             try:
