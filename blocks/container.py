@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from ipaddress import ip_network
 from typing import Annotated, Any
@@ -42,9 +43,9 @@ def _open(ports: list[int]) -> list[int]:
 def _network(text: str) -> str:
     """ValueError also where the address is not the network's own: a typo."""
     text = text.strip()
-    if text and (ip_network(text).version != 4 or "/" not in text):
+    if text and (ip_network(text).version != 4 or not re.search(r"/\d+$", text)):
         raise ValueError(f"{text!r} is no IPv4 network: write ADDRESS/32 for one host")
-    return text
+    return str(ip_network(text)) if text else ""
 
 
 def _mounted(volumes: list[str]) -> list[str]:

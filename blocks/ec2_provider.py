@@ -100,9 +100,9 @@ class Ec2Provider(Block):
         default="",
         description=(
             "The addresses from which SSH may come, as a CIDR: 203.0.113.7/32 for one host, "
-            "0.0.0.0/0 for all. torpor then makes the security group called torpor where it is "
-            "missing, and opens port 22 in it for them. Empty: torpor makes and opens nothing. A "
-            "security group that is named above is never changed."
+            "0.0.0.0/0 for all. The first rental makes the security group called torpor where it "
+            "is missing, and opens port 22 in it for them; a change here closes nothing. Empty: "
+            "torpor makes and opens nothing. A security group that is named above is never changed."
         ),
     )
     ports: Ports = Field(

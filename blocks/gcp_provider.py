@@ -31,8 +31,8 @@ class GcpProvider(Block):
     """One project of Google Cloud: Compute Engine machines with NVIDIA GPUs, on demand and spot.
 
     The project needs a network with a firewall rule that opens port 22 to the host of the flows.
-    torpor creates neither, unless the block says from where SSH may come: then it makes the rule.
-    It needs the extra gcp, which `make setup` installs.
+    torpor creates neither, unless the block says from where SSH may come: then the first rental
+    makes the rule. It needs the extra gcp, which `make setup` installs.
 
     Args:
         project: The project's id.
@@ -111,8 +111,9 @@ class GcpProvider(Block):
         default="",
         description=(
             "The addresses from which SSH may come, as a CIDR: 203.0.113.7/32 for one host, "
-            "0.0.0.0/0 for all. torpor then makes a firewall rule that opens port 22 for them to "
-            "its machines, where no rule does. Empty: torpor makes none."
+            "0.0.0.0/0 for all. The first rental makes a firewall rule that opens port 22 for them "
+            "to torpor's machines, where no rule does; a change here closes none. Empty: torpor "
+            "makes none."
         ),
     )
     ports: Ports = Field(

@@ -64,7 +64,8 @@ class Workspace(Block):
         regions: The regions to rent in, as the providers name them.
         spot: Whether to rent spot machines.
         cuda: The least version of CUDA that the machine's driver must support.
-        driver: The least version of the machine's NVIDIA driver.
+        driver: The least version of the machine's NVIDIA driver. Offers that do not state theirs
+            fit by their CUDA.
         image: The image of the machine.
         quiesce: A command that pauses work on the machine.
         resume: A command that continues that work, when the machine is kept.
@@ -186,8 +187,8 @@ class Workspace(Block):
         title="Least driver",
         description=(
             "The least version of the machine's NVIDIA driver, such as 550 or 550.54.14. Where a "
-            "market states only CUDA, the CUDA of that driver is asked for; offers that state "
-            "neither fit. Empty: any."
+            "market states only CUDA, the CUDA of that driver's branch counts; offers that state "
+            "neither fit, but for branches that torpor does not know. Empty: any."
         ),
     )
     image: str = Field(
@@ -323,6 +324,7 @@ class Workspace(Block):
         }  # fmt: skip
         tuning = {"left_behind": "report", "parts": parts, "part_mib": part_mib}
         scratch = self.model_copy(update=changes)
+        scratch.__pydantic_extra__ = {}  # of a newer version, perhaps
         scratch._measured_with = self.open_tuning().model_copy(update=tuning)
         scratch._block_document_id = scratch._block_document_name = None
         return scratch

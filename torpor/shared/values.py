@@ -192,13 +192,18 @@ class Want(msgspec.Struct, frozen=True):
         known = [cuda for branch, cuda in _DRIVERS if self.driver and branch <= self.driver[0]]
         return max([*known, *([self.cuda] if self.cuda else [])], default=None)
 
+    @property
+    def unknown_driver(self) -> bool:
+        """Whether no CUDA is known that stands for the driver."""
+        return self.driver is not None and self.driver[0] > _DRIVERS[-1][0]
+
 
 _DRIVERS: Final = (
     (450, (11, 0)), (455, (11, 1)), (460, (11, 2)), (465, (11, 3)), (470, (11, 4)),
     (495, (11, 5)), (510, (11, 6)), (515, (11, 7)), (520, (11, 8)), (525, (12, 0)),
     (530, (12, 1)), (535, (12, 2)), (545, (12, 3)), (550, (12, 4)), (555, (12, 5)),
     (560, (12, 6)), (565, (12, 7)), (570, (12, 8)), (575, (12, 9)), (580, (13, 0)),
-    (590, (13, 1)),
+    (590, (13, 1)), (595, (13, 2)), (610, (13, 3)),
 )  # fmt: skip
 """The CUDA of each branch of NVIDIA's driver (CUDA Toolkit Release Notes, table 3). Branches
 between support no less than the one before."""

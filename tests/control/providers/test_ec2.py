@@ -230,29 +230,47 @@ class TestEc2(MarketContract):
         with pytest.raises(ProviderDenied, match="may not rent machines"):
             shop.connect().check()
 
-    def test_the_security_group_is_made_where_the_block_says_who_may_reach_port_22(
+    def test_the_first_rental_makes_the_security_group_for_whom_the_block_says(
         self, shop: Shop
     ) -> None:
+        """And opens the ports; a look changes nothing, and says what a rental will change."""
         aws, group = _boto(shop.fake), shop.fake.group
         aws.delete_security_group(GroupId=group)
         with pytest.raises(ProviderDenied, match="create-security-group"):
             shop.connect().check()
-        for host in ("203.0.113.7/32", "203.0.113.7/32", "198.51.100.0/24"):
-            assert shop.connect(ssh_from=host).check().name
-        (made,) = aws.describe_security_groups(GroupNames=["torpor"])["SecurityGroups"]
-        rules = [(rule["FromPort"], rule["ToPort"], host["CidrIp"])
-                 for rule in made["IpPermissions"] for host in rule["IpRanges"]]  # fmt: skip
-        assert sorted(rules) == [(22, 22, "198.51.100.0/24"), (22, 22, "203.0.113.7/32")]
+        home, office = "203.0.113.7/32", "198.51.100.0/24"
+        seen: list[tuple[int, str]] = []
+        for host, ports, opens in (
+            (home, (), "22"),
+            (home, (), ""),
+            (office, (), "22"),
+            (office, (8000, 6006), "8000, 6006"),
+        ):
+            provider = shop.connect(ssh_from=host, ports=ports)
+            notes = [note for note in provider.check().notes if "the first rental" in note]
+            assert [f"opens port {opens} to {host}" in note for note in notes] == [True] * bool(
+                opens
+            )
+            provider.offers(Want(gpu="T4"))
+            assert self._opened(aws) == seen
+            provider.create(shop.changed(label=label()))
+            shop.market.rented.clear()
+            seen = self._opened(aws)
+        assert seen == [(22, office), (22, home), (6006, office), (8000, office)]
         assert shop.connect().check().name
 
-    def test_further_ports_are_opened_as_port_22_is(self, shop: Shop) -> None:
-        aws = _boto(shop.fake)
-        aws.delete_security_group(GroupId=shop.fake.group)
-        for ports in ((), (8000,), (8000, 6006)):
-            assert shop.connect(ssh_from="203.0.113.7/32", ports=ports).check().name
-        (made,) = aws.describe_security_groups(GroupNames=["torpor"])["SecurityGroups"]
-        rules = [(rule["FromPort"], len(rule["IpRanges"])) for rule in made["IpPermissions"]]
-        assert sorted(rules) == [(22, 1), (6006, 1), (8000, 1)]
+    @staticmethod
+    def _opened(aws: Any) -> list[tuple[int, str]]:
+        """Ports that the group torpor opens, and to whom."""
+        groups = aws.describe_security_groups(
+            Filters=[{"Name": "group-name", "Values": ["torpor"]}]
+        )["SecurityGroups"]
+        return sorted(
+            (rule["FromPort"], host["CidrIp"])
+            for group in groups
+            for rule in group["IpPermissions"]
+            for host in rule["IpRanges"]
+        )
 
     def test_a_private_machine_is_reached_at_its_own_address_and_pays_for_no_other(
         self, shop: Shop

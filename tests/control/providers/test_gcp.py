@@ -402,31 +402,44 @@ class TestGcp(MarketContract):
         shop.fake.firewalls[0]["allowed"] = [{"IPProtocol": "tcp", "ports": ["80", "20-23"]}]
         assert shop.plain.check().name.endswith(PROJECT)
 
-    def test_a_firewall_rule_is_made_where_the_block_says_who_may_reach_port_22(
+    def test_the_first_rental_makes_a_firewall_rule_for_whom_the_block_says(
         self, shop: Shop
     ) -> None:
-        """For machines with the tag, and for ports that no rule opens yet."""
+        """For machines with the tag, and for ports that no rule opens yet; a look makes none."""
         shop.fake.firewalls[0]["sourceRanges"] = ["198.51.100.0/24"]
         shop.fake.operation_looks = 2
         home = "203.0.113.7/32"
         for ports in ((), (), (8000,), (8000, 6006)):
-            assert shop.connect(ssh_from=home, ports=ports).check().name
+            provider, before = shop.connect(ssh_from=home, ports=ports), len(shop.fake.firewalls)
+            notes = [note for note in provider.check().notes if "the first rental" in note]
+            provider.offers(Want(gpu="T4"))
+            assert len(shop.fake.firewalls) == before
+            provider.create(shop.changed(label=label()))
+            assert len(shop.fake.firewalls) == before + len(notes)
         made = shop.fake.firewalls[1:]
         assert [rule["allowed"][0]["ports"] for rule in made] == [["22"], ["8000"], ["6006"]]
-        shop.create()
         for rule in made:
             assert rule["sourceRanges"] == [home]
             assert rule["targetTags"] == shop.asked()["tags"]["items"]
+        made[0]["sourceRanges"] = ["203.0.113.7"]  # the same, as Google may write it
+        assert len(shop.connect(ssh_from=home).check().notes) == len(shop.plain.check().notes)
         made[1]["disabled"] = True
         with pytest.raises(ProviderDenied, match="disabled torpor's firewall rule torpor-"):
-            shop.connect(ssh_from=home, ports=(8000,)).check()
+            shop.connect(ssh_from=home, ports=(8000,)).create(shop.changed(label=label()))
+        (old,) = {
+            note.split(" which this")[0]
+            for note in shop.connect(ssh_from="198.51.100.7/32").check().notes
+            if f"{made[2]['name']} closes them" in note
+        }
+        assert old == f"firewall rule {made[2]['name']} opens ports to {home},"
 
     def test_a_firewall_rule_that_google_refuses_names_what_is_missing(self, shop: Shop) -> None:
         words = "Required 'compute.firewalls.create' permission for 'projects/x'"
         shop.fake.words["denied"] = (403, "forbidden", words)
-        shop.arm("denied", "account", skip=2)
+        shop.arm("denied", "account", skip=1)
         with pytest.raises(ProviderDenied, match=r"open port 8000 .*compute\.firewalls\.create"):
-            shop.connect(ssh_from="203.0.113.7/32", ports=(8000,)).check()
+            shop.connect(ssh_from="203.0.113.7/32", ports=(8000,)).create(shop.changed())
+        assert shop.market.rented == []
 
     def test_an_image_must_be_one_that_can_become_a_machine(self, shop: Shop) -> None:
         assert shop.plain.check(_MINE).name

@@ -74,6 +74,13 @@ def test_an_offer_fits_or_says_why_not(want: Want, reason: str) -> None:
             "its driver is 550.54.09, 550.54.14 is wanted",
         ),
         ({"driver": (550, 54, 14)}, Want(driver=(550, 54)), ""),
+        ({"driver": (550,)}, Want(driver=(550, 54)), ""),
+        (
+            {"cuda": (99, 0)},
+            Want(driver=(999,)),
+            "it does not state its driver, 999 is wanted",
+        ),
+        ({"driver": (999, 1), "cuda": None}, Want(driver=(999,)), ""),
         ({"gpu": None, "gpu_count": 0}, Want(gpu="L4"), "it has no GPU, L4 is wanted"),
     ],
 )

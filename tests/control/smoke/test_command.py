@@ -44,5 +44,5 @@ def test_nothing_is_rented_without_an_answer(
         smoke.smoke(REFERENCE, agree=agree)
     said = {row["what"]: row["value"] for row in shown[0].rows()}
     assert "worst case" in said
-    assert "it ends itself after 15 min" in said["if all else fails"]
+    assert "its start script tries to end it after 15 min" in said["if all else fails"]
     assert fake.market.rented == []

@@ -192,8 +192,8 @@ LIFETIMES = {
     "ec2": ("'InstanceInitiatedShutdownBehavior': 'terminate'", "shutdown -P +15"),
     "gcp": ("'maxRunDuration': {'seconds': '900'}", "'instanceTerminationAction': 'DELETE'"),
     "kubernetes": ("'activeDeadlineSeconds': 900",),
-    "runpod": ("sleep 900\n", '/v2/pods/"$RUNPOD_POD_ID" RUNPOD_API_KEY'),
-    "vast": ("sleep 900\n", '/api/v0/instances/"$CONTAINER_ID"/ CONTAINER_API_KEY'),
+    "runpod": ("+ 900))", '/v2/pods/"$RUNPOD_POD_ID" RUNPOD_API_KEY'),
+    "vast": ("+ 900))", '/api/v0/instances/"$CONTAINER_ID"/ CONTAINER_API_KEY'),
 }
 """What such a create says: ten minutes, and the time that an end may take."""
 

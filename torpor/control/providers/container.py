@@ -16,6 +16,7 @@ from torpor.shared.values import machine_path
 _TAKEN: Final = re.compile(
     r"_|HOME|LOGNAME|MAIL|(?:OLD)?PWD|PATH|SHELL|SHLVL|SSH_.*|TERM|USER"  # a session has its own
     r"|ld_path|ld_preload|saves|RUNPOD_POD_USER"  # the start of the container has its own
+    r"|CONTAINER_(?:ID|API_KEY)|RUNPOD_(?:POD_ID|API_KEY)"  # by these a machine ends itself
 )
 _SHORT: Final = 6
 """A shorter value, such as 1 or debug, is also a part of other words: no message hides it."""
@@ -85,8 +86,8 @@ def _check_variable(name: str, value: object) -> None:
     if not is_variable(name) or _TAKEN.fullmatch(name):
         raise InvalidInput(
             f"env: a container cannot be given the variable {name[:80]!r}: use letters, digits "
-            "and _, not TORPOR_ in front, and no name that every session sets, such as PATH or "
-            "HOME"
+            "and _, not TORPOR_ in front, and no name that every session or the market sets, such "
+            "as PATH or RUNPOD_API_KEY"
         )
     if not isinstance(value, str) or re.search(r"[\0\r\n]", value):
         raise InvalidInput(

@@ -79,7 +79,9 @@ def misfit(offer: Offer, want: Want) -> str:
     cuda = want.least_cuda
     if cuda is not None and offer.cuda is not None and offer.cuda < cuda:
         return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(cuda)} is wanted"
-    if want.driver is not None and offer.driver is not None and offer.driver < want.driver:
+    if want.unknown_driver and offer.driver is None:
+        return f"it does not state its driver, {_dotted(want.driver or (), 2)} is wanted"
+    if want.driver is not None and offer.driver is not None and _older(offer.driver, want.driver):
         return f"its driver is {_dotted(offer.driver, 2)}, {_dotted(want.driver, 2)} is wanted"
     return ""
 
@@ -94,6 +96,11 @@ def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
         same = (failed.region, failed.spot) == (other.region, other.spot)
         return same and failed.gpu == other.gpu
     return isinstance(error, NoCapacity) and failed.domain == other.domain
+
+
+def _older(version: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """By the parts that both state."""
+    return version[: len(wanted)] < wanted[: len(version)]
 
 
 def _dotted(version: tuple[int, ...], digits: int = 1) -> str:

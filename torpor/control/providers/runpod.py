@@ -200,7 +200,7 @@ class RunpodProvider:
             return known
         gpu, count, cloud, centre = _offer_parts(order.offer.id)
         itself = f'{shlex.quote(self._url)}/v2/pods/"$RUNPOD_POD_ID"'
-        *program, script = start_command(order, end_lines(order, itself, "RUNPOD_API_KEY"))
+        *program, script = start_command(order, first=end_lines(order, itself, "RUNPOD_API_KEY"))
         start = {"entrypoint": program, "cmd": [script]}
         body: dict[str, Any] = {
             "name": label_name(order.label),

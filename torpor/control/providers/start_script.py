@@ -45,7 +45,7 @@ environment, which may hold keys: only root reads the file."""
 
 _SCRIPT: Final = """#!/bin/sh
 set -eu
-@APART@fits='import sys; sys.exit(sys.version_info < (3, 10))'
+@APART@@FIRST@fits='import sys; sys.exit(sys.version_info < (3, 10))'
 apt() {
     DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 "$@"
 }
@@ -79,7 +79,9 @@ _END: Final = """TORPOR_END='import os, sys, urllib.request as web
 told = {"Authorization": "Bearer " + os.environ[sys.argv[2]], "User-Agent": "torpor"}
 web.urlopen(web.Request(sys.argv[1], method="DELETE", headers=told), timeout=60)'
 (
-    sleep @SECONDS@
+    at=/var/tmp/torpor-end
+    [ -s $at ] || echo $(($(date +%s) + @SECONDS@)) >$at
+    while [ "$(date +%s)" -lt "$(cat $at)" ]; do sleep 5; done
     while :; do
         python3 -c "$TORPOR_END" @URL@ @KEY@ || :
         sleep 60
@@ -99,28 +101,31 @@ _OLD: Final = re.compile(
 )
 
 
-def start_script(order: Order, more: str = "") -> str:
+def start_script(order: Order, more: str = "", *, first: str = "") -> str:
     """For user data: cloud-init runs it as root, and sshd runs already. ``more``: lines that run
-    before sshd has the new keys."""
+    before sshd has the new keys. ``first``: lines that run before all else, and may not fail."""
     public, host = order.public_key.strip(), order.host_key.strip()
     if not _PUBLIC.fullmatch(public):
         raise InvalidInput("the public key of an order is no OpenSSH public key line")
     if not _PRIVATE.fullmatch(host):
         raise InvalidInput("the host key of an order is no OpenSSH private key")
     script = _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host)
-    return script.replace("@APART@", _APART).replace("@MORE@", more).replace("@SSHD@", SSHD)
+    script = script.replace("@FIRST@", first).replace("@MORE@", more)
+    return script.replace("@APART@", _APART).replace("@SSHD@", SSHD)
 
 
-def start_command(order: Order, more: str = "") -> list[str]:
-    """For a container: its first process. No word needs quotes beyond one pair. ``more`` is that of
-    ``start_script``."""
-    return ["/bin/sh", "-c", f'eval "$(echo {_packed(order, more)} | base64 -d)"']
+def start_command(order: Order, *, first: str = "") -> list[str]:
+    """For a container: its first process. No word needs quotes beyond one pair. ``first`` is that
+    of ``start_script``."""
+    packed = _packed(start_script(order, first=first))
+    return ["/bin/sh", "-c", f'eval "$(echo {packed} | base64 -d)"']
 
 
 def end_lines(order: Order, url: str, key: str) -> str:
-    """Lines for ``more``: after the order's lifetime the machine sends a DELETE to ``url``, again
-    each minute until it is gone. ``url``: a word of shell, which may name variables of the machine.
-    ``key``: the variable with the login. None of it for an order without a lifetime."""
+    """Lines for ``first``: after the order's lifetime, also if it was started again meanwhile, the
+    machine sends a DELETE to ``url``, again each minute until it is gone. ``url``: a word of shell,
+    which may name variables of the machine. ``key``: the variable with the login. None of it for an
+    order without a lifetime."""
     if order.lifetime_s is None:
         return ""
     lines = _END.replace("@SECONDS@", f"{order.lifetime_s:.0f}")
@@ -132,13 +137,13 @@ def start_lines(order: Order, more: str = "") -> list[str]:
     is that of ``start_script``."""
     return [
         "install -m 700 /dev/null /run/torpor-start",
-        f"echo {_packed(order, more)} | base64 -d >/run/torpor-start",
+        f"echo {_packed(start_script(order, more))} | base64 -d >/run/torpor-start",
         "sh /run/torpor-start",
     ]
 
 
-def _packed(order: Order, more: str = "") -> str:
-    packed = base64.b64encode(start_script(order, more).encode()).decode()
+def _packed(script: str) -> str:
+    packed = base64.b64encode(script.encode()).decode()
     if len(packed) > MOST_CHARACTERS - _AROUND:
         raise InvalidInput(
             f"the start script has {len(packed)} characters, markets take {MOST_CHARACTERS}: use "

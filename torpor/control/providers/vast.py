@@ -224,8 +224,8 @@ class VastProvider:
         if (known := self._of_label(order.label)) is not None:
             return known
         itself = f'{shlex.quote(self._url)}/api/v0/instances/"$CONTAINER_ID"/'
-        more = end_lines(order, itself, "CONTAINER_API_KEY")
-        program, *arguments = start_command(order, more)
+        ends = end_lines(order, itself, "CONTAINER_API_KEY")
+        program, *arguments = start_command(order, first=ends)
         body: dict[str, Any] = {
             "image": order.image or IMAGE,
             "disk": self._disk_gb(order.disk_gib),

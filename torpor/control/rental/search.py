@@ -138,6 +138,8 @@ def _no_offer(
     if len(providers) == 1 and isinstance(answers[0], TorporError):
         return answers[0]
     wishes = msgspec.to_builtins(want)
+    for name in ("cuda", "driver"):
+        wishes[name] = ".".join(map(str, wishes[name] or ()))
     wish = ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"
     reasons = dict.fromkeys(
         f"{refusal.provider} {refusal.offer}: {refusal.outcome}" for refusal in refused

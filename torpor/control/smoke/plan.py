@@ -51,7 +51,7 @@ class Plan(Report, frozen=True, kw_only=True):
             return "nothing ends it at this market: stay, and watch its console"
         after = f"after {self.lifetime_s / 60:g} min"
         if self.ender == "the machine":
-            return f"it ends itself {after}, if it has started by then"
+            return f"its start script tries to end it {after}, if it has begun by then"
         return f"the market ends it {after}"
 
     def rows(self) -> list[Row]:

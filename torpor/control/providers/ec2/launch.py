@@ -43,7 +43,7 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
     """The request for one machine. Equal orders give equal requests, or AWS refuses the token.
     CreateFailed where the offer cannot be ordered."""
     kind, zone, spot = offer_parts(order.offer.id)
-    network = setup.network()
+    network = setup.opened_network()
     if zone not in network.subnets:
         raise CreateFailed(f"the provider block has no subnet in {zone}")
     image = setup.image(order.image, order.offer.architecture)
@@ -107,7 +107,7 @@ def _placed(
     card = {
         "DeviceIndex": 0,
         "SubnetId": network.subnets[zone],
-        "Groups": [network.group],
+        **({"Groups": [network.group]} if network.group else {}),
         "AssociatePublicIpAddress": not setup.private,
         "DeleteOnTermination": True,
     }

@@ -177,13 +177,13 @@ class Ec2Provider:
                 f"AWS has no Deep Learning Base AMI in {self._client.region}: name an AMI in the "
                 "provider block"
             )
-        self._setup.check()
+        notes = self._setup.check()
         probe = probe_request(self._setup, found)
         answer = self._client.ask(Done, "run_instances", **probe, DryRun=True)
         if isinstance(answer, AwsRefusal) and answer.code not in PROBE_ALLOWED:
             raise self._client.refused(answer, "rent machines")
         self._prices.disk_usd_h(1)
-        return Account(name=f"AWS account {self._client.account}", notes=self._quotas())
+        return Account(name=f"AWS account {self._client.account}", notes=[*self._quotas(), *notes])
 
     def offers(self, want: Want) -> list[Offer]:
         return self._offers.found(want)

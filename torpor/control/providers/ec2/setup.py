@@ -192,30 +192,42 @@ class Ec2Setup:
         return found if architecture in ("", found.architecture) else None
 
     def network(self) -> Network:
-        """ProviderDenied says what is missing and how to make it."""
+        """What is there; changes nothing. ProviderDenied says what is missing and how to make it.
+        The group is empty where ``opened_network`` would make it."""
         subnets = self._found_subnets()
-        group = self._found_group(subnets[0].vpc_id)
-        by_zone = {subnet.availability_zone: subnet.subnet_id for subnet in reversed(subnets)}
-        return Network(by_zone, group.group_id)
+        return _network(subnets, self._found_group(subnets[0].vpc_id))
 
-    def check(self) -> None:
-        """Check the network as ``network`` does, and that SSH can reach a machine there."""
+    def opened_network(self) -> Network:
+        """The same, with the group and the open ports that ``ssh_from`` asks for."""
+        subnets = self._found_subnets()
+        group = self._found_group(subnets[0].vpc_id) or self._made_group(subnets[0].vpc_id)
+        self._open(group)
+        return _network(subnets, group)
+
+    def check(self) -> list[str]:
+        """Check the network as ``network`` does, and that SSH can reach a machine there. Returns
+        what the first rental changes."""
         subnets = self._found_subnets()
         group = self._found_group(subnets[0].vpc_id)
-        is_open = any(_opens(permission, _SSH) for permission in group.ip_permissions)
-        if not is_open and not self._ssh_from:
+        opened = [] if group is None else group.ip_permissions
+        if group and not self._ssh_from and not any(_opens(rule, _SSH) for rule in opened):
             raise self._missing(
                 f"security group {group.group_id} does not open port 22 to this host",
                 f"aws ec2 authorize-security-group-ingress --group-id {group.group_id} "
                 "--protocol tcp --port 22 --cidr THIS_HOST/32",
             )
-        closed = [] if self.private else self._without_internet(subnets)
-        if closed:
+        without = [] if self.private else self._without_internet(subnets)
+        if without:
             raise self._missing(
-                f"subnet {', '.join(closed)} has no route to the internet",
+                f"subnet {', '.join(without)} has no route to the internet",
                 "a route of 0.0.0.0/0 to an internet gateway in its route table, or other subnets "
                 "in the provider block",
             )
+        if not (closed := self._closed(opened)):
+            return []
+        ports = ", ".join(map(str, closed))
+        where = f"security group {GROUP}{'' if group else ', which it makes'}"
+        return [f"the first rental opens port {ports} to {self._ssh_from} in {where}"]
 
     def _newest(self, architecture: str) -> Image | None:
         kind = _ITS_OWN.get(architecture, architecture)
@@ -252,7 +264,8 @@ class Ec2Setup:
             )
         return answer.subnets
 
-    def _found_group(self, vpc: str, *, makes: bool = True) -> _Group:
+    def _found_group(self, vpc: str) -> _Group | None:
+        """None where there is none, and ``ssh_from`` says that it is to be made."""
         asked: dict[str, Any] = (
             {"GroupIds": [self._group]}
             if self._group
@@ -265,10 +278,9 @@ class Ec2Setup:
             raise self._missing(str(answer), "another security group in the provider block")
         for group in answer.security_groups:
             if group.vpc_id == vpc:
-                self._open(group)
                 return group
-        if self._ssh_from and makes:
-            return self._made_group(vpc)
+        if self._ssh_from:
+            return None
         raise self._missing(
             f"VPC {vpc} has no security group {self._group or GROUP}",
             f"aws ec2 create-security-group --group-name {GROUP} --description SSH --vpc-id {vpc}, "
@@ -280,24 +292,26 @@ class Ec2Setup:
         asked = {"GroupName": GROUP, "Description": "SSH to machines of torpor", "VpcId": vpc}
         answer = self._client.ask(_NewGroup, "create_security_group", **asked)
         if isinstance(answer, AwsRefusal):
-            if answer.code != "InvalidGroup.Duplicate":
+            theirs = self._found_group(vpc) if answer.code == "InvalidGroup.Duplicate" else None
+            if theirs is None:  # otherwise another run made it meanwhile
                 raise self._client.refused(answer, f"create the security group {GROUP}")
-            return self._found_group(vpc, makes=False)  # another run made it meanwhile
-        made = _Group(answer.group_id, vpc)
-        self._open(made)
-        return made
+            return theirs
+        return _Group(answer.group_id, vpc)
+
+    def _closed(self, opened: Sequence[_Permission]) -> list[int]:
+        """The ports that are still to be opened for ``ssh_from``."""
+        places = {self._ssh_from, "0.0.0.0/0"}
+        return [
+            port
+            for port in (self._ports if self._ssh_from else ())
+            if not any(
+                _opens(rule, port) and places & {place.cidr for place in rule.ip_ranges}
+                for rule in opened
+            )
+        ]
 
     def _open(self, group: _Group) -> None:
-        """Open the ports for ``ssh_from``, where that is asked for and not done."""
-        for port in self._ports if self._ssh_from else ():
-            there = {
-                place.cidr
-                for permission in group.ip_permissions
-                if _opens(permission, port)
-                for place in permission.ip_ranges
-            }
-            if there & {self._ssh_from, "0.0.0.0/0"}:
-                continue
+        for port in self._closed(group.ip_permissions):
             places = [{"CidrIp": self._ssh_from, "Description": "torpor"}]
             rule = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": places}
             answer = self._client.ask(
@@ -335,6 +349,11 @@ class Ec2Setup:
 
 def _filters(asked: dict[str, str]) -> list[dict[str, Any]]:
     return [{"Name": name, "Values": [value]} for name, value in asked.items()]
+
+
+def _network(subnets: Sequence[_Subnet], group: _Group | None) -> Network:
+    by_zone = {subnet.availability_zone: subnet.subnet_id for subnet in reversed(subnets)}
+    return Network(by_zone, "" if group is None else group.group_id)
 
 
 def _image(row: _Image) -> Image:

@@ -180,7 +180,7 @@ class GcpProvider:
         """Google has no request that only asks whether a create is allowed."""
         found = self._client.read(_Project, "")
         self._images.image(image)
-        self._network.check()
+        opens = self._network.check()
         wares = self._offers.wares
         if not wares:
             raise ProviderDenied(
@@ -191,7 +191,7 @@ class GcpProvider:
         notes.append(f"on sale by the block's prices: {', '.join(map(str, wares))}")
         notes.append("quotas of H100 and newer GPUs are only on Google's page Quotas")
         notes.append("GCP shows only at a create whether the login may create machines")
-        return Account(name=f"Google Cloud project {found.name}", notes=notes)
+        return Account(name=f"Google Cloud project {found.name}", notes=notes + opens)
 
     def offers(self, want: Want) -> list[Offer]:
         return self._offers.found(want)
@@ -201,6 +201,7 @@ class GcpProvider:
             machine for machine in self._listed(order.label) if machine.label == order.label
         ]:
             return own[0]
+        self._network.open()
         _, zone, _ = offer_parts(order.offer.id)
         name = MachineId(f"{instance_name(order)}.{zone}")
         length_s = self.abilities.deadline_s
