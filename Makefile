@@ -94,7 +94,8 @@ $(ORACLES)/.ready: Makefile | $(READY)
 		--no-audit --no-fund --prefix $(ORACLES)/prism $(PRISM)
 	@touch $@
 
-# What needs no server: no SSH, S3 or Prefect server and no browser (tests/fixtures/servers.py).
+# What is quick and needs no server: no SSH, S3 or Prefect server, no browser and no process of the
+# agent (tests/fixtures/servers.py).
 # Two processes: each further one imports Prefect and collects all tests, 12 s of CPU.
 check: packages-test lint $(VENV)/.weights
 	$(BIN)/python -m pytest --quiet -m 'not server and not slow' --numprocesses 2 --dist worksteal

@@ -21,6 +21,8 @@ from tests.fixtures.sshd import make_sshd
         ([b"/usr/bin/chromium", b"--headless"], "chromium"),
         ([sys.executable, "-m", "deployments.up"], "deployments.up"),
         ([sys.executable, "-X", "dev", "-m", "uvicorn"], "uvicorn"),
+        ([sys.executable, "/bundles/ab", "daemon", "--home", "/home/me/.torpor"], "daemon"),
+        ([sys.executable, "-s", "/torpor/machine/agent", "supervise", "--home", "h"], "supervise"),
         ([sys.executable, "-m", "torpor.machine.agent", "daemon"], None),
         (["grep", "sshd"], None),
     ],

@@ -43,7 +43,7 @@ def test_pem_keys_and_windows_line_ends() -> None:
 
 
 def test_a_passphrase_opens_the_key_and_a_wrong_one_says_so() -> None:
-    key, text = private(passphrase="opens it")
+    key, text = private(passphrase="opens it", rounds=50)
     identity = SSHIdentity(private_key=SecretStr(text), passphrase=SecretStr("opens it"))
     assert identity.public_key.startswith(public(key))
     for wrong in (SecretStr("wrong"), None):
@@ -64,7 +64,7 @@ def test_what_is_no_private_key_is_refused_without_being_repeated(text: str) -> 
 
 
 def test_secrets_show_nowhere() -> None:
-    _, text = private(passphrase="opens it")
+    _, text = private(passphrase="opens it", rounds=50)
     block = SSHIdentity(private_key=text, passphrase="opens it")
     body = text.splitlines()[1]
     for shown in (repr(block), str(block), block.model_dump_json(), repr(block.identity())):

@@ -43,6 +43,8 @@ from torpor.shared.errors import (
 )
 from torpor.shared.values import MachineId
 
+pytestmark = pytest.mark.usefixtures("needs_server")
+
 _STEPS = 30
 _FINE = ["python3", "training.py", str(_STEPS), "0.1"]
 _LONG = ["python3", "training.py", "100000", "0.1"]

@@ -89,6 +89,7 @@ def test_a_job_that_is_asked_for_during_a_hibernation_keeps_the_machine(
     assert len(lab.snapshots()) == 1  # the snapshot is whole all the same
 
 
+@pytest.mark.usefixtures("needs_server")
 @pytest.mark.parametrize("serves", [False, True], ids=["job", "server"])
 def test_a_command_that_was_started_during_a_hibernation_keeps_the_machine(
     lab: Lab, place: Path, serves: bool

@@ -159,6 +159,7 @@ def test_an_attempt_that_nobody_uses_is_ended(lab: Lab, opened: OpenWorkspace) -
     assert opened.rentals.open() == []
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
     lab: Lab, opened: OpenWorkspace
 ) -> None:

@@ -16,7 +16,7 @@ import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
 
@@ -39,7 +39,8 @@ _SPACE: Final = "http://ec2.amazonaws.com/doc/2016-11-15"
 _CREDENTIAL: Final = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([\w-]+)/([\w-]+)/")
 _MOST_USER_DATA: Final = 16 << 10
 _PRODUCTS_A_PAGE: Final = 2
-_TYPES: Final[dict[tuple[tuple[str, str], ...], Answer]] = {}
+_Form: TypeAlias = tuple[tuple[str, str], ...]
+_TYPES: Final[dict[tuple[_Form, frozenset[str] | None], str]] = {}
 
 
 def ec2_wares() -> list[Ware]:
@@ -60,11 +61,13 @@ class FakeEc2(FakeMarket):
     """Its key is the id of the access key, ``secret`` the other half of the login.
     ``ending_looks`` answers call a machine shutting down after its end. ``violations``: elements of
     answers that AWS's own model does not have. ``told_gpus``: what AWS says of the GPU of an
-    instance type, where that differs from moto's list. ``probe_refusal``: the code of the answer to
-    a request that only checks permissions."""
+    instance type, where that differs from moto's list. ``all_types``: DescribeInstanceTypes names
+    all that AWS has, not only what is sold here. ``probe_refusal``: the code of the answer to a
+    request that only checks permissions."""
 
     ending_looks: int = 0
     probe_refusal: str = ""
+    all_types: bool = False
     wares = staticmethod(ec2_wares)
     body = "vm"
     given_port = True
@@ -337,8 +340,7 @@ class FakeEc2(FakeMarket):
                     group.remove(item)
                 elif machine is not None:
                     self._show(item, machine)
-        ElementTree.register_namespace("", _SPACE)
-        return Answer(200, ElementTree.tostring(tree, encoding="unicode"), "text/xml")
+        return Answer(200, _written(tree), "text/xml")
 
     def _show(self, item: ElementTree.Element, machine: Rented) -> None:
         state = "running"
@@ -444,16 +446,22 @@ class FakeEc2(FakeMarket):
     def _types(self, request: Request) -> Answer:
         """moto takes seconds to write them, and they never change."""
         asked = tuple(sorted(_form(request).items()))
-        if asked not in _TYPES:
-            _TYPES[asked] = self._forwarded(request)
+        sold = None if self.all_types else frozenset(ware.name for ware in self.market.wares)
+        if (asked, None) not in _TYPES:
+            _TYPES[asked, None] = str(self._forwarded(request).body)
+        if (asked, sold) not in _TYPES:
+            tree = ElementTree.fromstring(_TYPES[asked, None])  # noqa: S314 - moto's own
+            for group in tree.iter(f"{{{_SPACE}}}instanceTypeSet"):
+                for item in [item for item in group if _text(item, "instanceType") not in sold]:
+                    group.remove(item)
+            _TYPES[asked, sold] = _written(tree)
         if not self.told_gpus:
-            return _TYPES[asked]
-        tree = ElementTree.fromstring(str(_TYPES[asked].body))  # noqa: S314 - moto's own
+            return Answer(200, _TYPES[asked, sold], "text/xml")
+        tree = ElementTree.fromstring(_TYPES[asked, sold])  # noqa: S314 - moto's own
         for item in tree.iter(f"{{{_SPACE}}}item"):
             for name, text in self.told_gpus.get(_text(item, "instanceType"), {}).items():
                 _set(item, f"gpuInfo/gpus/item/{name}", text)
-        ElementTree.register_namespace("", _SPACE)
-        return Answer(200, ElementTree.tostring(tree, encoding="unicode"), "text/xml")
+        return Answer(200, _written(tree), "text/xml")
 
     def _quota(self, request: Request) -> Answer:
         code = request.body["QuotaCode"]
@@ -505,6 +513,11 @@ def _operation(request: Request) -> str:
     if service == "pricing":
         return "GetProducts"
     return "GetServiceQuota" if service == "servicequotas" else _form(request).get("Action", "")
+
+
+def _written(tree: ElementTree.Element) -> str:
+    ElementTree.register_namespace("", _SPACE)
+    return ElementTree.tostring(tree, encoding="unicode")
 
 
 def _form(request: Request) -> dict[str, str]:

@@ -128,6 +128,7 @@ class TestEc2(MarketContract):
 
     def test_gpus_have_form_and_memory_and_unusable_ones_are_not_offered(self, shop: Shop) -> None:
         """AWS's image has no driver for a V100, and what has no NVIDIA GPU was not asked for."""
+        shop.fake.all_types = True
         offers = shop.plain.offers(Want())
         found = {str(o.gpu): (o.gpu_count, o.gpu.vram_gib) for o in offers if o.gpu is not None}
         assert found == {"T4": (1, 16), "A10G": (1, 22888 / 1024), "H100 SXM": (8, 80)}

@@ -22,7 +22,7 @@ def _key(kind: str = "ssh-ed25519", passphrase: str | None = None) -> Identity:
     key = asyncssh.generate_private_key(kind)
     if passphrase is None:
         return Identity(key.export_private_key().decode())
-    return Identity(key.export_private_key(passphrase=passphrase).decode(), passphrase)
+    return Identity(key.export_private_key(passphrase=passphrase, rounds=50).decode(), passphrase)
 
 
 @pytest.fixture

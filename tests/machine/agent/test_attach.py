@@ -20,6 +20,8 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.sampler.process import ALIVE, dismiss
 from torpor.machine.sampler.ring import RING, read
 
+pytestmark = pytest.mark.usefixtures("needs_server")
+
 
 class Attached:
     """One attach process, spoken to over its pipes."""

@@ -65,7 +65,7 @@ def was(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (was / "model/link").symlink_to("../blobs/pointed at")
     (was / "rest/to the model").symlink_to("../model")
     for number in range(6):
-        (was / f"rest/{number}").write_bytes(dice.randbytes(5 * MIB))
+        (was / f"rest/{number}").write_bytes(dice.randbytes(2 * MIB + 7))
     for number in range(30):
         (was / f"rest/deep/{number}").write_bytes(dice.randbytes(2000))
     (was / "env/open").chmod(0o555)

@@ -234,6 +234,7 @@ def process_saves(home: Path) -> RescueSaves:
     return RescueSaves([*RESCUE, str(home)])
 
 
+@pytest.mark.usefixtures("needs_server")
 @pytest.mark.parametrize("store_key", [None, bytes(range(32))])
 def test_the_process_leaves_neither_key_nor_grants_behind(
     machines: Machines,
@@ -268,6 +269,7 @@ def test_the_process_leaves_neither_key_nor_grants_behind(
     assert [name for name, text in texts.items() if any(secret in text for secret in hidden)] == []
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_each_grant_is_handed_out_once(saver: Saver) -> None:
     engine, book = saver.engine, saver.book()
     saves = process_saves(engine.home)
@@ -321,6 +323,7 @@ def test_a_process_that_cannot_start_is_an_error(engine: Engine, was: Path) -> N
     assert "could not be started" in saves.save(SIGNAL).error
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_orders_that_cannot_be_read_are_not_repeated(tmp_path: Path) -> None:
     done = subprocess.run(
         [*RESCUE, str(tmp_path)], input=b'{"book": "secret"}', capture_output=True, check=False

@@ -30,6 +30,8 @@ from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.restore import CheckRestore, FetchPart, RestorePart, RestorePlan
 
+PART_BYTES = 12 * MIB
+
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,7 +39,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide = tmp_path_factory.mktemp("wide") / "was"
     (wide / "d/deep").mkdir(parents=True)
     for number in range(15):
-        (wide / f"d/{number}").write_bytes(content(number, 4 * MIB))
+        (wide / f"d/{number}").write_bytes(content(number, MIB))
     for number in range(50):
         (wide / f"d/deep/{number}").write_bytes(content(number + 100, 3000))
     (wide / "big").write_bytes(content(200, 13 * MIB))
@@ -56,7 +58,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored(wide: Path) -> Iterator[tuple[MemoryStore, SnapshotId]]:
     """The snapshot of ``wide``, in a store for all that only reads."""
     store = MemoryStore()
-    engine = Engine(store, wide.with_name("home"))
+    engine = Engine(store, wide.with_name("home"), part_bytes=PART_BYTES)
     yield store, engine.snapshot([wide])
     engine.runs.close()
     store.close()
@@ -67,7 +69,9 @@ def waking(
     machines: Machines, stored: tuple[MemoryStore, SnapshotId], wide: Path, tmp_path: Path
 ) -> Waking:
     """Another machine over that store, on which nothing has been restored yet."""
-    return Waking(machines(stored[0], tmp_path / "woken"), stored[1], wide, tmp_path / "back")
+    engine = machines(stored[0], tmp_path / "woken")
+    engine.part_bytes = PART_BYTES
+    return Waking(engine, stored[1], wide, tmp_path / "back")
 
 
 # -- targets

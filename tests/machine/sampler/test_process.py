@@ -21,6 +21,8 @@ from torpor.machine.sampler.save_lock import saving
 from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.activity import OWN_RUN, OWN_SAVE, Sample
 
+pytestmark = pytest.mark.usefixtures("needs_server")
+
 started: list[subprocess.Popen[bytes]] = []
 
 

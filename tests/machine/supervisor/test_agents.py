@@ -84,6 +84,7 @@ def _bundle(home: Path, number: int) -> Path:
     return make_bundle(source, home / "bundles" / str(number), str(number) * 64)
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_a_job_outlives_a_new_version_of_the_agent_and_keeps_its_own_bundle(home: Path) -> None:
     work = home.parent / "work"
     work.mkdir()

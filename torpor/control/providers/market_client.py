@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +35,12 @@ UNDECIDED: Final = frozenset({408, 425, 499})
 NO_SECRETS: Final = Secrets()
 
 _Shape = TypeVar("_Shape")
+
+
+@functools.cache
+def _authorities() -> ssl.SSLContext:
+    """Whom every client trusts. To read their certificates takes 0.07 s of CPU."""
+    return httpx.create_ssl_context()
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -127,6 +135,7 @@ class MarketClient:
             transport=transport,
             timeout=timeout,
             limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
+            verify=_authorities(),
         )
 
     def read(self, shape: type[_Shape], path: str, params: Mapping[str, str] = {}) -> _Shape:
