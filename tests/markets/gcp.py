@@ -11,17 +11,15 @@ import secrets
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from functools import cache
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, unquote
 
 import google.auth.jwt
 import google.oauth2.credentials
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from tests.markets.service_key import service_key
 from torpor.control.providers.gcp.client import GoogleLogin
 from torpor.control.providers.gcp.provider import GcpProvider
 
@@ -45,12 +43,6 @@ _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
 }
-
-
-@cache
-def _service_key() -> rsa.RSAPrivateKey:
-    """One for all fakes: to make it takes 0.2 s."""
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def gcp_wares() -> list[Ware]:
@@ -158,15 +150,7 @@ class FakeGcp(FakeMarket):
         return Answer(200, token)
 
     def _make_service_account(self) -> None:
-        key = _service_key()
-        spki = serialization.PublicFormat.SubjectPublicKeyInfo
-        self._public_key = key.public_key().public_bytes(serialization.Encoding.PEM, spki)
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        self.private_key = private.decode()
+        self.private_key, self._public_key = service_key()
         told = {
             "type": "service_account",
             "project_id": PROJECT,
