@@ -19,7 +19,7 @@ import google.oauth2.credentials
 
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
-from tests.markets.service_key import service_key
+from tests.markets.service_key import new_key, service_key
 from torpor.control.providers.gcp.client import GoogleLogin
 from torpor.control.providers.gcp.provider import GcpProvider
 
@@ -134,7 +134,7 @@ class FakeGcp(FakeMarket):
         self._by_request: dict[str, dict[str, Any]] = {}
         self._reaped: set[str] = set()
         super().__init__(market)
-        self._make_service_account()
+        self._take_service_key(service_key())
 
     # -- FakeMarket
 
@@ -149,8 +149,12 @@ class FakeGcp(FakeMarket):
         token = {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
         return Answer(200, token)
 
-    def _make_service_account(self) -> None:
-        self.private_key, self._public_key = service_key()
+    def new_service_account(self) -> None:
+        """Another key; Google takes the old one no more."""
+        self._take_service_key(new_key())
+
+    def _take_service_key(self, halves: tuple[str, bytes]) -> None:
+        self.private_key, self._public_key = halves
         told = {
             "type": "service_account",
             "project_id": PROJECT,
