@@ -9,18 +9,16 @@ import json
 import secrets
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from functools import cache
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
 import google.auth.jwt
 import google.oauth2.credentials
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.markets.gcp_rules import IMAGE_GIB, firewall_fault, fits, instance_fault
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from tests.markets.service_key import new_key, service_key
 from torpor.control.providers.gcp.client import GoogleLogin
 from torpor.control.providers.gcp.provider import GcpProvider
 
@@ -36,12 +34,6 @@ _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
 }
-
-
-@cache
-def _service_key() -> rsa.RSAPrivateKey:
-    """One for all fakes: to make it takes 0.2 s."""
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def gcp_wares() -> list[Ware]:
@@ -138,7 +130,7 @@ class FakeGcp(FakeMarket):
         self._by_request: dict[str, dict[str, Any]] = {}
         self._reaped: set[str] = set()
         super().__init__(market)
-        self._make_service_account()
+        self._take_service_key(service_key())
 
     # -- FakeMarket
 
@@ -153,16 +145,12 @@ class FakeGcp(FakeMarket):
         token = {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
         return Answer(200, token)
 
-    def _make_service_account(self) -> None:
-        key = _service_key()
-        spki = serialization.PublicFormat.SubjectPublicKeyInfo
-        self._public_key = key.public_key().public_bytes(serialization.Encoding.PEM, spki)
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        self.private_key = private.decode()
+    def new_service_account(self) -> None:
+        """Another key; Google takes the old one no more."""
+        self._take_service_key(new_key())
+
+    def _take_service_key(self, halves: tuple[str, bytes]) -> None:
+        self.private_key, self._public_key = halves
         told = {
             "type": "service_account",
             "project_id": PROJECT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 import threading
@@ -119,6 +120,7 @@ def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotI
     return SnapshotId(f"{stamp}-{secrets.token_hex(4)}")
 
 
+@functools.lru_cache(maxsize=10_000)  # each rule of retention asks for each id
 def made_at(snapshot: SnapshotId) -> datetime:
     """When a snapshot was made, in UTC, from its id."""
     return datetime.strptime(snapshot[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)

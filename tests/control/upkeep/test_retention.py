@@ -263,7 +263,7 @@ def _fleets(draw: st.DrawFn) -> tuple[list[Taken], dict[str, float]]:
     return taken, rented
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(fleet=_fleets(), counts=_COUNTS, more=_COUNTS)
 def test_no_machines_newest_goes_and_each_is_judged_as_if_it_were_alone(
     fleet: tuple[list[Taken], dict[str, float]], counts: list[int], more: list[int]
