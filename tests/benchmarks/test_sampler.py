@@ -10,6 +10,7 @@ from benchmarks.sampler import BOUND_MIB, measure
 from tests.fixtures.nvml import StandIn
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_the_sampler_is_measured_and_small(
     stand_in_gpus: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
