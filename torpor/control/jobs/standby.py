@@ -24,7 +24,7 @@ from torpor.control.store.snapshots import (
 )
 from torpor.shared.errors import SnapshotError, SnapshotMissing
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.manifest import Manifest, Pack
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
 from torpor.shared.values import (
     MIB,
@@ -78,23 +78,24 @@ def book_for(
     end within COMMIT_S.
     """
     saves = _sign_saves(store, spec, count)
-    known, lost, most_packs = [], [], MOST_PACKS
-    marked = marked_packs(store, spec.name)
-    there = stored_packs(store, spec.name)
-    named: set[ObjectKey] = set()
+    known: list[KnownSnapshot] = []
+    packs: list[Pack] = []
+    most_packs = MOST_PACKS
     basis = basis or newest_snapshot(store, spec.name)
     if basis is not None:
         stored = find_snapshot(store, spec.name, basis)
         if manifest is None:
             manifest = read_manifest(store, stored, Seal(key))
-        gone, _ = compare_packs(there, spec.name, manifest.packs)
-        packs = [pack_key(spec.name, pack.id) for pack in manifest.packs]
-        lost = [pack for pack in packs if pack in set(gone) or pack_id_of(pack) in marked]
-        named = set(packs)
+        packs = manifest.packs
         grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
         full_bytes = sum(entry.size for entry in manifest.entries)
         most_packs = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
+    marked = marked_packs(store, spec.name)
+    there = stored_packs(store, spec.name)
+    gone = set(compare_packs(there, spec.name, packs)[0])
+    named = [pack_key(spec.name, pack.id) for pack in packs]
+    lost = [pack for pack in named if pack in gone or pack_id_of(pack) in marked]
     return StandBy(
         job=job,
         workspace=spec.name,
@@ -113,7 +114,7 @@ def book_for(
         ],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
-        young=_young(there.values(), named, marked),
+        young=_young(there.values(), set(named), marked),
     )
 
 

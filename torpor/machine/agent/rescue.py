@@ -122,7 +122,7 @@ class Rescue:
         self._left_s = orders.left_s
         self._made = orders.made
         self._scheduled = orders.scheduled
-        self._began = time.monotonic()
+        self._began, self._began_unix = time.monotonic(), time.time()
         self._say = say
         self._call = Call("rescue", home, _unseen)
         self._number = 0
@@ -151,7 +151,7 @@ class Rescue:
                     with run.serving(self._call):
                         saved = self._save(run, threads)
                 except GrantExpired as late:
-                    if not run.filled_packs:
+                    if not self._has_stored(run):
                         raise
                     more = f"{late}. The next save goes on with what this one has stored"
                     return Rescued(None, more, packs=run.filled_packs, goes_on=True)
@@ -221,6 +221,12 @@ class Rescue:
             if record.stored_unix > self._given_unix
         }
         self._resumed = [upload.key for upload in begun.resumable if upload.key in usable]
+
+    def _has_stored(self, run: SnapshotRun) -> bool:
+        """Whether this save has stored a pack that the next one can go on with."""
+        return any(
+            record.stored_unix >= self._began_unix for record in Journal(run.state.journal).read()
+        )
 
     def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave | None:
         """Save; try again while the store does not answer. None for a scheduled save of a workspace
