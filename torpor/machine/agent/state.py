@@ -16,6 +16,7 @@ from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvali
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import Manifest, decode_manifest
+from torpor.shared.garbage import uncollected
 from torpor.shared.values import SnapshotId, WorkspaceName, learned
 
 
@@ -245,6 +246,7 @@ class WorkspaceState:
                 return None
         return self._load_index(_OWN_SEEN, roots, seal, among)
 
+    @uncollected()
     def _load_index(
         self, name: str, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
     ) -> Index | None:

@@ -16,6 +16,7 @@ from torpor.machine.tree.batch import Stat, stat_names
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
+from torpor.shared.garbage import uncollected
 
 RACY_NS: Final = 100_000_000
 """A file touched less than 0.1 s before it was looked at may be touched again within the same
@@ -179,6 +180,7 @@ def compile_excludes(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
     return excluded
 
 
+@uncollected()
 def walk(
     roots: Sequence[bytes],
     held: Holding,
