@@ -201,8 +201,8 @@ class KubernetesProvider(Block):
     jump_image: str = Field(
         default="",
         description=(
-            "With jump pod: its container image, which needs a user nobody and OpenSSH's "
-            f"/usr/sbin/sshd. Empty: {JUMP_IMAGE}."
+            "With jump pod: its container image, which needs OpenSSH's /usr/sbin/sshd. "
+            f"Empty: {JUMP_IMAGE}."
         ),
     )
     region: str = Field(

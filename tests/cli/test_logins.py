@@ -30,8 +30,8 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         Endpoint(HOSTILE, 22, "root", "ssh-ed25519 AAAA"),
         Endpoint("203.0.113.7", 22, HOSTILE, "ssh-ed25519 AAAA"),
         Endpoint("203.0.113.7", 22, "root", f"ssh-ed25519 AAAA\n{HOSTILE}"),
-        Endpoint("203.0.113.7", 22, "root", KEY, Endpoint(HOSTILE, 22, "nobody", KEY)),
-        Endpoint("203.0.113.7", 22, "root", KEY, Endpoint("203.0.113.8", 22, "nobody")),
+        Endpoint("203.0.113.7", 22, "root", KEY, Endpoint(HOSTILE, 22, "jump", KEY)),
+        Endpoint("203.0.113.7", 22, "root", KEY, Endpoint("203.0.113.8", 22, "jump")),
     ],
 )
 def test_an_address_that_openssh_would_misread_is_refused(

@@ -31,7 +31,7 @@ def test_a_host_key_is_pinned_at_first_use(store: MemoryStore) -> None:
 
 def test_the_jump_host_of_a_machine_is_kept_with_its_pin(store: MemoryStore) -> None:
     hosts = KnownHosts(store, DEMO)
-    behind = msgspec.structs.replace(HOST, jump=Endpoint("198.51.100.1", 22, "nobody", KEY))
+    behind = msgspec.structs.replace(HOST, jump=Endpoint("198.51.100.1", 22, "jump", KEY))
     hosts.pin(behind, KEY)
     assert hosts.pinned(HOST) == msgspec.structs.replace(behind, host_key=KEY)
 

@@ -32,7 +32,7 @@ _FULL: Final = (
 _LISTEN: Final = """
 sed -n 's/^Port //p; s/^ListenAddress //p' /etc/ssh/sshd_config | {{ read -r port; read -r address
 echo "ListenAddress $address:$port" >>{mount}/config; }}
-chown -R root:{user} {mount}
+chown -R 0:{user} {mount}
 chmod -R u=rX,g=rX,o= {mount}"""
 """The address of a fake machine's own, as ``image.sh`` has written it."""
 _AS_USER: Final = (
@@ -75,10 +75,13 @@ def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
     ((name, volume),) = [(v["name"], v["secret"]) for v in pod["volumes"] if "secret" in v]
     files = volume.get("items") or [{"key": key, "path": key} for key in secret]
     container = pod["containers"][0]
-    (mount,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == name]
+    mounts = [m for m in container["volumeMounts"] if m["name"] == name]
+    (mount,) = [m["mountPath"] for m in mounts if "subPath" not in m]
     prepare = f"umask 077; mkdir -p {mount}"
     for number, file in enumerate(files, 1):
         prepare += f'; printf %s "${number}" >{mount}/{file["path"]}'
+    for alone in [m for m in mounts if "subPath" in m]:
+        prepare += f"; cat {mount}/{alone['subPath']} >{alone['mountPath']}"
     user = pod.get("securityContext", {}).get("runAsUser")
     if user is not None:  # its sshd has a configuration of its own
         prepare += _LISTEN.format(mount=mount, user=user)

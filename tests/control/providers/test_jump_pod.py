@@ -27,7 +27,7 @@ def test_machines_share_a_jump_pod_which_goes_with_the_last(shop: Shop) -> None:
     assert kinds == ["deployments", "secrets", "secrets", "secrets", "services"]
     one, two = (shop.find(machine).endpoint for machine in (first, second))
     shown = asyncssh.import_private_key(shop.order.jump_host_key).export_public_key()
-    assert one.jump == Endpoint("198.51.100.1", 22, "nobody", shown.decode().strip())
+    assert one.jump == Endpoint("198.51.100.1", 22, "jump", shown.decode().strip())
     assert two.jump == one.jump
     assert two.host != one.host
     assert shop.another().find(first).endpoint == one  # whose block has another address by now

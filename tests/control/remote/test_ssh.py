@@ -98,9 +98,11 @@ def test_a_machine_behind_a_jump_host_is_reached_through_it_alone(
         assert pinned[0].split() == sshd.host_key.split()[:2]
         assert session.execute(["echo", "there"]).stdout == b"there\n"
         assert session.listens(sshd.port)
-        with session.forward(sshd.port) as port:
-            with socket.create_connection(("127.0.0.1", port)) as link:
-                assert link.recv(4) == b"SSH-"
+        with (
+            session.forward(sshd.port) as port,
+            socket.create_connection(("127.0.0.1", port)) as link,
+        ):
+            assert link.recv(4) == b"SSH-"
         assert jump.drop_connections()
         assert session.call(Echo("after"), request_id="after").words == "after"
     assert jump.process is not None

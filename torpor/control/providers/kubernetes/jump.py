@@ -39,11 +39,15 @@ change its owners."""
 _APPS: Final = "apps/v1"
 LABEL: Final = "torpor.dev/jump"
 _HOST_KEY: Final = "torpor.dev/host-key"
-_USER: Final = "nobody"  # of each image; sshd without root lets only its own user in
-_UID: Final = 65534
+_USER: Final = "jump"
+_UID: Final = 65532
 _PORT: Final = 2222  # which needs no right of root
 _FOLDER: Final = "/etc/torpor-jump"
 _TRIES: Final = 5
+
+_PASSWD: Final = f"{_USER}:x:{_UID}:{_UID}::/:/bin/false\n"
+"""sshd without root lets only its own user in, and asks the system for that user's account. Where
+systemd answers, it calls ``nobody`` locked."""
 
 _CONFIG: Final = f"""Port {_PORT}
 HostKey {_FOLDER}/host_key
@@ -157,6 +161,7 @@ class JumpPod:
                 "config": _CONFIG.replace("@SSH@", str(self._ssh_port)),
                 "host_key": order.jump_host_key,
                 "authorized_keys": f"{order.public_key}\n",
+                "passwd": _PASSWD,
             },
         }
 
@@ -175,7 +180,15 @@ class JumpPod:
                 "capabilities": {"drop": ["ALL"]},
                 "readOnlyRootFilesystem": True,
             },
-            "volumeMounts": [{"name": "keys", "mountPath": _FOLDER, "readOnly": True}],
+            "volumeMounts": [
+                {"name": "keys", "mountPath": _FOLDER, "readOnly": True},
+                {
+                    "name": "keys",
+                    "mountPath": "/etc/passwd",
+                    "subPath": "passwd",
+                    "readOnly": True,
+                },
+            ],
         }
         pod: dict[str, Any] = {
             "automountServiceAccountToken": False,
