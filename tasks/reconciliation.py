@@ -16,6 +16,7 @@ from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental
+from torpor.control.rental.waiting import ssh_banner_fault
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -146,9 +147,15 @@ def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, 
 
 
 def _silence(opened: OpenWorkspace, machine: Machine) -> str:
-    """The error if no SSH server greets; empty if one does."""
+    """The error if no SSH server greets; empty if one does. UnsafeDestroy where only the jump host
+    may be silent."""
     if machine.endpoint is None:
         return f"it is {machine.state} and has no address"
+    if machine.endpoint.jump is not None and (fault := ssh_banner_fault(machine.endpoint.jump)):
+        raise UnsafeDestroy(
+            f"the jump host before machine {machine.id} does not answer ({fault}), so the machine "
+            "may hold a restored workspace or work: nothing was ended. Run reconcile again later"
+        )
     return greeting_fault(machine.endpoint, None, opened.identity.load()) or ""
 
 

@@ -128,15 +128,15 @@ class JumpPod:
         body["metadata"]["ownerReferences"] = [owner_of(job)]
         change = {"metadata": {"ownerReferences": [owner_of(job)]}}
         ask, path = self._client.market.ask, self._client.path
-        for _ in range(_TRIES):
+        for tries_left in reversed(range(_TRIES)):
             answer = ask("PATCH", path(resource, name, api), shape, body=change)
             if isinstance(answer, Refusal) and answer.status == 404:
                 answer = ask("POST", path(resource, api=api), shape, body=body)
             if not isinstance(answer, Refusal):
                 return answer
-            if answer.status != 409:  # another run has made or changed it meanwhile
-                break
-        raise self._client.refused(answer, f"share {name} among {resource}")
+            if answer.status != 409 or not tries_left:  # 409: another run was faster
+                raise self._client.refused(answer, f"share {name} among {resource}")
+        raise AssertionError("the last try returns or raises")
 
     def _service(self, name: str, order: Order) -> dict[str, Any]:
         key = asyncssh.import_private_key(order.jump_host_key).export_public_key()
