@@ -117,13 +117,16 @@ class Absent(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
+LeftKind = Literal["disk", "address", "service", "invoice", "node", "script", "key"]
+
+
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """What outlives a machine and still costs money: a disk, an address, a service, an invoice,
-    a node."""
+    a node. A start script or a key costs nothing (``price_usd_h`` 0) and stays in the account."""
 
     id: str
     provider: str
-    kind: Literal["disk", "address", "service", "invoice", "node"]
+    kind: LeftKind
     label: Label | None
     price_usd_h: float | None = None  # None: not stated
 
