@@ -19,6 +19,7 @@ from blocks.markets import (
     RunpodProvider,
     TensordockProvider,
     VastProvider,
+    VerdaProvider,
 )
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
@@ -42,6 +43,7 @@ __all__ = [
     "TensordockProvider",
     "Tuning",
     "VastProvider",
+    "VerdaProvider",
     "Workspace",
 ]
 
@@ -55,6 +57,7 @@ ProviderBlock: TypeAlias = (
     | KubernetesProvider
     | TensordockProvider
     | HostkeyProvider
+    | VerdaProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
@@ -66,6 +69,7 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     KubernetesProvider,
     TensordockProvider,
     HostkeyProvider,
+    VerdaProvider,
 )
 """The provider blocks, the default first."""
 

@@ -1,0 +1,350 @@
+"""Verda, formerly DataCrunch: virtual machines with root, on demand and spot.
+
+https://api.verda.com/v1/docs. The vendor's Python client (1.24), its Go client and dstack's backend
+differ in places: what any of them reads is read here, too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from torpor.control.providers.adopted import Adopted
+from torpor.control.providers.checks import warranted
+from torpor.control.providers.client_credentials import CredentialsClient
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.labels import label_in, label_name
+from torpor.control.providers.market_client import TIMEOUT, Refusal, is_decided, is_denied
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.refusals import create_refused, is_sold_out
+from torpor.control.providers.seam import Abilities, Absent, Account, LeftKind, Order, Residue
+from torpor.control.providers.start_script import start_script
+from torpor.control.safety import Warrant
+from torpor.shared.errors import CreateFailed, InvalidInput, ProviderError, ProviderUnavailable
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, MachineState, Want
+
+URL: Final = "https://api.verda.com"  # https://api.datacrunch.io answers alike
+_GB: Final = 1e9  # the Python client calls a disk's unit GB, the command line GiB: the smaller one
+_LEAST_DISK_GB: Final = 50
+_MOST_DISK_GB: Final = 2000  # what torpor asks for at most; the API states no limit
+_STOPPED: Final = re.compile(r"offline|error|installation_failed|no_capacity|\w*hibernat\w+")
+_IMAGE: Final = re.compile(r"ubuntu-2[2-9]\.04(?:-cuda-(\d+)\.(\d+)(?:-open)?(?:-docker)?)?")
+_ID: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
+_GONE: Final = re.compile(r"invalid \w+ id|not.found|discontinue a discontinued", re.IGNORECASE)
+"""What dstack meets: "Invalid instance id", "Can't discontinue a discontinued instance"."""
+_THINGS: Final[dict[LeftKind, str]] = {"disk": "/volumes", "script": "/scripts", "key": "/sshkeys"}
+
+
+class _Balance(msgspec.Struct):
+    amount: float
+    currency: str
+
+
+class _Part(msgspec.Struct):
+    number_of_cores: float = 0
+    number_of_gpus: int = 0
+    size_in_gigabytes: float = 0
+    description: str = ""
+
+
+class _Type(msgspec.Struct):
+    instance_type: str
+    price_per_hour: float | str  # the Python client reads words, the Go client either
+    spot_price: float | str
+    cpu: _Part
+    gpu: _Part
+    memory: _Part
+    gpu_memory: _Part
+    supported_os: list[str] = []
+
+    @property
+    def image(self) -> str:
+        """The newest that it takes, which of older GPUs is an old one; empty: none of use."""
+        found = [_IMAGE.fullmatch(name) for name in self.supported_os]
+        fits = [f[0] for f in found if f and (f[1] or not self.gpu.number_of_gpus)]
+        return max(fits, default="")
+
+
+class _Place(msgspec.Struct):
+    location_code: str
+    availabilities: list[str]
+
+
+class _DiskPrice(msgspec.Struct):
+    price_per_month_per_gb: float
+
+
+class _DiskType(msgspec.Struct):
+    type: str
+    price: _DiskPrice
+
+
+class _Instance(msgspec.Struct):
+    id: str
+    status: str
+    description: str
+    price_per_hour: float | str
+    ip: str | None = None
+    os_volume_id: str | None = None
+
+
+class _Thing(msgspec.Struct):
+    """A disk, a start script or an SSH key."""
+
+    id: str
+    name: str
+    status: str = ""
+    base_hourly_cost: float | None = None
+    currency: str = ""
+    created_at: str = ""  # the Python client knows none of a script
+
+
+class VerdaProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract.
+
+    The label is an instance's description, and the name of its disk, its start script, which holds
+    its host key, and its SSH key: things of their own in the account.
+    """
+
+    abilities: Final = Abilities(
+        kind="vm",
+        privileged=True,
+        host_key="installed",
+        idempotency="lookup",
+        settling_s=300.0,
+        forgets_s=3600.0,  # how long an ended instance is shown is not stated
+        ready_s=1200.0,
+        poll_s=5.0,  # as often as the vendor's command line asks; no limit is stated
+        stop_keeps="nothing",  # a spot machine's disk goes with it; a stop costs as much as before
+        stopped_usd_gib_month=None,
+        min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
+        billing_s=600.0,
+        notice_s=None,
+        images=False,
+        adopts="by record",  # the API changes no description
+    )
+
+    def __init__(
+        self,
+        client_secret: str,
+        *,
+        client_id: str,
+        account: str = "",
+        url: str = URL,
+        ssh_port: int = 22,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = CredentialsClient(
+            "verda", url, client_id, client_secret, "/oauth2/token", below="/v1", identity=account,
+            timeout=timeout, sleep=sleep, lines=True, denies=_denies, is_gone=_is_gone,
+            decides=_decides,
+        )  # fmt: skip
+        self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._ssh_port, self._adopted = ssh_port, Adopted()
+        self.mark = self._adopted.mark
+        self._disks_usd_h: dict[str, float] = {}
+
+    def check(self, image: str = "") -> Account:
+        if image:
+            raise InvalidInput(f"Verda's machines have its own images, not {image}: leave it empty")
+        self.list_own()
+        balance = self._client.read(_Balance, "/balance")
+        usd = balance.amount if balance.currency.lower() == "usd" else None
+        return Account(name=self.identity, balance_usd=usd)
+
+    def offers(self, want: Want) -> list[Offer]:
+        read, found = self._client.read, []
+        rows = read(list[_Type], "/instance-types", {"currency": "usd"})
+        kinds = {row.instance_type: row for row in rows if row.image}
+        disks = read(list[_DiskType], "/volume-types")
+        gb_usd = [row.price.price_per_month_per_gb for row in disks if row.type == "NVMe"]
+        disk_usd_h = max(gb_usd, default=0.0) * _disk_gb(want.disk_gib) / 730  # as Verda counts
+        for spot in {"never": (False,), "allowed": (False, True), "only": (True,)}[want.spot]:
+            word = str(spot).lower()  # the Python client asks by isSpot, the Go client by is_spot
+            asked = {"isSpot": word, "is_spot": word}
+            for place in read(list[_Place], "/instance-availability", asked):
+                names = [name for name in place.availabilities if name in kinds]
+                code = place.location_code
+                found += [self._offer(kinds[name], code, spot, disk_usd_h) for name in names]
+        return found
+
+    def create(self, order: Order) -> Machine:
+        own = [machine for machine in self.list_own() if machine.label == order.label]
+        if own:
+            return own[0]
+        parts = order.offer.id.split("/")
+        if len(parts) != 4:
+            raise CreateFailed(f"{order.offer.id!r} is no offer of Verda")
+        kind, place, term, image = parts
+        spot, name = term == "spot", label_name(order.label)
+        # The API takes a fate of the disk of spot machines alone.
+        fate = {"on_spot_discontinue": "delete_permanently"} if spot else {}
+        body = {
+            "instance_type": kind,
+            "location_code": place,
+            "image": image,
+            "is_spot": spot,
+            "pricing": "FIXED_PRICE",
+            "hostname": f"torpor-{order.token}",
+            "description": name,
+            "os_volume": {"name": name, "size": _disk_gb(order.disk_gib), **fate},
+            "ssh_key_ids": [self._have(order, _THINGS["key"], key=order.public_key)],
+            "startup_script_id": self._have(order, _THINGS["script"], script=start_script(order)),
+        }
+        answer = self._client.create("POST", "/instances", Any, body)
+        if isinstance(answer, Refusal):
+            with suppress(ProviderError):  # what stays is residue
+                self._tidy(order.label)
+            raise create_refused("Verda", order, answer, denied=_denies(answer))
+        if not _ID.fullmatch(number := _id_in(answer)):
+            raise self._client.uncertain(answer, "POST /instances")
+        price = order.offer.price_usd_h
+        return Machine(MachineId(number), self.identity, order.label, "starting", None, price)
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        """Only the status "discontinued" is a proof: an id that is not known may be known later."""
+        if not _ID.fullmatch(machine):
+            return Absent()
+        row = self._client.seek("GET", f"/instances/{machine}", _Instance, f"show {machine}")
+        if row is None:
+            return Absent()
+        if row.status == "discontinued":
+            return Absent(f"Verda says that instance {machine} is discontinued")
+        return self._machine(row)
+
+    def list_own(self) -> list[Machine]:
+        rows = self._client.read(list[_Instance], "/instances")
+        ours = [row for row in rows if label_in(row.description) or row.id in self._adopted]
+        return [self._machine(row) for row in ours if row.status != "discontinued"]
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        live = warranted(self, machine, warrant)
+        disks = [row.id for row in self._things("/volumes") if label_in(row.name) == machine.label]
+        if live is not None:
+            # Without volume_ids the disk goes to the trash, which keeps it for 96 h.
+            more = {"volume_ids": disks, "delete_permanently": True} if disks else {}
+            body = {"id": [machine.id], "action": "delete", **more}
+            self._end("/instances", f"delete instance {machine.id}", body)
+        elif any(own.label == machine.label for own in self.list_own()):
+            return  # the rest is of another machine of this label
+        for disk in disks if live is None else ():
+            body = {"id": disk, "action": "delete", "is_permanent": True}
+            self._end("/volumes", f"delete volume {disk}", body)
+        self._tidy(machine.label)
+
+    def residue(self) -> list[Residue]:
+        """Disks, start scripts and SSH keys of ours without an instance. Only disks cost."""
+        things = [(kind, row) for kind, path in _THINGS.items() for row in self._things(path)]
+        live = {machine.label for machine in self.list_own()}
+        return [
+            Residue(
+                id=row.id, provider=self.identity, kind=kind, label=label_in(row.name),
+                price_usd_h=row.base_hourly_cost if kind == "disk" else 0.0,
+            )
+            for kind, row in things
+            if label_in(row.name) not in live
+        ]  # fmt: skip
+
+    def _offer(self, kind: _Type, place: str, spot: bool, disk_usd_h: float) -> Offer:
+        count, cuda = kind.gpu.number_of_gpus, _IMAGE.fullmatch(kind.image)
+        vram_gib = kind.gpu_memory.size_in_gigabytes / (count or 1)
+        return Offer(
+            id=f"{kind.instance_type}/{place}/{'spot' if spot else 'demand'}/{kind.image}",
+            provider=self.identity,
+            gpu=parse_gpu(kind.gpu.description, vram_gib) if count else None,
+            gpu_count=count,
+            price_usd_h=float(kind.spot_price if spot else kind.price_per_hour) + disk_usd_h,
+            region=place,
+            disk_gib=_MOST_DISK_GB * _GB / GIB,
+            domain=f"{kind.instance_type} {place} {spot}",
+            priced_unix=time.time(),
+            spot=spot,
+            available=True,
+            architecture="aarch64" if "GB" in kind.instance_type else "x86_64",
+            cuda=(int(cuda[1]), int(cuda[2])) if cuda and cuda[1] else None,
+            ram_gib=kind.memory.size_in_gigabytes * _GB / GIB,
+            cores=kind.cpu.number_of_cores,
+        )
+
+    def _have(self, order: Order, path: str, **more: str) -> str:
+        """The id of the label's start script or SSH key, which a killed create may have made."""
+        name = label_name(order.label)
+        if known := [row.id for row in self._things(path) if row.name == name]:
+            return known[0]
+        answer = self._client.ask("POST", path, Any, body={"name": name, **more})
+        if isinstance(answer, Refusal):
+            raise create_refused("Verda", order, answer, denied=_denies(answer))
+        return _id_in(answer)
+
+    def _end(self, path: str, doing: str, body: Any = None) -> None:
+        """Tell Verda to end something. It refuses while an instance is provisioned."""
+        answer: Any = self._client.ask("PUT" if body else "DELETE", path, Any, body=body)
+        if isinstance(answer, list):  # a 207 has a word on each instance
+            errors = [row for row in answer if row.get("error")]
+            answer = Refusal(400, str(errors[0]["error"]), errors[0]) if errors else None
+        if not isinstance(answer, Refusal) or _is_gone(answer):
+            return
+        if "provisioning" in answer.text:
+            raise ProviderUnavailable(f"{self.identity} does not {doing} yet: {answer}")
+        raise self._client.refused(answer, doing)
+
+    def _tidy(self, label: Label | None) -> None:
+        """Delete this label's start script and SSH key, and those of a day ago without a machine,
+        which a spot machine leaves that was taken."""
+        live = {machine.label for machine in self.list_own()}
+        old = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - 86_400))
+        for path in (_THINGS["script"], _THINGS["key"]):
+            for row in self._things(path):
+                owner, stale = label_in(row.name), "" < row.created_at < old
+                if owner == label or (stale and owner not in live):
+                    self._end(f"{path}/{row.id}", f"delete {path}/{row.id}")
+
+    def _things(self, path: str) -> list[_Thing]:
+        """Those that carry a label and are not deleted yet."""
+        rows = self._client.read(list[_Thing], path)
+        return [row for row in rows if label_in(row.name) and not row.status.startswith("delet")]
+
+    def _machine(self, row: _Instance) -> Machine:
+        label, disk = label_in(row.description) or self._adopted.get(row.id), row.os_volume_id
+        if disk is not None and disk not in self._disks_usd_h:
+            found = self._client.seek("GET", f"/volumes/{disk}", _Thing, f"show volume {disk}")
+            self._disks_usd_h[disk] = found.base_hourly_cost or 0.0 if found else 0.0
+        address = row.ip if row.status == "running" else None
+        ends, stopped = row.status in ("deleting", "deleted"), _STOPPED.fullmatch(row.status)
+        up: MachineState = "running" if address else "starting"
+        state: MachineState = "stopping" if ends else "stopped" if stopped else up
+        endpoint = Endpoint(address, self._ssh_port, "root") if address else None
+        usd_h, note = self._disks_usd_h.get(disk or "", 0.0), f"Verda says {row.status}"
+        usd_h += float(row.price_per_hour)
+        return Machine(MachineId(row.id), self.identity, label, state, endpoint, usd_h, note)
+
+
+def _decides(refusal: Refusal) -> bool:
+    """Verda itself says in a 503 that it has no capacity."""
+    said = isinstance(refusal.body, dict) and refusal.body.get("code") == "service_unavailable"
+    return is_decided(refusal) or (said and is_sold_out(refusal))
+
+
+def _denies(refusal: Refusal) -> bool:
+    """A forbidden action is one that the state of an instance forbids."""
+    return is_denied(refusal) and "forbidden_action" not in refusal.text
+
+
+def _is_gone(refusal: Refusal) -> bool:
+    return refusal.status == 404 or bool(_GONE.search(refusal.text))
+
+
+def _id_in(answer: Any) -> str:
+    return str(answer.get("id", "") if isinstance(answer, dict) else answer)
+
+
+def _disk_gb(disk_gib: float) -> int:
+    return max(_LEAST_DISK_GB, math.ceil(disk_gib * GIB / _GB))
