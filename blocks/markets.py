@@ -306,7 +306,10 @@ def check_account_name(block: Block) -> None:
     another key: their machines would be taken for each other's."""
     if not isinstance(block, KeyedProvider) or not block.account:
         return
-    for kind in KeyedProvider.__subclasses__():
+    from blocks import PROVIDERS
+
+    keyed = [kind for kind in PROVIDERS if issubclass(kind, KeyedProvider)]
+    for kind in keyed:
         for name in saved_names(kind):
             with suppress(InvalidInput):  # one that cannot be used has no name
                 other = load_named(kind, name, of="a provider block")

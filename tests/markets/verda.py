@@ -107,12 +107,11 @@ class FakeVerda(FakeMarket):
             rows.clear()
 
     def login_of(self, request: Request, header: str) -> str:
-        """The secret buys a token, which is of that secret alone."""
+        """The secret buys a token, which is of that secret alone. No other request has it."""
         if self.asked(request) == "POST /oauth2/token":
-            asked = request.body or {}
-            credentials = asked.get("grant_type"), asked.get("client_id")
-            known = credentials == ("client_credentials", CLIENT_ID)
-            return f"Bearer {asked.get('client_secret')}" if known else ""
+            secret = request.body.pop("client_secret")
+            known = request.body == {"grant_type": "client_credentials", "client_id": CLIENT_ID}
+            return f"Bearer {secret}" if known else ""
         known = header == f"Bearer {self.token}.{self.key}"
         return f"Bearer {self.key}" if known else ""
 
