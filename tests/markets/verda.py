@@ -61,6 +61,7 @@ class FakeVerda(FakeMarket):
         r"POST /oauth2/token": ("account", "_login"),
         r"GET /balance": ("account", "_balance"),
         r"GET /instance-types": ("offers", "_types"),
+        r"GET /images": ("account", "_images"),
         r"GET /instance-availability": ("offers", "_availability"),
         r"GET /volume-types": ("offers", "_volume_types"),
         r"POST /instances": ("create", "_create"),
@@ -142,8 +143,16 @@ class FakeVerda(FakeMarket):
             "storage": {"description": "dynamic"},
             "model": ware.gpu.partition(" ")[0],
             "currency": "usd",
-            "supported_os": self.supported.get(ware.name, [OLD_IMAGE, "ubuntu-24.04", IMAGE]),
+            "supported_os": ["ubuntu-22.04", "ubuntu-24.04"],
         }
+
+    def _images(self, request: Request) -> Answer:
+        names = self._images_of(request.query["instance_type"])
+        return Answer(200, [{"id": f"image-{n}", "image_type": n, "name": n} for n in names])
+
+    def _images_of(self, kind: str) -> list[str]:
+        newest = [OLD_IMAGE, "ubuntu-24.04", IMAGE, "ubuntu-24.04-cuda-13.0-cluster"]
+        return self.supported.get(kind, newest)
 
     def _availability(self, request: Request) -> Answer:
         spots = {request.query.get("isSpot"), request.query.get("is_spot")}
@@ -193,7 +202,7 @@ class FakeVerda(FakeMarket):
         kind = next((w for w in self.market.wares if w.name == asked.get("instance_type")), None)
         if kind is None or set(asked) - _CREATE:
             return f"unknown: {set(asked) - _CREATE or asked.get('instance_type')}"
-        if asked["image"] not in self._type(kind)["supported_os"]:
+        if asked["image"] not in self._images_of(kind.name):
             return "Operating system is not valid for this instance type"
         if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,58}[A-Za-z0-9])", asked["hostname"]):
             return "hostname is not valid"

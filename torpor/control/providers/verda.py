@@ -62,14 +62,6 @@ class _Type(msgspec.Struct):
     gpu: _Part
     memory: _Part
     gpu_memory: _Part
-    supported_os: list[str] = []
-
-    @property
-    def image(self) -> str:
-        """The newest that it takes, which of older GPUs is an old one; empty: none of use."""
-        found = [_IMAGE.fullmatch(name) for name in self.supported_os]
-        fits = [f[0] for f in found if f and (f[1] or not self.gpu.number_of_gpus)]
-        return max(fits, default="")
 
 
 class _Place(msgspec.Struct):
@@ -89,8 +81,8 @@ class _DiskType(msgspec.Struct):
 class _Instance(msgspec.Struct):
     id: str
     status: str
-    description: str
-    price_per_hour: float | str
+    description: str | None = None
+    price_per_hour: float | str | None = None
     ip: str | None = None
     os_volume_id: str | None = None
 
@@ -122,10 +114,10 @@ class VerdaProvider:
         forgets_s=3600.0,  # how long an ended instance is shown is not stated
         ready_s=1200.0,
         poll_s=5.0,  # as often as the vendor's command line asks; no limit is stated
-        stop_keeps="nothing",  # a spot machine's disk goes with it; a stop costs as much as before
+        stop_keeps="nothing",  # a spot machine's disk goes with it; a stop is billed in full
         stopped_usd_gib_month=None,
         min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
-        billing_s=600.0,
+        billing_s=600.0,  # as others found; the API does not state it
         notice_s=None,
         images=False,
         adopts="by record",  # the API changes no description
@@ -163,17 +155,16 @@ class VerdaProvider:
     def offers(self, want: Want) -> list[Offer]:
         read, found = self._client.read, []
         rows = read(list[_Type], "/instance-types", {"currency": "usd"})
-        kinds = {row.instance_type: row for row in rows if row.image}
+        kinds = {row.instance_type: row for row in rows}
         disks = read(list[_DiskType], "/volume-types")
         gb_usd = [row.price.price_per_month_per_gb for row in disks if row.type == "NVMe"]
         disk_usd_h = max(gb_usd, default=0.0) * _disk_gb(want.disk_gib) / 730  # as Verda counts
         for spot in {"never": (False,), "allowed": (False, True), "only": (True,)}[want.spot]:
             word = str(spot).lower()  # the Python client asks by isSpot, the Go client by is_spot
             asked = {"isSpot": word, "is_spot": word}
-            for place in read(list[_Place], "/instance-availability", asked):
-                names = [name for name in place.availabilities if name in kinds]
-                code = place.location_code
-                found += [self._offer(kinds[name], code, spot, disk_usd_h) for name in names]
+            for at in read(list[_Place], "/instance-availability", asked):
+                names = [name for name in at.availabilities if name in kinds]
+                found += [self._offer(kinds[n], at.location_code, spot, disk_usd_h) for n in names]
         return found
 
     def create(self, order: Order) -> Machine:
@@ -181,16 +172,16 @@ class VerdaProvider:
         if own:
             return own[0]
         parts = order.offer.id.split("/")
-        if len(parts) != 4:
+        if len(parts) != 3:
             raise CreateFailed(f"{order.offer.id!r} is no offer of Verda")
-        kind, place, term, image = parts
+        kind, place, term = parts
         spot, name = term == "spot", label_name(order.label)
         # The API takes a fate of the disk of spot machines alone.
         fate = {"on_spot_discontinue": "delete_permanently"} if spot else {}
         body = {
             "instance_type": kind,
             "location_code": place,
-            "image": image,
+            "image": self._image(order, kind),
             "is_spot": spot,
             "pricing": "FIXED_PRICE",
             "hostname": f"torpor-{order.token}",
@@ -254,10 +245,10 @@ class VerdaProvider:
         ]  # fmt: skip
 
     def _offer(self, kind: _Type, place: str, spot: bool, disk_usd_h: float) -> Offer:
-        count, cuda = kind.gpu.number_of_gpus, _IMAGE.fullmatch(kind.image)
+        count = kind.gpu.number_of_gpus
         vram_gib = kind.gpu_memory.size_in_gigabytes / (count or 1)
         return Offer(
-            id=f"{kind.instance_type}/{place}/{'spot' if spot else 'demand'}/{kind.image}",
+            id=f"{kind.instance_type}/{place}/{'spot' if spot else 'demand'}",
             provider=self.identity,
             gpu=parse_gpu(kind.gpu.description, vram_gib) if count else None,
             gpu_count=count,
@@ -269,10 +260,19 @@ class VerdaProvider:
             spot=spot,
             available=True,
             architecture="aarch64" if "GB" in kind.instance_type else "x86_64",
-            cuda=(int(cuda[1]), int(cuda[2])) if cuda and cuda[1] else None,
             ram_gib=kind.memory.size_in_gigabytes * _GB / GIB,
             cores=kind.cpu.number_of_cores,
         )
+
+    def _image(self, order: Order, kind: str) -> str:
+        """The newest for this type, with the CUDA that is wanted. Older GPUs take older images."""
+        rows = self._client.read(list[dict[str, Any]], "/images", {"instance_type": kind})
+        found = filter(None, (_IMAGE.fullmatch(str(row.get("image_type"))) for row in rows))
+        least = order.cuda or (1 if order.offer.gpu_count else 0, 0)
+        fits = [image[0] for image in found if (int(image[1] or 0), int(image[2] or 0)) >= least]
+        if not fits:
+            raise CreateFailed(f"Verda has no Ubuntu with CUDA {least[0]}.{least[1]} for {kind}")
+        return max(fits)
 
     def _have(self, order: Order, path: str, **more: str) -> str:
         """The id of the label's start script or SSH key, which a killed create may have made."""
@@ -323,7 +323,7 @@ class VerdaProvider:
         state: MachineState = "stopping" if ends else "stopped" if stopped else up
         endpoint = Endpoint(address, self._ssh_port, "root") if address else None
         usd_h, note = self._disks_usd_h.get(disk or "", 0.0), f"Verda says {row.status}"
-        usd_h += float(row.price_per_hour)
+        usd_h += float(row.price_per_hour or 0)
         return Machine(MachineId(row.id), self.identity, label, state, endpoint, usd_h, note)
 
 
