@@ -37,7 +37,7 @@ _MOST_DISK_GB: Final = 2000  # what torpor asks for at most; the API states no l
 _STOPPED: Final = re.compile(r"offline|error|installation_failed|no_capacity|\w*hibernat\w+")
 _IMAGE: Final = re.compile(r"ubuntu-2[2-9]\.04(?:-cuda-(\d+)\.(\d+)(?:-open)?(?:-docker)?)?")
 _ID: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
-_GONE: Final = re.compile(r"invalid \w+ id|not.found|discontinue a discontinued", re.IGNORECASE)
+_GONE: Final = re.compile(r"invalid [\w ]+ id|not.found|discontinue a discontinued", re.IGNORECASE)
 """What dstack meets: "Invalid instance id", "Can't discontinue a discontinued instance"."""
 _THINGS: Final[dict[LeftKind, str]] = {"disk": "/volumes", "script": "/scripts", "key": "/sshkeys"}
 
