@@ -130,17 +130,14 @@ class FakeVerda(FakeMarket):
         return Answer(200, [self._type(ware) for ware in kinds.values()])
 
     def _type(self, ware: Ware) -> dict[str, Any]:
-        count = ware.gpu_count
+        words = ("best_for", "description", "display_name", "manufacturer", "name", "p2p")
         return {
+            **dict.fromkeys(words, ""),
             "id": f"type-{ware.name}",
             "instance_type": ware.name,
             "price_per_hour": self._price(ware.usd_h),
             "spot_price": self._price(ware.spot_usd_h or 0),
-            "cpu": {"description": f"{ware.cores} CPU", "number_of_cores": ware.cores},
-            "gpu": {"description": f"{count}x {ware.gpu}", "number_of_gpus": count},
-            "gpu_memory": {"description": "", "size_in_gigabytes": ware.vram_gib * count},
-            "memory": {"description": "", "size_in_gigabytes": int(ware.ram_gib)},
-            "storage": {"description": "dynamic"},
+            **_parts_of(ware),
             "model": ware.gpu.partition(" ")[0],
             "currency": "usd",
             "supported_os": ["ubuntu-22.04", "ubuntu-24.04"],
@@ -148,14 +145,15 @@ class FakeVerda(FakeMarket):
 
     def _images(self, request: Request) -> Answer:
         names = self._images_of(request.query["instance_type"])
-        return Answer(200, [{"id": f"image-{n}", "image_type": n, "name": n} for n in names])
+        rows = [{"id": f"image-{n}", "image_type": n, "name": n, "details": []} for n in names]
+        return Answer(200, rows)
 
     def _images_of(self, kind: str) -> list[str]:
         newest = [OLD_IMAGE, "ubuntu-24.04", IMAGE, "ubuntu-24.04-cuda-13.0-cluster"]
         return self.supported.get(kind, newest)
 
     def _availability(self, request: Request) -> Answer:
-        spots = {request.query.get("isSpot"), request.query.get("is_spot")}
+        spots = {request.query[name] for name in ("isSpot", "is_spot") if name in request.query}
         assert spots in ({"true"}, {"false"})
         places: dict[str, list[str]] = {}
         for ware in self.market.wares:
@@ -269,6 +267,7 @@ class FakeVerda(FakeMarket):
             "size": machine.disk_gib,
             "type": "NVMe",
             "is_os_volume": True,
+            "created_at": _time(machine.created_unix),
             "instance_id": machine.id if status == "attached" else None,
             "base_hourly_cost": machine.disk_gib * machine.ware.disk_usd_gib_month / 730,
             "currency": "usd",
@@ -289,7 +288,7 @@ class FakeVerda(FakeMarket):
             gone = self.error(400, "invalid_request", f"Invalid {kind[:-1]} id")
             return Answer(200) if found else gone
         made = {"id": f"{kind}-{secrets.token_hex(8)}", **request.body}
-        rows.append({**made, "created_at": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())})
+        rows.append({**made, "created_at": _time(time.time())})
         return self._id(made["id"], 201)
 
     def _instance(self, machine: Rented) -> dict[str, Any]:
@@ -300,7 +299,9 @@ class FakeVerda(FakeMarket):
         asked, ware = machine.request, machine.ware
         usd_h = (ware.spot_usd_h if machine.spot else None) or ware.usd_h
         return {
+            **_parts_of(ware),
             "id": machine.id,
+            "created_at": _time(machine.created_unix),
             "ip": machine.address if status == "running" else None,
             "status": status,
             "hostname": asked.get("hostname", machine.label),
@@ -324,6 +325,22 @@ class FakeVerda(FakeMarket):
 
     def _id(self, number: str, status: int) -> Answer:
         return Answer(status, f'"{number}"') if self.newer else Answer(status, number, "text/html")
+
+
+def _time(unix: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(unix))
+
+
+def _parts_of(ware: Ware) -> dict[str, Any]:
+    """Of an instance and its type."""
+    count = ware.gpu_count
+    return {
+        "cpu": {"description": f"{ware.cores} CPU", "number_of_cores": ware.cores},
+        "gpu": {"description": f"{count}x {ware.gpu}", "number_of_gpus": count},
+        "gpu_memory": {"description": "", "size_in_gigabytes": ware.vram_gib * count},
+        "memory": {"description": "", "size_in_gigabytes": int(ware.ram_gib)},
+        "storage": {"description": "dynamic"},
+    }
 
 
 def _volume_of(machine: Rented) -> str:

@@ -1,6 +1,6 @@
 """Verda, formerly DataCrunch: virtual machines with root, on demand and spot.
 
-https://api.verda.com/v1/docs. The vendor's Python client (1.24), its Go client and dstack's backend
+https://api.verda.com/v1/docs. The vendor's Python client (1.25), its Go client and dstack's backend
 differ in places: what any of them reads is read here, too.
 """
 
