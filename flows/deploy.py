@@ -49,9 +49,10 @@ def deploy(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
         gate: On a new machine, start the server before the workspace is restored: each file that
-            it opens is fetched next, and the call waits for it. Needs Linux 5.5 and no privilege;
-            sudo does not work in the server unless the agent may administer the machine. Without
-            it, or where the report says why not, the server starts after what comes first.
+            it opens is fetched next, and the call waits for it. Without it, or where the report
+            says why not, the server starts after what comes first. Never use it for a server that
+            runs sudo: that has no effect behind the gate, unless the agent may administer the
+            machine. Needs Linux 5.5.
     """
     with phase_named_in_errors("the deploy failed"):
         opened = open_workspace(workspace).accepting(accept_paths)
@@ -77,8 +78,7 @@ def deploy_stack(
     holds an unfinished restore of another snapshot, it is destroyed, and a second round rents
     another one. So it does where the server has started too early; there it starts last."""
     for number, again in enumerate(rounds(2, RestoreUnfinished, StartedTooEarly)):
-        early = not number
-        chosen = Chosen(stack, strategy, full_check, trial, early, gate and early)
+        chosen = Chosen(stack, strategy, full_check, trial, early=not number, gate=gate)
         with again, deployment_on_a_machine(opened, chosen, snapshot) as deployment:
             deployment.stop_earlier()
             deployment.bring()  # environment and workspace, beside each other

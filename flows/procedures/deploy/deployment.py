@@ -349,7 +349,7 @@ class Deployment:
     def _restore_workspace(
         self, tenancy: Tenancy, wanted: StoredSnapshot, when_first: Callable[[], None]
     ) -> None:
-        gate = self._chosen.gate and not self._stack.fetch
+        gate = self._chosen.gate and self._chosen.early and not self._stack.fetch
         restore = new_restore(self._opened, self._session, wanted, gate=gate)
         self._restoring.append(restore)
         with self._measured("workspace"), arrival(restore, tenancy):
@@ -371,7 +371,9 @@ class Deployment:
         if plan.gated:
             self._gate = "the server started before its files were there"
         elif self._chosen.gate and not plan.complete:
-            why = "the fetch command needs the whole workspace" if self._stack.fetch else ""
+            why = "a server that started early wrote to what was still restored"
+            if self._stack.fetch:
+                why = "the fetch command needs the whole workspace"
             self._gate = f"not used: {plan.ungated or why}"
 
     @contextmanager

@@ -125,13 +125,16 @@ class RestoreRun(AgentRun):
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
         gate, check = self._gate, partial(self.check, call)
-        give_way: Callable[[], None] = lambda: None
+        give_way: Callable[[], None] = _nothing
+        wrote: Callable[[int], None] = _ignore
         with ExitStack() as held:
             held.enter_context(self._first.fetching(bool(request.pieces)))
-            if gate is not None and request.urgent:
-                held.enter_context(gate.urgent())
-            elif gate is not None:
-                give_way = partial(gate.give_way, check)
+            if gate is not None:
+                wrote = gate.wrote
+                if request.urgent:
+                    held.enter_context(gate.urgent())
+                else:
+                    give_way = partial(gate.give_way, check)
             stored_bytes = restore_part(
                 plan,
                 begun.goal.seal,
@@ -145,7 +148,7 @@ class RestoreRun(AgentRun):
                 keep=self._passing.keep,
                 gpu=self._gpu,
                 give_way=give_way,
-                wrote=_ignore if gate is None else gate.wrote,
+                wrote=wrote,
             )
         chunks = begun.goal.manifest.chunks
         packs = [pack_id_of(grant.key) for grant in request.packs]
@@ -404,6 +407,10 @@ class _First:
             with self._changed:
                 self._finishing = False
                 self._changed.notify_all()
+
+
+def _nothing() -> None:
+    """Without a gate no part gives way to another."""
 
 
 def _ignore(chunk: int) -> None:

@@ -1,8 +1,8 @@
 """The keeper: answers the calls of a command that runs while its files are restored.
 
-A call goes on at once, unless it names a file that the restore has not given its name yet, or lists
-a directory in which such files are missing. It then waits, and the restore is asked for these first.
-Where nothing moves any more, or the restore ends without them, it ends with EIO.
+A call goes on at once, unless it names a file that the restore has not given its name yet, or
+lists a directory in which such files are missing. It then waits, and the restore is asked for these
+first. Where nothing moves any more, or the restore ends without them, it ends with EIO.
 
 The keeper is a thread of the supervisor, which is an ancestor of all that it answers for: so it may
 read their memory. When the restore has ended, it lets everything pass. This is a convenience for a
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from torpor.machine.gate.calls import CWD, NO_FOLLOW, Argument, FileCall, Machine
+from torpor.machine.gate.calls import CWD, NO_FOLLOW, Argument, Machine
 from torpor.machine.gate.listener import Listener, Notice
 from torpor.machine.gate.record import GateRecord
 
@@ -158,13 +158,9 @@ class Awaited:
         that does is complete."""
         try:
             (os.stat if follows else os.lstat)(path)
-            return None
         except FileNotFoundError:
-            pass
-        if follows:
-            return self._numbers.get(os.path.realpath(path))
-        directory, name = os.path.split(path.rstrip(b"/"))
-        return self._numbers.get(os.path.join(os.path.realpath(directory), name))
+            return self._numbers.get(_real(path, follows))
+        return None
 
     def below(self, directory: bytes) -> set[int]:
         """What is missing in a directory."""
@@ -177,6 +173,14 @@ class Awaited:
         """Ask the restore for these first."""
         self._record.want(sorted(numbers - self._asked))
         self._asked |= numbers
+
+
+def _real(path: bytes, follows: bool) -> bytes:
+    """The whole path, without symlinks but for one at its end, unless it is followed too."""
+    if follows:
+        return os.path.realpath(path)
+    directory, name = os.path.split(path.rstrip(b"/"))
+    return os.path.join(os.path.realpath(directory), name)
 
 
 def _path(notice: Notice, argument: Argument) -> bytes:

@@ -128,11 +128,13 @@ def _try(machine: Machine, said: list[str]) -> None:
     sizes, parent = bytearray(_SIZES.size), os.getppid()
     try:
         _seccomp(machine, _GET_SIZES, 0, sizes)
-        if _SIZES.unpack(sizes)[:2] != (_NOTICE.size, _ANSWER.size):
-            raise OSError(errno.ENOSYS, "the kernel's notifications are of another size")
         listener = Listener(listen(machine, [machine.getppid]))
     except OSError as error:
         said.append(_words(error))
+        return
+    if _SIZES.unpack(sizes)[:2] != (_NOTICE.size, _ANSWER.size):
+        listener.close()
+        said.append("the kernel's notifications of system calls are newer than the gate")
         return
     answers = threading.Thread(target=_answer_once, args=(listener,), name="gate", daemon=True)
     answers.start()

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+
 import msgspec
 
 from torpor.machine.sampler.ring import boot_id

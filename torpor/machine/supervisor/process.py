@@ -97,9 +97,7 @@ class Supervisor:
 
     # -- the command
 
-    def _begin(
-        self, request: StartJob, bundle: str, keep: Callable[[int], None] | None
-    ) -> None:
+    def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
         began = log.size_of(request.log)
         log.say(request.log, f"attempt {request.attempt} begins")
         output = log.open_log(request.log)

@@ -66,8 +66,8 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     any, what the snapshot says that was used.
     ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
     these directories themselves. ``aside``: a target that holds something is renamed, where nothing
-    says that it is of this workspace; never with ``resume``. ``gate``: a command is started at once,
-    and waits for each file that it opens."""
+    says that it is of this workspace; never with ``resume``. ``gate``: a command is started at
+    once, and waits for each file that it opens."""
 
     op = "restore.begin"
     roots: list[str] | None
@@ -138,8 +138,8 @@ class RestoredPart(msgspec.Struct, frozen=True):
 
 class FetchPart(OfRun[RestoredPart], frozen=True):
     """Fetch, check and write these ``pieces`` of the packs, or without any what comes later: from
-    ``peer``, then from the store. ``urgent``: a command waits for it, so no part begins another pack
-    meanwhile."""
+    ``peer``, then from the store. ``urgent``: a command waits for it, so no part begins another
+    pack meanwhile."""
 
     op = "restore.part"
     packs: list[Grant]
