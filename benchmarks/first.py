@@ -4,7 +4,8 @@
 
 Prints a table and JSON; --keep keeps the JSON under benchmarks/results. A quarter of the workspace
 comes first: as the user's list says, as was learned on a machine where all of it was read, and as
-a command behind the gate asks for it, which starts at once and reads all of it. The S3 server (SeaweedFS) and the local machine share this host.
+a command behind the gate asks for it, which starts at once and reads all of it. The S3 server
+(SeaweedFS) and the local machine share this host.
 """
 
 from __future__ import annotations

@@ -122,10 +122,9 @@ class BenchMachine:
         command = ["find", str(folder), "-type", "f", "-exec", "cat", "{}", "+"]
         argv = ["sh", "-c", 'exec "$@" > /dev/null', "sh", *command]
         request = StartJob(job, 1, argv, "/", f"{self.home}/{job}.log", [], gate=_NAME)
-        with PlainRunner():
-            start_command(self._attached(), request)
-            while (state := look_at_command(self._attached(), job, 0, 0).state).state == "running":
-                time.sleep(_LOOK_S)
+        start_command(self._attached(), request)
+        while (state := look_at_command(self._attached(), job, 0, 0).state).state == "running":
+            time.sleep(_LOOK_S)
         if state.status:
             raise SystemExit(f"the command behind the gate ended with {state}")
 

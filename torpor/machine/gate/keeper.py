@@ -159,7 +159,9 @@ class Awaited:
         try:
             (os.stat if follows else os.lstat)(path)
         except FileNotFoundError:
-            return self._numbers.get(_real(path, follows))
+            if follows and os.path.islink(path):
+                return self._numbers.get(os.path.realpath(path))
+            return self._numbers.get(_real(path))
         return None
 
     def below(self, directory: bytes) -> set[int]:
@@ -175,12 +177,14 @@ class Awaited:
         self._asked |= numbers
 
 
-def _real(path: bytes, follows: bool) -> bytes:
-    """The whole path, without symlinks but for one at its end, unless it is followed too."""
-    if follows:
-        return os.path.realpath(path)
+def _real(path: bytes) -> bytes:
+    """The whole path, without symlinks but for one at its end."""
     directory, name = os.path.split(path.rstrip(b"/"))
-    return os.path.join(os.path.realpath(directory), name)
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return os.path.join(os.readlink(b"/proc/self/fd/%d" % place), name)
+    finally:
+        os.close(place)
 
 
 def _path(notice: Notice, argument: Argument) -> bytes:

@@ -11,9 +11,11 @@ import errno
 import fcntl
 import os
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from torpor.machine.gate.calls import (
@@ -117,6 +119,8 @@ def why_not() -> str:
     machine = this_machine()
     if machine is None:
         return f"the gate knows no {os.uname().machine}"
+    if not _may_read_children():
+        return "the machine does not let a process read the memory of its children"
     said: list[str] = []
     thread = threading.Thread(target=_try, args=(machine, said), name="gate", daemon=True)
     thread.start()
@@ -141,6 +145,18 @@ def _try(machine: Machine, said: list[str]) -> None:
     right = _libc.syscall(machine.getppid) == parent
     answers.join()
     said.append("" if right else "the kernel does not go on with a call: it is older than 5.5")
+
+
+def _may_read_children() -> bool:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            maps = Path(f"/proc/{child.pid}/maps").read_text()
+            with open(f"/proc/{child.pid}/mem", "rb", buffering=0) as memory:
+                return bool(os.pread(memory.fileno(), 1, int(maps.partition("-")[0], 16)))
+        except (OSError, ValueError):
+            return False
+        finally:
+            child.kill()
 
 
 def _answer_once(listener: Listener) -> None:

@@ -58,13 +58,13 @@ class Command:
 
     def go(self) -> str:
         """Let it run. Returns why it could not be started; empty if it was."""
-        try:
-            os.write(self._begin, _GO)
-        except BrokenPipeError:  # someone has ended it: that is how it ended
-            return ""
-        finally:
-            os.close(self._begin)
         with self._hears:
+            try:
+                os.write(self._begin, _GO)
+            except BrokenPipeError:  # someone has ended it: that is how it ended
+                return ""
+            finally:
+                os.close(self._begin)
             if self._keep is not None:
                 for listener in socket.recv_fds(self._hears, 1, 1)[1]:
                     os.set_inheritable(listener, False)
