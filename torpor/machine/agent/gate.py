@@ -133,7 +133,8 @@ class RestoreGate:
                 given += names
         with self._lock:
             self._signatures |= {number: self._seen(number) for number in given}
-        self._record.give(given)
+        if given:
+            self._record.give(given)
         self._record.moved()
 
     def _seen(self, number: int) -> Signature | None:

@@ -333,10 +333,11 @@ def restore_part(
     try:
         for grant, piece in zip(grants, pieces or repeat(0), strict=bool(pieces)):
             give_way()
-            pack_id, more = pack_id_of(grant.key), True
-            while more:
+            pack_id = pack_id_of(grant.key)
+            while True:
                 with plan.claimed(Lot(pack_id, piece), check) as numbers:
-                    more = bool(numbers)
+                    if not numbers:
+                        break
                     chunks = [plan.manifest.chunks[n] for n in numbers]
                     ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
                     with closing(fetcher.get_ranges(grant, ranges)) as stream:
