@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,11 +149,18 @@ def test_a_flow_fetches_what_a_command_waits_for_and_starts_it_at_once(gated: Ga
     assert differences(kept(gated.was), facts(gated.back)) == []
 
 
-def test_parts_begin_no_pack_while_something_urgent_is_fetched(gated: Gated) -> None:
+def test_parts_begin_no_pack_while_something_urgent_is_fetched(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[RestoreGate] = []
+
+    def gate(*args: Any) -> RestoreGate:
+        made.append(RestoreGate(*args))
+        return made[-1]
+
+    monkeypatch.setattr(restore_module, "RestoreGate", gate)
     gated.remote().begin()
-    gate = gated.engine.runs.get(restore_module.RestoreRun, gated.run.run)._gate
-    assert gate is not None
-    with gate.urgent():
+    with made[0].urgent():
         thread = threading.Thread(target=gated.run.restore_part, args=[gated.run.plan.parts[0]])
         thread.start()
         gated.wants("7")

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -212,8 +212,7 @@ def test_a_machine_says_why_it_has_no_gate(gate: Gate, monkeypatch: pytest.Monke
     gate.record.end()
     gate.start(*_python(code))  # a second listener
     assert "listens to system calls already" in gate.ends()
-    refuses: Callable[..., int] = _refused
-    monkeypatch.setattr("torpor.machine.gate.listener._seccomp", refuses)
+    monkeypatch.setattr("torpor.machine.gate.listener.listen", _refused)
     assert why_not().startswith("the machine or its container forbids")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert why_not().startswith("the gate knows no")

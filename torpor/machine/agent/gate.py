@@ -24,8 +24,8 @@ _POLL_S: Final = 0.05
 
 
 class RestoreGate:
-    """Of one restore into ``targets``, which are without symlinks. ``identity``: None where this
-    restore has begun the ``record`` before. Thread-safe."""
+    """The gate of one restore into ``targets``, which are without symlinks. ``identity``: None
+    where this restore has begun the ``record`` before. Thread-safe."""
 
     def __init__(
         self, record: GateRecord, identity: bytes | None, writing: Writing, targets: list[bytes]
@@ -33,6 +33,7 @@ class RestoreGate:
         self._record = record
         self._writing = writing
         self._plan = writing.plan
+        self._plan.exclusive = True
         self._entries = self._plan.manifest.entries
         self._targets = targets
         self._lock = threading.Lock()

@@ -81,7 +81,8 @@ class FetchPlan:
     """Which chunks go where, which packs make up which part, and which chunks are ``done``.
 
     ``first``: entries that are wanted first, by number, each with its position in the user's order;
-    packs with any of ``then`` follow. Which chunks come first depends on the snapshot and on
+    packs with any of ``then`` follow. ``exclusive``: no chunk is written twice at once, as its file
+    may have its name already. Which chunks come first depends on the snapshot and on
     ``first`` alone, never on what is done.
     """
 
@@ -96,6 +97,7 @@ class FetchPlan:
     ) -> None:
         self.manifest = manifest
         self.done = done
+        self.exclusive = False
         self._claimed: set[int] = set()
         self._released = threading.Condition()
         self.uses: list[list[PackUse]] = [[] for _ in manifest.chunks]
@@ -140,11 +142,11 @@ class FetchPlan:
 
     @contextmanager
     def claimed(self, lot: Lot, check: Callable[[], None]) -> Iterator[list[int]]:
-        """Those of its chunks that are not done and that nobody else fetches; none if all are done.
-        Waits for what others fetch; ``check`` may raise RunCancelled."""
+        """Those of its chunks that are not done; none if all are. Where the plan is ``exclusive``,
+        those that nobody else fetches: waits for the others. ``check`` may raise RunCancelled."""
         with self._released:
             while left := [n for n in self.chunks_of(*lot) if n not in self.done]:
-                free = [n for n in left if n not in self._claimed]
+                free = [n for n in left if not (self.exclusive and n in self._claimed)]
                 if free:
                     break
                 self._released.wait(_POLL_S)
