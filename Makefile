@@ -98,7 +98,7 @@ $(ORACLES)/.ready: Makefile | $(READY)
 # agent (tests/fixtures/servers.py).
 # Two processes: each further one imports Prefect and collects all tests, 12 s of CPU.
 check: packages-test lint $(VENV)/.weights
-	$(BIN)/python -m pytest --quiet -m 'not server and not slow' --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --quiet -m 'not server and not slow and not long' --numprocesses 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

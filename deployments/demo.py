@@ -81,7 +81,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
     child = subprocess.Popen(
         [sys.executable, "-m", "deployments.demo_story", str(installation.folder)],
         cwd=CHECKOUT,
-        env=_environment(installation, scratch, verbose) | mark(installation, "demo"),
+        env=environment(installation, scratch, verbose) | mark(installation, "demo"),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # only this process gets Ctrl-C; it ends the others
     )
@@ -94,7 +94,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
     return code if code >= 0 else 1
 
 
-def _environment(installation: Installation, scratch: Path, verbose: bool) -> dict[str, str]:
+def environment(installation: Installation, scratch: Path, verbose: bool) -> dict[str, str]:
     """An environment without the user's own Prefect settings, with all folders inside the demo's
     folder and a login that ends with the demo."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

@@ -48,13 +48,13 @@ def main() -> int:
 
 def _tell(installation: Installation, store: EmbeddedStore) -> int:
     with _step("Prefect") as say:
-        _save_blocks(installation, store)
+        save_blocks(installation, store)
         say("a temporary server; store, provider, SSH key and workspace saved as blocks")
     with _step("machine 1") as say:
         first = create(NAME)
         say(f"{first.id}: {_server(first)}")
     with _step("workspace") as say:
-        folder = _home(installation, first) / "workspace"
+        folder = home_of(installation, first) / "workspace"
         folder.mkdir()
         made = make_example(folder)
         before = Inventory.of(folder)
@@ -74,7 +74,7 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         say(f"{second.id}: {_server(second)}")
         say(f"{woken.bytes:,} bytes written, {woken.checked} checked by torpor")
     with _step("compare") as say:
-        after = Inventory.of(_home(installation, second) / "workspace")
+        after = Inventory.of(home_of(installation, second) / "workspace")
         differences = before.differences(after)
         say("once more, by a walk of its own: the SHA-256 of every file, kind, mode, owner,")
         say("mtime to the nanosecond, extended attributes, links, symlink targets, holes")
@@ -91,7 +91,7 @@ def _store(installation: Installation) -> Iterator[EmbeddedStore]:
         yield store
 
 
-def _save_blocks(installation: Installation, store: EmbeddedStore) -> None:
+def save_blocks(installation: Installation, store: EmbeddedStore) -> None:
     """The same blocks that a user fills in by hand for a bucket and machines of their own."""
     MinIOCredentials(
         minio_root_user=store.access_key, minio_root_password=SecretStr(store.secret_key)
@@ -114,7 +114,7 @@ def _save_blocks(installation: Installation, store: EmbeddedStore) -> None:
     ).save(NAME)
 
 
-def _home(installation: Installation, machine: Machine) -> Path:
+def home_of(installation: Installation, machine: Machine) -> Path:
     """The home folder of a local machine's user."""
     if machine.label is None:
         raise TorporError(f"machine {machine.id} came without a label")
@@ -123,7 +123,7 @@ def _home(installation: Installation, machine: Machine) -> Path:
 
 def _gone(installation: Installation, machine: Machine) -> Iterator[str]:
     """Raise TorporError if anything is left of a machine."""
-    home, endpoint = _home(installation, machine), machine.endpoint
+    home, endpoint = home_of(installation, machine), machine.endpoint
     if endpoint is None or _answers(endpoint) or home.parent.exists() or list_machines(NAME):
         raise TorporError(f"machine {machine.id} should be gone, and something of it is left")
     yield "destroyed: the provider lists no machine, its folder is gone, and"

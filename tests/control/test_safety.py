@@ -21,6 +21,7 @@ from torpor.control.safety import (
     beyond_reach,
     compare_packs,
     never_handed_over,
+    stored_packs,
     verify_snapshot,
     warrant_to_destroy,
 )
@@ -175,9 +176,9 @@ def test_a_pack_that_is_not_as_written_is_damage(kept: Kept, damage: str) -> Non
         SnapshotDamaged, match=r"has 1 of 1 packs missing.*The machine was not touched"
     ):
         kept.verify()
-    missing, unsure = compare_packs(
-        kept.store, WORKSPACE, read_manifest(kept.store, kept.stored, kept.seal).packs
-    )
+    there = stored_packs(kept.store, WORKSPACE)
+    packs = read_manifest(kept.store, kept.stored, kept.seal).packs
+    missing, unsure = compare_packs(there, WORKSPACE, packs)
     assert (missing, unsure) == ([pack], [])
 
 
@@ -451,7 +452,7 @@ def test_what_another_run_created_is_not_destroyed_as_ours() -> None:
 def test_packs_of_one_workspace_do_not_stand_for_another_s(kept: Kept) -> None:
     packs = read_manifest(kept.store, kept.stored, kept.seal).packs
     other = WorkspaceName("other")
-    missing, _ = compare_packs(kept.store, other, packs)
+    missing, _ = compare_packs(stored_packs(kept.store, WORKSPACE), other, packs)
     assert missing == [pack_key(other, pack.id) for pack in packs]
 
 

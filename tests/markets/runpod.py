@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shlex
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
 
@@ -42,6 +43,7 @@ class FakeRunPod(FakeMarket):
     entrypoint: tuple[str, ...] = ()  # of every image
     image_user: str = "root"
     addresses: bool = True  # hosts have public ones
+    uptime: Callable[[], int] = staticmethod(lambda: 5)
     shows_null: bool = False  # a look at a pod answers 200 and null
     volumes: ClassVar[dict[str, str]] = {"vol1": "US-KS-2", "vol2": "EU-RO-1"}
     """The data centres of network volumes."""
@@ -242,7 +244,7 @@ class FakeRunPod(FakeMarket):
             "cost": 0.0 if machine.stopped else machine.usd_h,
             "locked": False,
             "globalNetworking": {"enabled": False},
-            "runtime": {"uptime": 5, "ports": []} if running else None,
+            "runtime": {"uptime": self.uptime(), "ports": []} if running else None,
             "createdAt": since,
             "startedAt": since if running else None,
         }

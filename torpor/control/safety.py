@@ -11,7 +11,7 @@ minute after that comparison.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
@@ -215,7 +215,9 @@ def verify_snapshot(
     """
     seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
     manifest = read_manifest(store, wanted, seal, paths)
-    missing, unsure = compare_packs(store, manifest.workspace, manifest.packs)
+    missing, unsure = compare_packs(
+        stored_packs(store, manifest.workspace), manifest.workspace, manifest.packs
+    )
     if unsure and reread is not None:
         missing += list(
             reread([store.grant("GET", key, expires_s=_REREAD_GRANT_S) for key in unsure])
@@ -260,7 +262,9 @@ def check_packs(
     """The manifest; SnapshotDamaged, with the ``advice``, if the store shows that a pack is missing
     or changed. OtherPaths as in ``verify_snapshot``."""
     manifest = read_manifest(store, wanted, seal, paths)
-    missing, _ = compare_packs(store, manifest.workspace, manifest.packs)
+    missing, _ = compare_packs(
+        stored_packs(store, manifest.workspace), manifest.workspace, manifest.packs
+    )
     if missing:
         raise _damage(store, wanted, manifest, missing, advice)
     return manifest
@@ -280,13 +284,15 @@ def _damage(
     )
 
 
+def stored_packs(store: ObjectStore, workspace: WorkspaceName) -> dict[ObjectKey, StoredObject]:
+    return {found.key: found for found in store.list(packs_prefix(workspace))}
+
+
 def compare_packs(
-    store: ObjectStore, workspace: WorkspaceName, packs: Sequence[Pack]
+    there: Mapping[ObjectKey, StoredObject], workspace: WorkspaceName, packs: Sequence[Pack]
 ) -> tuple[list[ObjectKey], list[ObjectKey]]:
-    """Packs that are missing or differ in size or MD5, and those whose MD5 the store hides."""
-    there: dict[ObjectKey, StoredObject] = {
-        found.key: found for found in store.list(packs_prefix(workspace))
-    }
+    """Packs that are missing or differ in size or MD5, and those whose MD5 the store hides, by
+    what is ``there`` (``stored_packs``)."""
     missing, unsure = [], []
     for pack in packs:
         key = pack_key(workspace, pack.id)

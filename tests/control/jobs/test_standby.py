@@ -110,6 +110,17 @@ def test_a_machine_without_a_snapshot_can_save_too(machine: NearAgent) -> None:
     verify_snapshot(machine.store, stored(machine, save), machine.seal)
 
 
+def test_a_save_may_name_packs_that_no_snapshot_names_until_prune_marks_them(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    delete(store, machine.hibernated())
+    assert set(book_of(machine, machine.root, None).young) == packs(store) != set()
+    store.advance(YOUNG_S)
+    prune(machine, without_snapshots=True)
+    assert packs(store)
+    assert book_of(machine, machine.root, None).young == []
+
+
 def test_a_save_by_the_machine_names_no_marked_pack(
     machine: NearAgent, store: SteppedStore, tmp_path: Path
 ) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, label
 from tests.markets.hostkey import OWN_SERVER
 from tests.markets.server import Answer
 from torpor.control.providers.hostkey import provider as provider_module
-from torpor.control.providers.hostkey.client import NoServers
+from torpor.control.providers.hostkey.client import HostkeyClient, NoServers
 from torpor.control.providers.hostkey.provider import HostkeyProvider
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.offers import blocks, misfit
@@ -406,3 +407,33 @@ class TestHostkey(MarketContract):
         assert four.disk_gib == pytest.approx(1920e9 / 2**30)
         assert offers["vm.pico", "DE"].gpu is None
         assert misfit(offers["gpu.v2-a5000", "US"], Want(gpu="RTX A5000", disk_gib=900))
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ("invapi.hostkey.ru", "invapi.hostkey.ru"),
+        ("https://invapi2.hostkey.com/", "invapi2.hostkey.com"),
+        ("invapi.hostkey.com.attacker.example", "invapi.hostkey.com"),
+        ("http://invapi.hostkey.ru", "invapi.hostkey.com"),
+        (None, "invapi.hostkey.com"),
+    ],
+)
+def test_a_session_goes_where_its_login_says_but_to_hostkey_alone(
+    told: str | None, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        hosts.append(request.url.host)
+        body = {"token": "t" * 32, "invapi": told} if len(hosts) == 1 else {"servers": []}
+        return httpx.Response(200, json={"result": body} if len(hosts) == 1 else body)
+
+    transport = httpx.MockTransport(answer)
+    real = httpx.Client
+    monkeypatch.setattr(
+        httpx, "Client", lambda **options: real(**{**options, "transport": transport})
+    )
+    client = HostkeyClient("https://invapi.hostkey.com", "k" * 32)
+    client.read("eq", "list")
+    assert hosts == ["invapi.hostkey.com", asked]

@@ -149,6 +149,31 @@ class TestRunPod(MarketOfHosts):
         looks = [path for _, path in shop.fake.calls if path.endswith(machine.id)]
         assert len(looks) <= 13
 
+    def test_a_pod_whose_container_ends_again_and_again_is_given_up(self, shop: Shop) -> None:
+        """It stays RUNNING with an address, and is billed."""
+        machine = shop.create()
+        now = 0.0
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        shop.fake.uptime = lambda: int(now % 25)
+        with pytest.raises(CreateFailed, match="its container ends, and is started, again and"):
+            wait_until_reachable(
+                shop.plain,
+                machine.id,
+                timeout_s=900,
+                sleep=sleep,
+                clock=lambda: now,
+                greets=lambda _: "refused",
+            )
+        assert now <= 240
+        shop.fake.uptime = lambda: 3600  # a machine that is used again after some restarts
+        found = shop.plain.find(machine.id)
+        assert isinstance(found, Machine)
+        assert found.endpoint is not None
+
     @pytest.mark.parametrize(
         ("words", "error"),
         [

@@ -179,6 +179,10 @@ def test_saves_are_as_seldom_as_their_cost_demands(monkeypatch: pytest.MonkeyPat
         assert schedule.wait_s == pytest.approx(wait_s - took_s, abs=1.0)
     schedule.end()  # of a save after a notice
     assert schedule.wait_s == pytest.approx(3 * REST - 3.0, abs=1.0)
+    schedule.begin()
+    clock[0] += 600.0
+    schedule.end(rests=False)  # the next one goes on with it
+    assert schedule.wait_s == 0.0
 
 
 def test_a_save_under_way_is_seen_and_ended(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.supervisor.saves import Orders, Rescued, RescueSaves
 from torpor.shared.errors import GrantExpired, StoreUnavailable, WorkspaceBusy, WorkspaceInvalid
 from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.names import pack_key
 from torpor.shared.values import MIB, ObjectKey
 from torpor.shared.wire.job import Notice, OwnSave, StandBy
 
@@ -160,12 +161,31 @@ def test_what_a_lost_run_has_stored_since_is_used(saver: Saver) -> None:
     saver.whole(save)
 
 
-def test_what_a_run_stored_before_the_book_is_not_used(saver: Saver) -> None:
+def test_what_a_run_stored_before_the_book_is_used_only_if_the_book_names_it(saver: Saver) -> None:
     """Prune may have marked or deleted it before the marks were read."""
     half = saver.half_done()
-    save = saver.saved()
+    book = saver.book()
+    assert set(book.young) == half
+    save = saver.saved(msgspec.structs.replace(book, young=[]))
     saver.engine.store.delete(half)
     saver.whole(save)
+
+
+def test_a_save_that_its_grants_do_not_suffice_for_goes_on_with_the_next_book(
+    saver: Saver,
+) -> None:
+    """Or a workspace of more than 64 GiB would never be saved."""
+    for number in range(4):
+        (saver.was / f"d/{number}").write_bytes(content(20 + number, 40 * MIB))
+    let_settle()
+    before, book = packs_of(saver.engine), saver.book()
+    done = saver.rescued(msgspec.structs.replace(book, packs=book.packs[:1]))
+    assert (done.saved, done.packs, done.goes_on) == (None, 1, True)
+    assert done.error.endswith("The next save goes on with what this one has stored")
+    first = packs_of(saver.engine) - before
+    assert len(first) == 1
+    manifest = saver.whole(saver.saved())
+    assert {pack_key(WORKSPACE, pack.id) for pack in manifest.packs} >= first
 
 
 def test_a_run_that_holds_the_workspace_is_waited_for(saver: Saver) -> None:

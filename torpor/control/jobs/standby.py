@@ -7,11 +7,12 @@ docs/contributing/safety.md, rule 13, says why prune does such a save no harm: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence, Set
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from torpor.control.safety import check_whole, compare_packs
+from torpor.control.safety import check_whole, compare_packs, stored_packs
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
@@ -23,12 +24,14 @@ from torpor.control.store.snapshots import (
 )
 from torpor.shared.errors import SnapshotError, SnapshotMissing
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.manifest import Manifest, Pack
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
 from torpor.shared.values import (
     MIB,
     Compression,
+    ObjectKey,
     SnapshotId,
+    StoredObject,
     StoredSnapshot,
     WorkspaceName,
     WorkspaceSpec,
@@ -49,6 +52,8 @@ FEWEST_PACKS: Final = 256
 """16 GiB of packs: a program may write far more than the workspace held."""
 MOST_PACKS: Final = 1024
 """64 GiB of packs. They are 0.7 MB of grants, which the machine's supervisor holds."""
+_YOUNG_S: Final = 24 * 3600.0
+_MOST_YOUNG: Final = 8 * MOST_PACKS
 _PACK_BYTES: Final = 48 * MIB  # of content that does not compress, in the emptiest pack
 
 
@@ -73,20 +78,24 @@ def book_for(
     end within COMMIT_S.
     """
     saves = _sign_saves(store, spec, count)
-    known, lost, most_packs = [], [], MOST_PACKS
+    known: list[KnownSnapshot] = []
+    packs: list[Pack] = []
+    most_packs = MOST_PACKS
     basis = basis or newest_snapshot(store, spec.name)
     if basis is not None:
         stored = find_snapshot(store, spec.name, basis)
         if manifest is None:
             manifest = read_manifest(store, stored, Seal(key))
-        marked = marked_packs(store, spec.name)
-        gone, _ = compare_packs(store, spec.name, manifest.packs)
-        packs = [pack_key(spec.name, pack.id) for pack in manifest.packs]
-        lost = [pack for pack in packs if pack in set(gone) or pack_id_of(pack) in marked]
+        packs = manifest.packs
         grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
         full_bytes = sum(entry.size for entry in manifest.entries)
         most_packs = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
+    marked = marked_packs(store, spec.name)
+    there = stored_packs(store, spec.name)
+    gone = set(compare_packs(there, spec.name, packs)[0])
+    named = [pack_key(spec.name, pack.id) for pack in packs]
+    lost = [pack for pack in named if pack in gone or pack_id_of(pack) in marked]
     return StandBy(
         job=job,
         workspace=spec.name,
@@ -105,6 +114,7 @@ def book_for(
         ],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
+        young=_young(there.values(), set(named), marked),
     )
 
 
@@ -220,6 +230,22 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
         or (unix > times[verified] and made_at(snapshot).timestamp() >= oldest_unix)
     ]
     return [*sorted(newer, reverse=True), verified]
+
+
+def _young(
+    there: Iterable[StoredObject], named: Set[ObjectKey], marked: Set[bytes]
+) -> list[ObjectKey]:
+    """The packs of the last day that are neither named nor marked, the newest first."""
+    since_unix = time.time() - _YOUNG_S
+    young = [
+        pack
+        for pack in there
+        if pack.modified_unix >= since_unix
+        and pack.key not in named
+        and pack_id_of(pack.key) not in marked
+    ]
+    young.sort(key=lambda pack: pack.modified_unix, reverse=True)
+    return [pack.key for pack in young[:_MOST_YOUNG]]
 
 
 def _sign_saves(store: ObjectStore, spec: WorkspaceSpec, count: int) -> list[SaveGrant]:

@@ -138,6 +138,10 @@ class MarketClient:
             verify=_authorities(),
         )
 
+    def move(self, url: str) -> None:
+        """Ask ``url`` from now on."""
+        self._http.base_url = httpx.URL(url)
+
     def read(self, shape: type[_Shape], path: str, params: Mapping[str, str] = {}) -> _Shape:
         """GET. Any refusal is an error."""
         return self._accepted(self.ask("GET", path, shape, params=params), f"GET {path}")

@@ -46,6 +46,10 @@ _POLL_S: Final = 10.0
 _ADDRESS_S: Final = 90.0
 """A pod of the community cloud whose host has no public address never gets one for SSH, and API v2
 cannot ask for one (runpod-plugins-official, runpod-migrate)."""
+_CRASHES: Final = 3
+_STEADY_S: Final = 120
+"""A container that ends is started again, and its pod stays RUNNING, and billed. One that was
+started _CRASHES times more while torpor looked, and is younger than this, is taken to go on so."""
 
 _POOL: Final = re.compile(r"\bpools?\b", re.IGNORECASE)
 """What a 403 says of GPUs that the account may not rent. Others are about the key's permissions."""
@@ -179,6 +183,7 @@ class RunpodProvider:
         # Pods of the secure cloud alone can mount a network volume.
         self._clouds = _CLOUDS[:1] if data_centres_only or self.volumes else _CLOUDS
         self._adopted: dict[str, Label] = {}
+        self._uptimes: dict[str, tuple[int, int]] = {}  # pod: the last, and how often it fell
 
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""
@@ -351,7 +356,9 @@ class RunpodProvider:
         # A pod is RUNNING, and billed, before its container runs.
         up = pod.status == "RUNNING" and pod.runtime is not None
         stopped = pod.status in ("EXITED", "ERROR", "TERMINATED")
-        way = pod.ssh.direct if up else None
+        note, way = f"RunPod says {pod.status}", pod.ssh.direct if up else None
+        if up and self._crashes(pod):
+            note, way = f"{note}, but its container ends, and is started, again and again", None
         return Machine(
             MachineId(pod.id),
             self.identity,
@@ -359,8 +366,17 @@ class RunpodProvider:
             "stopped" if stopped else "running" if up else "starting",
             None if way is None else Endpoint(way.host, way.port, "root"),
             pod.cost,
-            f"RunPod says {pod.status}",
+            note,
         )
+
+    def _crashes(self, pod: _Pod) -> bool:
+        uptime = (pod.runtime or {}).get("uptime")
+        if not isinstance(uptime, int):
+            return False
+        last, restarts = self._uptimes.get(pod.id, (0, 0))
+        restarts += uptime < last
+        self._uptimes[pod.id] = uptime, restarts
+        return restarts >= _CRASHES and uptime < _STEADY_S
 
 
 def _refused(order: Order, refusal: Refusal) -> ProviderError:

@@ -45,6 +45,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.format.lineage import AUTOSAVE
+from torpor.shared.format.names import pack_key
 from torpor.shared.values import MIB, ObjectKey, learned
 from torpor.shared.wire.job import OwnSave
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
@@ -121,7 +122,7 @@ class Rescue:
         self._left_s = orders.left_s
         self._made = orders.made
         self._scheduled = orders.scheduled
-        self._began = time.monotonic()
+        self._began, self._began_unix = time.monotonic(), time.time()
         self._say = say
         self._call = Call("rescue", home, _unseen)
         self._number = 0
@@ -146,8 +147,14 @@ class Rescue:
                 with run.starting(self._call):
                     self._begin(run)
                 error = words.result()
-                with run.serving(self._call):
-                    saved = self._save(run, threads)
+                try:
+                    with run.serving(self._call):
+                        saved = self._save(run, threads)
+                except GrantExpired as late:
+                    if not self._has_stored(run):
+                        raise
+                    more = f"{late}. The next save goes on with what this one has stored"
+                    return Rescued(None, more, packs=run.filled_packs, goes_on=True)
                 packs = run.filled_packs
                 if saved is None:
                     return Rescued(None, error, unchanged=True, packs=packs, unsent=True)
@@ -207,15 +214,19 @@ class Rescue:
             book.compression,
         )
         begun = run.begin(begin, self._call, self._made)
-        # Packs from before the book may have been marked or swept before the marks were read.
-        since = {
-            record.pack.id.hex()
+        # Other packs from before the book may have been marked or swept before the marks were read.
+        usable = set(book.young) | {
+            pack_key(book.workspace, record.pack.id)
             for record in Journal(run.state.journal).read()
             if record.stored_unix > self._given_unix
         }
-        self._resumed = [
-            upload.key for upload in begun.resumable if upload.key.rsplit("/", 1)[-1] in since
-        ]
+        self._resumed = [upload.key for upload in begun.resumable if upload.key in usable]
+
+    def _has_stored(self, run: SnapshotRun) -> bool:
+        """Whether this save has stored a pack that the next one can go on with."""
+        return any(
+            record.stored_unix >= self._began_unix for record in Journal(run.state.journal).read()
+        )
 
     def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave | None:
         """Save; try again while the store does not answer. None for a scheduled save of a workspace

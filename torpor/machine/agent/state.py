@@ -13,6 +13,7 @@ import msgspec
 from torpor.machine.tree.vanished import Gone, disks
 from torpor.machine.tree.walk import Held, Signature, is_inside
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
+from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import Manifest, decode_manifest
@@ -245,6 +246,7 @@ class WorkspaceState:
                 return None
         return self._load_index(_OWN_SEEN, roots, seal, among)
 
+    @uncollected()
     def _load_index(
         self, name: str, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
     ) -> Index | None:

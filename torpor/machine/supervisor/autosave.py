@@ -110,7 +110,7 @@ class Autosaver:
                     self._hear(news)
 
     def _hear(self, done: Rescued) -> None:
-        self._schedule.end()
+        self._schedule.end(rests=not done.goes_on)
         began_unix = self._heard_unix.popleft()  # saves end in the order of what asked for them
         if done.gave_way:  # to a run, which stores all of it
             return
@@ -178,11 +178,14 @@ class Schedule:
         self._saves = True
         self._cpu_s = _cpu_of_saves_s()
 
-    def end(self) -> None:
+    def end(self, *, rests: bool = True) -> None:
         """A save has ended. One after a notice counts for nothing here."""
         if not self._saves:
             return
         self._saves = False
+        if not rests:
+            self._rest_s = 0.0
+            return
         took_s = max(time.monotonic() - self._began_s, _cpu_of_saves_s() - self._cpu_s)
         self._rest_s = REST * took_s
 

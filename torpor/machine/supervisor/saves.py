@@ -43,7 +43,8 @@ class Rescued(msgspec.Struct, frozen=True):
     """What the process prints as one line. ``error``: why there is no save, or what went wrong
     although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
     ``gave_way``: to a run, which holds the workspace. ``packs``: how many grants for packs were
-    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent."""
+    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent.
+    ``goes_on``: its grants did not suffice, and the next save goes on with what it stored."""
 
     saved: OwnSave | None
     error: str = ""
@@ -51,6 +52,7 @@ class Rescued(msgspec.Struct, frozen=True):
     gave_way: bool = False
     packs: int | None = None
     unsent: bool = False
+    goes_on: bool = False
 
 
 class RescueSaves:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from torpor.machine.tree.batch import Stat, stat_names
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.shared.errors import WorkspaceInvalid
+from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
 
 RACY_NS: Final = 100_000_000
@@ -179,6 +180,7 @@ def compile_excludes(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
     return excluded
 
 
+@uncollected()
 def walk(
     roots: Sequence[bytes],
     held: Holding,

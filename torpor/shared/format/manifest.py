@@ -9,6 +9,7 @@ import msgspec
 import zstandard
 
 from torpor.shared.errors import ManifestInvalid, WrongKey
+from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
@@ -117,6 +118,7 @@ def manifest_root(blob: bytes, what: str) -> bytes:
     return _header(blob, what)[2]
 
 
+@uncollected()
 def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes]:
     """Open, check the root hash and the types; ``what`` names the object in errors.
 

@@ -129,8 +129,9 @@ class StandBy(Request[Nothing], frozen=True):
     """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
 
     ``job``: empty for the saves of no job. ``saves``: one for each save, used in order. ``packs``:
-    grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name. The
-    key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
+    grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name.
+    ``young``: packs that none of those names and a manifest may: a save that did not end may have
+    stored them. The key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
     """
 
     op = "job.standby"
@@ -148,3 +149,4 @@ class StandBy(Request[Nothing], frozen=True):
     packs: list[Grant]
     save_argv: list[str]
     save_timeout_s: float
+    young: list[ObjectKey] = msgspec.field(default_factory=list)

@@ -20,6 +20,9 @@ from torpor.shared.errors import ProviderDenied, ProviderError
 
 _SESSION_S: Final = 3600
 _LEAD_S: Final = 120.0  # a session that ends sooner is renewed
+_HOST: Final = re.compile(r"(?:https://)?([a-z0-9-]+\.hostkey\.(?:com|ru))/?", re.IGNORECASE)
+"""Where a login may send the session's requests; HOSTKEY's own client follows to no other host (its
+Terraform provider, invapi/url.go)."""
 _EMPTY: Final = re.compile(r"no.appropriate.servers", re.IGNORECASE)
 _EXPIRED: Final = re.compile(
     r"invalid token|invalid hash|token expired|token is invalid|unauthori[sz]ed|not authori[sz]ed"
@@ -67,7 +70,7 @@ class HostkeyClient:
             denies=lambda refusal: is_denied(refusal) or bool(_DENIED.search(refusal.text)),
         )
         self.identity, self.claimed = self._market.identity, self._market.claimed
-        self._key = key
+        self._key, self._url = key, url
         self._lock = threading.Lock()
         self._token = ""
         self._ends = 0.0
@@ -157,6 +160,9 @@ class HostkeyClient:
                 raise self._no_session(answer)
             ends = told.get("token_expire")
             self._ends = float(ends) if isinstance(ends, int) else time.time() + _SESSION_S
+            home = _HOST.fullmatch(str(told.get("invapi")))
+            if home and _HOST.fullmatch(self._url):
+                self._market.move(f"https://{home[1]}")
             self._token = told["token"]
             self.empty_since = None
             return self._token
