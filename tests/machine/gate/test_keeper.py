@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.waiting import until
 from torpor.machine.gate.calls import this_machine
-from torpor.machine.gate.keeper import STILL_S, Keeper, _with_interpreters
+from torpor.machine.gate.keeper import STILL_S, Keeper
 from torpor.machine.gate.listener import Listener, why_not
 from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor.command import Command
@@ -283,10 +283,11 @@ def test_a_fault_of_the_record_ends_no_keeper(gate: Gate, monkeypatch: pytest.Mo
     assert gate.ends() == "here"
 
 
-def test_the_first_line_of_a_directory_leaves_no_descriptor(gate: Gate) -> None:
+def test_running_a_directory_leaves_no_descriptor_open(gate: Gate) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        list(_with_interpreters(os.fsencode(gate.work / "d")))
+    runs = "print([l.execl(b'd', b'd', None) for _ in range(3)])"
+    gate.start(*_python(f"import ctypes; l = ctypes.CDLL(None); {runs}"))
+    assert gate.ends() == "[-1, -1, -1]\n"
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -20,7 +20,7 @@ from torpor.machine.tree.walk import Signature
 from torpor.shared.values import learned
 
 UNKNOWN: Final = Signature(0, 0, 0, 0)
-"""Of a name that a program may have changed before anybody looked at it."""
+"""Stands for the signature of a name that a program may have changed before anybody looked."""
 _LENGTH_BYTES: Final = 4
 
 
