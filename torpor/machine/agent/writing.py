@@ -92,7 +92,7 @@ class Writing:
             in_pieces,
             afresh=afresh,
             stale=is_stale,
-            passages=self._first.places(self._entries) if in_use else (),
+            passages=self._passages(),
         )
         self.writer.close()
         # Their content is gone; and after a restart, nobody knows what programs have changed.
@@ -191,6 +191,13 @@ class Writing:
                 "which continues; or list them in the workspace's `first`, so that they are there "
                 "before the programs start"
             )
+
+    def _passages(self) -> Container[tuple[int, bytes]]:
+        """The directories that programs may pass already: behind a gate all of them."""
+        in_use = self._in_use.signatures
+        if in_use.keys() <= self._first.ranks.keys():
+            return self._first.places(self._entries) if in_use else ()
+        return {(entry.root, entry.path) for entry in self._entries if entry.kind == DIRECTORY}
 
     def _lacks(self, entry: Entry) -> bool:
         """Whether content of a file is still to be fetched."""

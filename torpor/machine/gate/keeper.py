@@ -276,7 +276,7 @@ def _with_interpreters(path: bytes) -> Iterator[bytes]:
 
 
 def _first_line(path: bytes) -> bytes:
-    """Of a regular file; empty for all else, such as a FIFO, which is not even opened."""
+    """What a regular file begins with; empty for a FIFO or device, which is not even opened."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         return b""
     program = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
