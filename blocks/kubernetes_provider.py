@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationInfo, fiel
 from blocks.container import Ports, Variables, Volumes, container, no_variables
 from blocks.reference import LOGOS
 from torpor.control.providers.kubernetes import provider as kubernetes
+from torpor.control.providers.kubernetes.jump import IMAGE as JUMP_IMAGE
 from torpor.control.providers.kubernetes.objects import Address, Machines, toleration
 from torpor.shared.errors import InvalidInput
 
@@ -49,6 +50,7 @@ class KubernetesProvider(Block):
         address: How SSH reaches a machine.
         node_address: The address of the nodes, for NodePort.
         service_annotations: Annotations of the Service.
+        jump_image: The container image of the jump pod.
         region: The name of the cluster's region.
         architecture: The processors of the nodes.
         cuda: The newest CUDA version that the nodes' driver supports.
@@ -178,8 +180,11 @@ class KubernetesProvider(Block):
     address: Address = Field(
         default="LoadBalancer",
         description=(
-            "How SSH reaches a machine: LoadBalancer and NodePort make a Service of that type; pod "
-            "IP needs a host of the flows inside the cluster's network."
+            "How SSH reaches a machine: LoadBalancer and NodePort make a Service of that type for "
+            "each machine; jump pod makes one load balancer for all, before a pod that forwards "
+            "SSH to them, and needs the rights for Deployments in "
+            "docs/guide/markets/kubernetes.md; pod IP needs a host of the flows inside the "
+            "cluster's network."
         ),
     )
     node_address: str = Field(
@@ -191,6 +196,13 @@ class KubernetesProvider(Block):
         description=(
             "Annotations of the Service, which the cluster's load balancer may ask for. The one "
             "for a public address at CoreWeave is set there without being named."
+        ),
+    )
+    jump_image: str = Field(
+        default="",
+        description=(
+            "With jump pod: its container image, which needs OpenSSH's /usr/sbin/sshd. "
+            f"Empty: {JUMP_IMAGE}."
         ),
     )
     region: str = Field(
@@ -247,6 +259,7 @@ class KubernetesProvider(Block):
                 address=self.address,
                 node_address=self.node_address,
                 service_annotations=self.service_annotations,
+                jump_image=self.jump_image,
                 grace_s=self.grace_s,
                 nodes_billed=self.nodes_billed,
                 container=container(self.env, self.ports, self.image_pull_secret, self.volumes),

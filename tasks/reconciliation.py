@@ -13,6 +13,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.seam import Provider, Residue
 from torpor.control.reconciliation import Finding, compare
+from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental
 from torpor.control.rental.waiting import ssh_banner_fault
@@ -74,7 +75,7 @@ def check_silent(opened: OpenWorkspace, machine: Machine) -> None:
             says = "its agent"
     except MachineError as error:
         if isinstance(error, MachineUnreachable):
-            silence = _silence(machine)
+            silence = _silence(opened, machine)
             if silence:
                 runner().log.info("machine %s does not answer: %s", machine.id, silence)
                 return
@@ -145,11 +146,17 @@ def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, 
     return found
 
 
-def _silence(machine: Machine) -> str:
-    """The error if no SSH server greets; empty if one does."""
+def _silence(opened: OpenWorkspace, machine: Machine) -> str:
+    """The error if no SSH server greets; empty if one does. UnsafeDestroy where only the jump host
+    may be silent."""
     if machine.endpoint is None:
         return f"it is {machine.state} and has no address"
-    return ssh_banner_fault(machine.endpoint) or ""
+    if machine.endpoint.jump is not None and (fault := ssh_banner_fault(machine.endpoint.jump)):
+        raise UnsafeDestroy(
+            f"the jump host before machine {machine.id} does not answer ({fault}), so the machine "
+            "may hold a restored workspace or work: nothing was ended. Run reconcile again later"
+        )
+    return greeting_fault(machine.endpoint, None, opened.identity.load()) or ""
 
 
 def just_ended(opened: OpenWorkspace, finding: Finding) -> bool:

@@ -68,7 +68,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "reconciliation": {"providers", "rental", "reports"},
         "upkeep": {"safety", "reports", "store", "zones"},
         "providers": {"safety", "ports", "processes", "variables"},
-        "rental": {"providers", "reports", "safety", "store"},
+        "rental": {"providers", "remote", "reports", "safety", "store"},
         "measure": {"drawing", "processes", "store", "store_prices"},
         "money": {"drawing", "measure", "rental", "reports", "store", "store_prices", "zones"},
         "compare": {"drawing", "measure", "providers", "rental", "reports", "store_prices"},

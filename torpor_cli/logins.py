@@ -1,4 +1,4 @@
-"""OpenSSH's files for the machines of workspaces: address, key and pinned host key.
+"""OpenSSH's files for the machines of workspaces: address, key, pinned host key and jump host.
 
 `ssh` asks for the current ones each time that it is called with the name of a workspace, through
 `Match exec`, so that a wake from the UI or by a schedule needs no step on this host.
@@ -68,6 +68,7 @@ def write_config() -> Path:
             _write(host, "")
         command = f"{torpor} {shlex.quote(name)}".replace('"', '\\"')
         lines += [f'Match originalhost {name} exec "{command}"', f'    Include "{host}"', ""]
+        lines += [f"Match originalhost {_jump_of(name)}", f'    Include "{host}"', ""]
     _write(_config(), "\n".join(lines))
     return _config()
 
@@ -95,22 +96,27 @@ def refresh(workspace: str, machine: str = "") -> Path:
     key = _keys() / workspace
     _write(key, opened.identity.private_key)
     known = _hosts() / f"{workspace}.known"
-    alias = f"torpor-{workspace}"
-    _write(known, f"{alias} {endpoint.host_key}\n")
-    file = _hosts() / workspace
-    _write(
-        file,
-        f"Host {workspace}\n"
-        f"    HostName {endpoint.host}\n"
-        f"    Port {endpoint.port}\n"
-        f"    User {endpoint.user}\n"
+    ways = {workspace: endpoint}
+    through = ""
+    if endpoint.jump is not None:
+        ways[_jump_of(workspace)] = endpoint.jump
+        through = f"    ProxyJump {_jump_of(workspace)}\n"
+    _write(known, "".join(f"torpor-{name} {way.host_key}\n" for name, way in ways.items()))
+    blocks = [
+        f"Host {name}\n"
+        f"    HostName {way.host}\n"
+        f"    Port {way.port}\n"
+        f"    User {way.user}\n"
         f'    IdentityFile "{key}"\n'
         "    IdentitiesOnly yes\n"
-        f"    HostKeyAlias {alias}\n"
+        f"    HostKeyAlias torpor-{name}\n"
         f'    UserKnownHostsFile "{known}"\n'
         "    GlobalKnownHostsFile none\n"
-        "    StrictHostKeyChecking yes\n",
-    )
+        "    StrictHostKeyChecking yes\n"
+        for name, way in ways.items()
+    ]
+    file = _hosts() / workspace
+    _write(file, blocks[0] + through + "".join(blocks[1:]))
     return file
 
 
@@ -138,12 +144,19 @@ def endpoint_of(workspace: str, wanted: str = "") -> Endpoint:
             f"the host key of machine {found[0].id} is not known before torpor has logged in to "
             f"it once: `torpor backup {workspace}` does"
         )
-    for text in (endpoint.host, endpoint.user, endpoint.host_key):
+    ways = [endpoint, endpoint.jump] if endpoint.jump else [endpoint]
+    for text in [text for way in ways for text in (way.host, way.user, way.host_key or "")]:
         if not _PLAIN.fullmatch(text):
             raise MachineUnreachable(
                 f"machine {found[0].id} has an address that OpenSSH would misread: {text!r}"
             )
     return endpoint
+
+
+def _jump_of(workspace: str) -> str:
+    """What OpenSSH calls the jump host before the workspace's machine: no workspace has a dot in
+    its name."""
+    return f"{workspace}.jump"
 
 
 def _folder() -> Path:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from tests.fixtures.sshd import Sshd
 from torpor.shared.errors import InvalidInput, MachineUnreachable, ProviderUnavailable
 from torpor.shared.values import Endpoint, Machine, MachineId
 from torpor_cli import logins
 
+KEY = "ssh-ed25519 AAAA"
 HOSTILE = "x\n    ProxyCommand touch /tmp/owned"
 
 
@@ -26,6 +30,8 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         Endpoint(HOSTILE, 22, "root", "ssh-ed25519 AAAA"),
         Endpoint("203.0.113.7", 22, HOSTILE, "ssh-ed25519 AAAA"),
         Endpoint("203.0.113.7", 22, "root", f"ssh-ed25519 AAAA\n{HOSTILE}"),
+        Endpoint("203.0.113.7", 22, "root", KEY, Endpoint(HOSTILE, 22, "jump", KEY)),
+        Endpoint("203.0.113.7", 22, "root", KEY, Endpoint("203.0.113.8", 22, "jump")),
     ],
 )
 def test_an_address_that_openssh_would_misread_is_refused(
@@ -35,6 +41,27 @@ def test_an_address_that_openssh_would_misread_is_refused(
     monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: [machine])
     with pytest.raises(MachineUnreachable, match="OpenSSH would misread"):
         logins.endpoint_of("mywork")
+
+
+def test_ssh_goes_through_the_jump_host_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, state: Path, sshd: Sshd, jump: Sshd
+) -> None:
+    endpoint = msgspec.structs.replace(sshd.endpoint, jump=jump.endpoint)
+    opened = SimpleNamespace(identity=sshd.identity)
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
+
+    def said(endpoint: Endpoint) -> subprocess.CompletedProcess[str]:
+        machine = Machine(MachineId("m-1"), "kubernetes://a/b", None, "running", endpoint)
+        monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: [machine])
+        file = logins.refresh("mywork")
+        argv = ["ssh", "-F", str(file), "mywork", "echo there"]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert said(endpoint).stdout == "there\n"
+    assert "Accepted publickey" in jump.log.read_text()
+    false_jump = msgspec.structs.replace(jump.endpoint, host_key=sshd.host_key)
+    refused = said(msgspec.structs.replace(endpoint, jump=false_jump))
+    assert "Host key verification failed" in refused.stderr and refused.returncode
 
 
 def test_ssh_says_why_there_is_no_machine_and_takes_no_option_from_the_words(

@@ -99,7 +99,7 @@ def test_the_market_ends_by_itself_what_the_flows_of_a_full_smoke_rent() -> None
 
     ec2: Any = SimpleNamespace(identity="ec2:1", create=create)
     label = Label("tests", scratch_name(workspace_name("smoke")), "0123456789abcdef")
-    order = Order(offer=H100, label=label, public_key="", host_key="")
+    order = Order(offer=H100, label=label, public_key="", host_key="", jump_host_key="")
     ToldProvider(ec2, lambda rental: told.append(rental.state), 900.0).create(order)
     assert [order.lifetime_s for order in orders] == [900.0]
     assert told == ["asked", "standing"]

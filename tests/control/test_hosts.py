@@ -29,6 +29,13 @@ def test_a_host_key_is_pinned_at_first_use(store: MemoryStore) -> None:
     assert hosts.pinned(told) == told  # the provider's own stands above a pin
 
 
+def test_the_jump_host_of_a_machine_is_kept_with_its_pin(store: MemoryStore) -> None:
+    hosts = KnownHosts(store, DEMO)
+    behind = msgspec.structs.replace(HOST, jump=Endpoint("198.51.100.1", 22, "jump", KEY))
+    hosts.pin(behind, KEY)
+    assert hosts.pinned(HOST) == msgspec.structs.replace(behind, host_key=KEY)
+
+
 def test_another_host_key_is_never_pinned_over_the_first(store: MemoryStore) -> None:
     hosts = KnownHosts(store, DEMO)
     hosts.pin(HOST, KEY)

@@ -36,7 +36,7 @@ from torpor.shared.errors import (
     TorporError,
     UnsafeDestroy,
 )
-from torpor.shared.values import DRILL, Machine, WorkspaceName, reserved_name
+from torpor.shared.values import DRILL, Endpoint, Machine, WorkspaceName, reserved_name
 
 
 def _reconcile(lab: Lab, **options: Any) -> Reconciliation:
@@ -181,6 +181,20 @@ def test_a_starting_machine_is_not_ended(lab: Lab, monkeypatch: pytest.MonkeyPat
     starting = msgspec.structs.replace(machine, state="starting", endpoint=None)
     monkeypatch.setattr(FolderMarket, "find", lambda *_: starting)
     with pytest.raises(UnsafeDestroy, match="is starting, so a run may be about to use it"):
+        check_silent(lab.opened, machine)
+
+
+def test_a_machine_is_not_ended_because_the_jump_host_before_it_is_silent(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = _silent(lab)
+    assert machine.endpoint is not None
+    jump = Endpoint("127.0.0.1", 1, "jump", "ssh-ed25519 AAAA")
+    endpoint = msgspec.structs.replace(machine.endpoint, jump=jump)
+    behind = msgspec.structs.replace(machine, endpoint=endpoint)
+    monkeypatch.setattr(FolderMarket, "find", lambda *_: behind)
+    silent = r"the jump host before machine .* does not answer"
+    with plain(lab.opened), pytest.raises(UnsafeDestroy, match=silent):
         check_silent(lab.opened, machine)
 
 

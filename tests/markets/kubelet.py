@@ -16,6 +16,7 @@ from typing import Any, Final
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.kubernetes import first_process
 from torpor.control.providers.kubernetes.client import KubernetesClient
+from torpor.control.providers.kubernetes.jump import LABEL as JUMP
 from torpor.control.providers.market_client import Refusal
 from torpor.shared.errors import TorporError
 
@@ -60,9 +61,9 @@ class Kubelet:
             return None
         return answer
 
-    def body(self, job: str) -> BootedMachine:
-        """What the running pod of a Job runs on."""
-        (found,) = [pod.body for pod in self._pods.values() if pod.job == job]
+    def body(self, name: str) -> BootedMachine:
+        """What the running pod of a Job or a Deployment runs on."""
+        (found,) = [pod.body for pod in self._pods.values() if pod.name == name]
         return found
 
     def _run(self) -> None:
@@ -106,11 +107,12 @@ class Kubelet:
         if secret is None:
             return  # as a kubelet waits for it
         data = {key: base64.b64decode(text).decode() for key, text in secret["data"].items()}
-        job = row["metadata"]["labels"]["batch.kubernetes.io/job-name"]
-        pod = _Pod(self._machines.boot(first_process(row["spec"], data)), job)
+        labels = row["metadata"]["labels"]
+        name = labels.get("batch.kubernetes.io/job-name") or labels[JUMP]
+        pod = _Pod(self._machines.boot(first_process(row["spec"], data)), name)
         self._pods[row["metadata"]["uid"]] = pod
         self._say(row, pod, "Running")
-        service = f"{space}/services/{job}"
+        service = f"{space}/services/{name}"
         if self.ask("GET", service) is not None:
             balancer = {"loadBalancer": {"ingress": [{"ip": pod.body.address}]}}
             self.ask("PATCH", f"{service}/status", {"status": balancer})
@@ -144,8 +146,8 @@ class Kubelet:
 
 
 class _Pod:
-    def __init__(self, body: BootedMachine, job: str) -> None:
-        self.body, self.job = body, job
+    def __init__(self, body: BootedMachine, name: str) -> None:
+        self.body, self.name = body, name
         self.until: float | None = None  # SIGKILL comes then
 
 

@@ -1,7 +1,8 @@
-"""A fake Kubernetes API server: Jobs, pods, Secrets, Services and nodes, as far as torpor asks.
+"""A fake Kubernetes API server: Jobs, pods, Secrets, Services, Deployments and nodes, as far as
+torpor asks.
 
-A pod starts once its Secret exists. What belongs to a Job goes with it, and a Job with the pod that
-owns it, as the cluster's garbage collection sees to.
+A pod starts once its Secret exists. What belongs to Jobs goes with the last of them, and a Job with
+the pod that owns it, as the cluster's garbage collection sees to.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import re
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
 
-from tests.markets.market import Market, Rented, Ware
+from tests.markets.market import Body, Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.kubernetes.jump import LABEL
 from torpor.control.providers.kubernetes.objects import Machines
 from torpor.control.providers.kubernetes.provider import KubernetesProvider
 
 NAMESPACE: Final = "gpus"
-MOUNT: Final = "/etc/torpor-start"
 _SPACE: Final = f"/namespaces/{NAMESPACE}"
 _KUEUE: Final = "kueue.x-k8s.io"
 _RENTAL: Final = "torpor-rental"
@@ -25,6 +26,17 @@ _JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _FULL: Final = (
     "jobs.batch is forbidden: exceeded quota: gpus, requested: count/jobs.batch=1, used: 1, "
     "limited: 1"
+)
+
+
+_LISTEN: Final = """
+sed -n 's/^Port //p; s/^ListenAddress //p' /etc/ssh/sshd_config | {{ read -r port; read -r address
+echo "ListenAddress $address:$port" >>{mount}/config; }}
+chown -R 0:{user} {mount}
+chmod -R u=rX,g=rX,o= {mount}"""
+"""The address of a fake machine's own, as ``image.sh`` has written it."""
+_AS_USER: Final = (
+    *("setpriv", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"),
 )
 
 
@@ -58,29 +70,39 @@ def secret_text(secret: dict[str, Any]) -> dict[str, str]:
 
 
 def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
-    """The command of a pod's container, with its environment, and with the Secret's keys where it
-    expects its volume."""
-    (volume,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    """The command of a pod's container, with its environment and as its user, and with the Secret's
+    keys where it expects its volume."""
+    ((name, volume),) = [(v["name"], v["secret"]) for v in pod["volumes"] if "secret" in v]
     files = volume.get("items") or [{"key": key, "path": key} for key in secret]
-    prepare = f"umask 077; mkdir -p {MOUNT}"
-    for number, file in enumerate(files, 1):
-        prepare += f'; printf %s "${number}" >{MOUNT}/{file["path"]}'
     container = pod["containers"][0]
+    mounts = [m for m in container["volumeMounts"] if m["name"] == name]
+    (mount,) = [m["mountPath"] for m in mounts if "subPath" not in m]
+    prepare = f"umask 077; mkdir -p {mount}"
+    for number, file in enumerate(files, 1):
+        prepare += f'; printf %s "${number}" >{mount}/{file["path"]}'
+    for alone in [m for m in mounts if "subPath" in m]:
+        prepare += f"; cat {mount}/{alone['subPath']} >{alone['mountPath']}"
+    user = pod.get("securityContext", {}).get("runAsUser")
+    if user is not None:  # its sshd has a configuration of its own
+        prepare += _LISTEN.format(mount=mount, user=user)
     keys = {v["name"]: v["valueFrom"]["secretKeyRef"]["key"] for v in container.get("env", [])}
     given = [f"{name}={secret[key]}" for name, key in keys.items()]
     command = [*container["command"], *container.get("args", [])]
+    if user is not None:
+        command = [*_AS_USER, f"--reuid={user}", f"--regid={user}", *command]
     script = f'{prepare}; shift {len(files)}; exec env "$@"'
     contents = (secret[file["key"]] for file in files)
     return ["/bin/sh", "-c", script, "sh", *contents, *given, *command]
 
 
 class FakeKubernetes(FakeMarket):
-    """``forbidden``: (verb, resource) that the user may not. ``objects``: Secrets and Services.
+    """``forbidden``: (verb, resource) that the user may not. ``objects``: what Jobs own.
     ``orphans``: Jobs that were deleted without their pods. ``queues``: the condition Active of
     each; ``quota``: how many Jobs of queues may run. ``waiting``: why containers do not start.
     ``unschedulable``: what the scheduler says of new pods; ``nominated``: the node on which it
     takes others for them; ``said``: the reasons of events about them, oldest first. ``balances``:
-    whether Services get an address."""
+    whether Services get an address; ``lingers``: whether a Service is shown after its end, as while
+    a cloud deletes its load balancer. ``jumps``: what the pods of Deployments run on."""
 
     waiting: dict[str, str] | None = None
     unschedulable: str = ""
@@ -143,6 +165,8 @@ class FakeKubernetes(FakeMarket):
         self.conflicts = 0  # changes that come too late
         self.quota_conflicts = 0  # Jobs that come while somebody changes their quota
         self.collects = True  # whether what a Job owned goes with it
+        self.lingers = False
+        self.jumps: dict[str, Body] = {}
 
     def opened(self, key: str, **options: Any) -> KubernetesProvider:
         named = ("ssh_port", "timeout", "sleep", "clock")
@@ -311,33 +335,57 @@ class FakeKubernetes(FakeMarket):
         if resource == "secrets" and machine is not None and self.market.boot is not None:
             pod = machine.request["spec"]["template"]["spec"]
             machine.body = self.market.boot(first_process(pod, secret_text(made)))
+        if resource == "deployments" and self.market.boot is not None:
+            pod, secret = made["spec"]["template"]["spec"], self.objects["secrets", meta["name"]]
+            self.jumps[meta["name"]] = self.market.boot(first_process(pod, secret_text(secret)))
         self._collect()
         return Answer(201, made)
 
     def _owned(self, request: Request, resource: str, name: str | None) -> Answer:
         self._collect()
         if not name:
-            kept = [made for (kind, _), made in self.objects.items() if kind == resource]
+            key = request.query["labelSelector"]
+            kept = [self._shown(*known) for known, made in self.objects.items()
+                    if known[0] == resource and key in made["metadata"]["labels"]]  # fmt: skip
             return Answer(200, {"items": kept})
         if (resource, name) not in self.objects:
             return self._missing(resource, name)
-        found = self.objects[resource, name]
+        found = self._shown(resource, name)
         if request.method == "DELETE":
             assert request.body["preconditions"]["uid"] == found["metadata"]["uid"]
             del self.objects[resource, name]
-        elif resource == "services" and (machine := self._alive(name)) is not None:
-            ingress = [{"ip": machine.address}] if self.balances else []
-            found = {**found, "status": {"loadBalancer": {"ingress": ingress}}}
+        elif request.method == "PATCH":
+            owners = {owner["uid"]: owner for owner in found["metadata"]["ownerReferences"]}
+            owners |= {new["uid"]: new for new in request.body["metadata"]["ownerReferences"]}
+            found["metadata"]["ownerReferences"] = [*owners.values()]
         return Answer(200, found)
+
+    def _shown(self, resource: str, name: str) -> dict[str, Any]:
+        found = self.objects[resource, name]
+        behind = self.jumps.get(name) or self._alive(name)
+        if resource != "services" or not self.balances:
+            return found
+        if behind is None and LABEL not in found["metadata"]["labels"]:
+            return found
+        address = behind.address if behind else "198.51.100.1"
+        return {**found, "status": {"loadBalancer": {"ingress": [{"ip": address}]}}}
 
     def _collect(self) -> None:
         """Remove what no living Job owns."""
         if not self.collects:
             return
         uids = {_uid(machine) for machine in self.market.alive()}
-        for key, made in [*self.objects.items()]:
-            if made["metadata"]["ownerReferences"][0]["uid"] not in uids:
-                del self.objects[key]
+        for (resource, name), made in [*self.objects.items()]:
+            owners = made["metadata"]["ownerReferences"]
+            made["metadata"]["ownerReferences"] = [o for o in owners if o["uid"] in uids] or owners
+            if any(owner["uid"] in uids for owner in owners):
+                continue
+            if resource == "services" and self.lingers:
+                made["metadata"]["deletionTimestamp"] = _time(self.market.clock.now_unix)
+                continue
+            del self.objects[resource, name]
+            if resource == "deployments" and name in self.jumps:
+                self.jumps.pop(name).end()
 
     def _end_pod(self, request: Request, name: str) -> Answer:
         machine = self._alive(name.removesuffix("-x"))

@@ -44,10 +44,11 @@ from torpor.control.providers.kubernetes.objects import Machines
 from torpor.control.providers.kubernetes.provider import KubernetesProvider
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent, Order
-from torpor.control.rental.order import order_for
+from torpor.control.rental.greeting import greeting_fault
+from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateUncertain, InvalidInput, ProviderDenied
-from torpor.shared.values import Label, MachineId, Want, WorkspaceName, workspace_name
+from torpor.shared.values import Endpoint, Label, MachineId, Want, WorkspaceName, workspace_name
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("needs_server")]
 
@@ -63,6 +64,7 @@ _OURS: Final = (
     ("v1", "pods"),
     ("v1", "secrets"),
     ("v1", "services"),
+    ("apps/v1", "deployments"),
     ("kueue.x-k8s.io/v1beta2", "workloads"),
 )
 KINDS: Final = {
@@ -366,6 +368,30 @@ def test_names_that_the_cluster_does_not_know(cluster: Cluster) -> None:
     assert notes == ["1 nodes fit the node selector, with 8 nvidia.com/gpu"]
 
 
+def test_machines_share_a_jump_pod_which_goes_with_the_last(
+    cluster: Cluster, identity_key: KeyPair
+) -> None:
+    # The tool's own node mounts no Secrets.
+    cluster.kubelet.ask("PATCH", "/api/v1/nodes/node-1", {"spec": {"unschedulable": True}})
+    provider = cluster.provider(queue="", address="jump pod")
+    orders = [_order(provider, identity_key) for _ in range(2)]
+    machines = [provider.create(order) for order in orders]
+    until(lambda: all(_endpoint(provider, made.id) for made in machines), "they have addresses")
+    assert len([left for left in cluster.left() if left.startswith("deployments")]) == 1
+    key = asyncssh.import_private_key(identity_key.private)
+    for made, order in zip(machines, orders, strict=True):
+        host_key = host_key_of(key, order.label).public
+        endpoint = _endpoint(provider, made.id)
+        assert endpoint is not None and endpoint.jump is not None
+        until(lambda at=endpoint, own=host_key: greeting_fault(at, own, key) is None, "it greets")
+    _end(provider, machines[0].id, orders[0])
+    endpoint = _endpoint(provider, machines[1].id)
+    assert endpoint is not None
+    assert greeting_fault(endpoint, host_key_of(key, orders[1].label).public, key) is None
+    _end(provider, machines[1].id, orders[1])
+    cluster.see_empty()
+
+
 def test_the_role_of_the_guide_is_enough_and_each_right_of_it_is_needed(
     cluster: Cluster, identity_key: KeyPair
 ) -> None:
@@ -375,7 +401,8 @@ def test_the_role_of_the_guide_is_enough_and_each_right_of_it_is_needed(
     cluster.make(space, account)
     asked = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}}
     token = cluster.kubelet.ask("POST", f"{space}/torpor/token", asked)["status"]["token"]
-    provider = cluster.provider(_with_token(cluster.kubeconfig, token))
+    login = _with_token(cluster.kubeconfig, token)
+    provider = cluster.provider(login, address="jump pod")
     assert "may not create jobs.batch in namespace" in _denied(provider)
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
     cluster.make(f"{rbac}/roles", {"metadata": {"name": "torpor"}, "rules": rules})
@@ -419,6 +446,11 @@ def _order(provider: KubernetesProvider, identity: KeyPair) -> Order:
 def _runs(provider: KubernetesProvider, machine: MachineId) -> bool:
     found = provider.find(machine)
     return not isinstance(found, Absent) and found.state == "running"
+
+
+def _endpoint(provider: KubernetesProvider, machine: MachineId) -> Endpoint | None:
+    found = provider.find(machine)
+    return None if isinstance(found, Absent) else found.endpoint
 
 
 def _end(provider: KubernetesProvider, machine: MachineId, order: Order) -> None:

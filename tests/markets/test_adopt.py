@@ -77,7 +77,10 @@ class Mine:
 
     def _greets(self) -> bool:
         live = self.provider.find(self.id)
-        return live.endpoint is not None and greeting_fault(live.endpoint, self.host_key) is None
+        key = self.opened.identity.load()
+        return (
+            live.endpoint is not None and greeting_fault(live.endpoint, self.host_key, key) is None
+        )
 
     def plant(self) -> None:
         self.workspace.mkdir()

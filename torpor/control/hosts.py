@@ -28,6 +28,7 @@ class PinnedHost(msgspec.Struct, frozen=True):
     port: int
     host_key: str
     pinned_unix: float
+    jump: Endpoint | None = None
 
 
 class KnownHosts:
@@ -40,20 +41,24 @@ class KnownHosts:
         self._workspace = workspace
 
     def pinned(self, endpoint: Endpoint) -> Endpoint:
-        """``endpoint`` with the host key that was pinned before, where it brings none itself."""
+        """``endpoint`` with the host key that was pinned before, where it brings none itself, and
+        with the jump host of that time."""
         if endpoint.host_key is not None:
             return endpoint
         held = self._records.read(self._key(endpoint))
-        return endpoint if held is None else replace(endpoint, host_key=held[0].host_key)
+        if held is None:
+            return endpoint
+        return replace(endpoint, host_key=held[0].host_key, jump=held[0].jump)
 
     def pin(self, endpoint: Endpoint, host_key: str) -> None:
         """Record a host key at first use; HostKeyChanged if another one was recorded."""
         key = self._key(endpoint)
         if self._records.read(key) is None:
             with suppress(ObjectExists):  # another run pinned one meanwhile
-                self._records.create(
-                    key, PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
+                pinned = PinnedHost(
+                    endpoint.host, endpoint.port, host_key, time.time(), endpoint.jump
                 )
+                self._records.create(key, pinned)
         held = self._records.read(key)
         if held is not None and held[0].host_key != host_key:
             raise HostKeyChanged(

@@ -225,12 +225,19 @@ def driver_version(text: str) -> tuple[int, ...] | None:
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where SSH answers. ``host_key`` is an OpenSSH public key line, or None until pinned."""
+    """Where SSH answers. ``host_key`` is an OpenSSH public key line, or None until pinned.
+    ``jump``: the SSH server that forwards to it, whose host key is known; None: it is reached
+    directly."""
 
     host: str
     port: int
     user: str
     host_key: str | None = None
+    jump: Endpoint | None = None
+
+    def __str__(self) -> str:
+        behind = f" through {self.jump.host} port {self.jump.port}" if self.jump else ""
+        return f"{self.user}@{self.host} port {self.port}{behind}"
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from tests.markets.test_boot import run
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.kubernetes import provider as service_module
 from torpor.control.providers.kubernetes.client import Right, is_coreweave
+from torpor.control.providers.kubernetes.jump import RIGHTS as JUMP_RIGHTS
 from torpor.control.providers.kubernetes.objects import Machines
 from torpor.control.providers.kubernetes.provider import (
     QUEUE_RIGHTS,
@@ -272,12 +273,12 @@ class TestKubernetes(ContainerContract):
         shop.fake.priorities = {"hi"}
         assert provider.check().notes == ["1 nodes fit the node selector, with 8 nvidia.com/gpu"]
 
-    @pytest.mark.parametrize("right", [*RIGHTS, *QUEUE_RIGHTS])
+    @pytest.mark.parametrize("right", [*RIGHTS, *QUEUE_RIGHTS, *JUMP_RIGHTS])
     def test_a_missing_right_is_named(self, shop: Shop, right: Right) -> None:
         shop.fake.queues = {"h100": {"type": "Active", "status": "True"}}
         shop.fake.forbidden = {(right.verb, right.resource)}
         with pytest.raises(ProviderDenied) as told:
-            shop.connect(queue="h100").check()
+            shop.connect(queue="h100", address="jump pod").check()
         group = f".{right.group}" if right.group else ""
         assert f"may not {right.verb} {right.resource}{group} in namespace gpus" in str(told.value)
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import asyncssh
 import msgspec
+import psutil
 import pytest
 
+from tests.fixtures.agent_operations import Echo
 from tests.fixtures.sshd import Sshd
+from tests.fixtures.waiting import until
 from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
 from torpor.shared.errors import HostKeyChanged, InvalidInput, MachineDenied, MachineUnreachable
@@ -84,6 +87,44 @@ def test_what_is_wrong_with_an_endpoint_is_named(
 ) -> None:
     with pytest.raises(error, match=says):
         SshSession.open(msgspec.structs.replace(sshd.endpoint, **changes), sshd.identity)
+
+
+def test_a_machine_behind_a_jump_host_is_reached_through_it_alone(
+    sshd: Sshd, jump: Sshd, agent_files: dict[str, Any]
+) -> None:
+    endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None, jump=jump.endpoint)
+    pinned: list[str] = []
+    with SshSession.open(endpoint, sshd.identity, pin=pinned.append, **agent_files) as session:
+        assert pinned[0].split() == sshd.host_key.split()[:2]
+        assert session.execute(["echo", "there"]).stdout == b"there\n"
+        assert session.listens(sshd.port)
+        with (
+            session.forward(sshd.port) as port,
+            socket.create_connection(("127.0.0.1", port)) as link,
+        ):
+            assert link.recv(4) == b"SSH-"
+        assert jump.drop_connections()
+        assert session.call(Echo("after"), request_id="after").words == "after"
+    assert jump.process is not None
+    host = psutil.Process(jump.process.pid)
+    until(lambda: not host.children(), "the connection to the jump host is closed")
+
+
+def test_each_host_key_on_the_way_is_compared(sshd: Sshd, jump: Sshd) -> None:
+    other = _key().public_key()
+    false_jump = msgspec.structs.replace(jump.endpoint, host_key=other)
+    behind = msgspec.structs.replace(sshd.endpoint, jump=false_jump)
+    with pytest.raises(HostKeyChanged, match=rf"^the jump host .* port {jump.port} shows host key"):
+        SshSession.open(behind, sshd.identity)
+    assert "Accepted" not in jump.log.read_text()
+    unknown = msgspec.structs.replace(jump.endpoint, host_key=None)
+    with pytest.raises(InvalidInput, match=r"the jump host .* has no host key"):
+        SshSession.open(msgspec.structs.replace(behind, jump=unknown), sshd.identity)
+    machine = msgspec.structs.replace(sshd.endpoint, host_key=other, jump=jump.endpoint)
+    way = f"port {sshd.port} through 127.0.0.1 port {jump.port} shows host key"
+    with pytest.raises(HostKeyChanged, match=way):
+        SshSession.open(machine, sshd.identity)
+    assert "Accepted" not in sshd.log.read_text()
 
 
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])

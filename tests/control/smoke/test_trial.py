@@ -201,7 +201,14 @@ LIFETIMES = {
 def test_no_machine_that_may_hold_work_is_ordered_with_a_lifetime(vast: Bench) -> None:
     label = Label("torpor", workspace_name("mywork"), "0" * 16)
     with pytest.raises(UnsafeDestroy, match="may hold work"):
-        Order(offer=vast.plan().offer, label=label, public_key="", host_key="", lifetime_s=900.0)
+        Order(
+            offer=vast.plan().offer,
+            label=label,
+            public_key="",
+            host_key="",
+            jump_host_key="",
+            lifetime_s=900.0,
+        )
 
 
 def test_an_account_with_too_little_money_rents_nothing(vast: Bench) -> None:

@@ -82,6 +82,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     label: Label
     public_key: str  # the OpenSSH line that may log in
     host_key: str  # an OpenSSH private key, which the machine shows where abilities allow it
+    jump_host_key: str
+    """An OpenSSH private key, which the jump host shows that a provider may put before all machines
+    of this ``public_key``."""
     image: str = ""  # empty: the provider's default
     disk_gib: float = 0
     bid_usd_h: float | None = None  # the most to pay for spot; None: the offer's price
@@ -103,7 +106,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(told, digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
-        """Without the host key, which is a secret."""
+        """Without the host keys, which are secrets."""
         return f"Order({self.offer.id} at {self.offer.provider} for {self.label})"
 
 

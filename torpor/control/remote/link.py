@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import asyncssh
+import msgspec
 
 from torpor.control.remote.bundle import Bundle, make_bundle
 from torpor.control.remote.install import install
@@ -45,10 +46,11 @@ class Route:
 
     @property
     def where(self) -> str:
-        return f"{self.endpoint.user}@{self.endpoint.host} port {self.endpoint.port}"
+        return str(self.endpoint)
 
     def pinned(self, host_key: str) -> Route:
-        return replace(self, endpoint=_with_key(self.endpoint, host_key))
+        pinned = msgspec.structs.replace(self.endpoint, host_key=host_key)
+        return replace(self, endpoint=pinned)
 
 
 class Link:
@@ -212,7 +214,3 @@ async def _attach(
 
 def _bundle(route: Route, machine: Probed) -> Bundle:
     return make_bundle(machine.platform, cache=route.cache, source=route.source)
-
-
-def _with_key(endpoint: Endpoint, host_key: str) -> Endpoint:
-    return Endpoint(endpoint.host, endpoint.port, endpoint.user, host_key)

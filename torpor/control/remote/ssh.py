@@ -79,20 +79,61 @@ async def connect(
     If ``endpoint`` has no host key, the key that the machine shows is pinned, and ``pin`` must
     record it. Raises HostKeyChanged, MachineDenied, MachineUnreachable (retryable) or InvalidInput.
     """
-    where = f"{endpoint.user}@{endpoint.host} port {endpoint.port}"
-    key = identity.load()
-    pinned = _pinned(endpoint)
-    guard = _Guard(pinned)
+    connection, guard = await _connect(endpoint, identity.load(), str(endpoint))
+    seen = guard.line()
+    if endpoint.host_key is None and pin is not None:
+        pin(seen)
+    return connection, seen
+
+
+async def connect_jump(
+    endpoint: Endpoint, key: asyncssh.SSHKey
+) -> asyncssh.SSHClientConnection | None:
+    """Log in to the jump host of ``endpoint``; None where it has none. Raises as ``connect``."""
+    jump = endpoint.jump
+    if jump is None:
+        return None
+    if jump.host_key is None:
+        raise InvalidInput(f"the jump host {jump} has no host key: nothing was sent to it")
+    connection, _ = await _connect(jump, key, f"the jump host {jump}")
+    return connection
+
+
+async def _connect(
+    endpoint: Endpoint, key: asyncssh.SSHKey, where: str
+) -> tuple[asyncssh.SSHClientConnection, _Guard]:
+    """The connection holds that to the jump host, and closes it."""
+    guard = _Guard(_pinned(endpoint))
+    jump = await connect_jump(endpoint, key)
+    try:
+        connection = await _log_in(endpoint, key, guard, jump, where)
+    except BaseException:
+        if jump is not None:
+            jump.abort()
+        raise
+    if jump is not None:
+        connection.set_tunnel(jump)
+    return connection, guard
+
+
+async def _log_in(
+    endpoint: Endpoint,
+    key: asyncssh.SSHKey,
+    guard: _Guard,
+    jump: asyncssh.SSHClientConnection | None,
+    where: str,
+) -> asyncssh.SSHClientConnection:
     try:
         connection, _ = await asyncio.wait_for(
             asyncssh.create_connection(
                 lambda: guard,
                 endpoint.host,
                 endpoint.port,
+                tunnel=jump,
                 username=endpoint.user,
                 client_keys=[key],
                 known_hosts=([], [], []),
-                server_host_key_algs=_algorithms(pinned),
+                server_host_key_algs=_algorithms(guard.pinned),
                 config=None,
                 agent_path=None,
                 agent_forwarding=False,
@@ -107,7 +148,7 @@ async def connect(
             CONNECT_S + LOGIN_S,
         )
     except asyncssh.HostKeyNotVerifiable as error:
-        raise _key_changed(where, pinned, guard.seen) from error
+        raise _key_changed(where, guard.pinned, guard.seen) from error
     except asyncssh.PermissionDenied as error:
         raise MachineDenied(
             f"{where} refuses the SSH identity ({key.get_fingerprint()}): put its public key into "
@@ -132,10 +173,7 @@ async def connect(
         raise MachineUnreachable(
             f"{where} cannot be connected to: {error}; check host and port, and that it runs"
         ) from error
-    seen = guard.line()
-    if pinned is None and pin is not None:
-        pin(seen)
-    return connection, seen
+    return connection
 
 
 async def execute(
@@ -202,14 +240,14 @@ class _Guard(asyncssh.SSHClient):
     """Compares the key that the machine shows with the pinned one."""
 
     def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
-        self._pinned = pinned
+        self.pinned = pinned
         self.seen: asyncssh.SSHKey | None = None
 
     def validate_host_public_key(
         self, host: str, addr: str, port: int, key: asyncssh.SSHKey
     ) -> bool:
         self.seen = key
-        return self._pinned is None or key.public_data == self._pinned.public_data
+        return self.pinned is None or key.public_data == self.pinned.public_data
 
     def line(self) -> str:
         if self.seen is None:

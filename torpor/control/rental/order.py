@@ -32,12 +32,13 @@ def host_key_of(identity: asyncssh.SSHKey, label: Label) -> HostKey:
     """The key of the rental with this label, the same bytes each time: an idempotency token is
     refused with another start script. Who knows it learns nothing of ``identity``, nor of another
     rental's key."""
-    secret = identity.export_private_key("pkcs8-der")
-    told = msgspec.json.encode(["torpor host key", label.owner, label.workspace, label.rental])
-    seed = HKDF(algorithm=SHA256(), length=32, salt=None, info=told).derive(secret)
-    private = _openssh_private_key(seed)
-    key = asyncssh.import_private_key(private)
-    return HostKey(private, key.export_public_key().decode().strip())
+    return _derived(identity, "torpor host key", label.owner, label.workspace, label.rental)
+
+
+def jump_host_key_of(identity: asyncssh.SSHKey) -> HostKey:
+    """The key of the jump host before all machines of ``identity``, the same bytes each time: any
+    run may make the jump host again."""
+    return _derived(identity, "torpor jump host key")
 
 
 def order_for(
@@ -50,11 +51,21 @@ def order_for(
         label=label,
         public_key=identity.export_public_key().decode("ascii").strip(),
         host_key=host_key_of(identity, label).private,
+        jump_host_key=jump_host_key_of(identity).private,
         image=want.image,
         disk_gib=want.disk_gib,
         bid_usd_h=want.max_price_usd_h if offer.spot else None,
         cuda=want.least_cuda,
     )
+
+
+def _derived(identity: asyncssh.SSHKey, *purpose: str) -> HostKey:
+    secret = identity.export_private_key("pkcs8-der")
+    told = msgspec.json.encode(purpose)
+    seed = HKDF(algorithm=SHA256(), length=32, salt=None, info=told).derive(secret)
+    private = _openssh_private_key(seed)
+    key = asyncssh.import_private_key(private)
+    return HostKey(private, key.export_public_key().decode().strip())
 
 
 def _openssh_private_key(seed: bytes) -> str:

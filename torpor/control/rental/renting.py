@@ -200,7 +200,7 @@ class Renting:
                 tenancy.machine.id,
                 timeout_s=provider.abilities.ready_s,
                 sleep=nap,
-                greets=lambda endpoint: greeting_fault(endpoint, host_key),
+                greets=lambda endpoint: greeting_fault(endpoint, host_key, self._by.identity),
                 told=self._by.told.warn,
                 queued=self._record_queued(rental),
             )
@@ -504,7 +504,7 @@ class Renting:
                 machine.id,
                 timeout_s=able.ready_s if able.queue_s else min(able.ready_s, left_s),
                 sleep=nap,
-                greets=lambda endpoint: greeting_fault(endpoint, host_key),
+                greets=lambda endpoint: greeting_fault(endpoint, host_key, self._by.identity),
                 told=self._by.told.warn,
                 queued=self._record_queued(rental),
                 label=label,

@@ -49,7 +49,7 @@ class SshDoor:
         self._identity = identity
 
     def fault(self, endpoint: Endpoint, host_key: str | None) -> str | None:
-        return greeting_fault(endpoint, host_key)
+        return greeting_fault(endpoint, host_key, self._identity.load())
 
     def look(self, endpoint: Endpoint) -> Inside:
         said = asyncio.run(self._asked(endpoint))

@@ -184,8 +184,9 @@ class _Transport(httpx.BaseTransport):
         limits = request.extensions["timeout"]
         headers = {"Accept": "application/json"}
         if request.content:
+            # A strategic merge adds to an object's owners; another one would replace them.
             patch = request.method == "PATCH"
-            kind = "application/merge-patch+json" if patch else "application/json"
+            kind = "application/strategic-merge-patch+json" if patch else "application/json"
             headers["Content-Type"] = kind
         try:
             self._client.update_params_for_auth(

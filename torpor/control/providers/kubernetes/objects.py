@@ -16,7 +16,7 @@ from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import SSHD, start_script
 from torpor.shared.errors import InvalidInput
 
-Address = Literal["LoadBalancer", "NodePort", "pod IP"]
+Address = Literal["LoadBalancer", "NodePort", "jump pod", "pod IP"]
 
 BATCH: Final = "batch/v1"
 KUEUE: Final = "kueue.x-k8s.io/v1beta2"
@@ -111,6 +111,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     address: Address = "LoadBalancer"
     node_address: str = ""  # of NodePort; empty: the node's own
     service_annotations: Mapping[str, str] = {}
+    jump_image: str = ""
     grace_s: int = 120
     nodes_billed: bool = False
     container: Container = PLAIN
@@ -118,6 +119,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
 
 class Owner(msgspec.Struct, frozen=True):
     uid: str
+    name: str = ""
 
 
 class Metadata(msgspec.Struct, rename="camel", frozen=True):
@@ -255,6 +257,10 @@ class Service(msgspec.Struct, frozen=True):
         """Where the load balancer answers; None before it has an address."""
         places = [ingress.ip or ingress.hostname for ingress in self.status.load_balancer.ingress]
         return (places[0], self.spec.ports[0].port) if places else None
+
+
+class Services(msgspec.Struct, frozen=True):
+    items: list[Service]
 
 
 class _NodeStatus(msgspec.Struct, frozen=True):
@@ -400,8 +406,8 @@ def secret_of(order: Order, job: Metadata, machines: Machines) -> dict[str, Any]
 def service_of(
     order: Order, job: Metadata, machines: Machines, ssh_port: int, annotations: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """None where the pod is reached at its own address. ``annotations``: beside the block's."""
-    if machines.address == "pod IP":
+    """None for a machine without one of its own. ``annotations``: beside the block's."""
+    if machines.address in ("jump pod", "pod IP"):
         return None
     return {
         "apiVersion": "v1",
@@ -421,8 +427,13 @@ def service_of(
     }
 
 
+def owner_of(job: Metadata) -> dict[str, str]:
+    """What names the Job as an owner of another object."""
+    return {"apiVersion": BATCH, "kind": "Job", "name": job.name, "uid": job.uid}
+
+
 def pinned_to(job: Job, pod: Metadata) -> dict[str, Any]:
-    """A merge patch that makes the pod an owner of its Job, if nobody has changed the Job.
+    """A patch that makes the pod an owner of its Job, if nobody has changed the Job.
 
     Kueue suspends a Job to take its quota, and starts it again later with a new pod: an empty
     machine with the same host key. So the Job goes with the pod that was seen, and with the Job its
@@ -497,9 +508,8 @@ def _ports(machines: Machines, ssh_port: int) -> dict[str, int]:
 
 
 def _owned(order: Order, job: Metadata) -> dict[str, Any]:
-    owner = {"apiVersion": BATCH, "kind": "Job", "name": job.name, "uid": job.uid}
     return {
         "name": name_of(order),
         "labels": label_tags(order.label),
-        "ownerReferences": [owner],
+        "ownerReferences": [owner_of(job)],
     }

@@ -23,6 +23,8 @@ from torpor.control.providers.kubernetes.client import (
     is_coreweave,
 )
 from torpor.control.providers.kubernetes.cluster import Cluster
+from torpor.control.providers.kubernetes.jump import RIGHTS as JUMP_RIGHTS
+from torpor.control.providers.kubernetes.jump import JumpPod, is_owner
 from torpor.control.providers.kubernetes.objects import (
     BATCH,
     JOB,
@@ -78,8 +80,8 @@ IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 QUEUE_S: Final = 24 * 3600.0
 _SSH_PORT: Final = 22
 _POLL_S: Final = 1.0
-"""A look is three requests. API servers share their time by flows and state no limit; the clients
-of Kubernetes itself keep to 5 requests a second (client-go, rest.DefaultQPS)."""
+"""A look is three or four requests. API servers share their time by flows and state no limit; the
+clients of Kubernetes itself keep to 5 requests a second (client-go, rest.DefaultQPS)."""
 _ADDRESS_S: Final = 600.0  # load balancers of clouds take some minutes
 _COREWEAVE: Final = {"service.beta.kubernetes.io/coreweave-load-balancer-type": "public"}
 """Without it, CoreWeave gives a Service an address that only its own network reaches
@@ -157,6 +159,8 @@ class KubernetesProvider:
         self._cluster = Cluster(self._client, machines)
         self._pull_failed_unix: dict[str, float] = {}  # by pod: when it was first seen to fail
         self._annotations = _COREWEAVE if is_coreweave(self._client.url) else {}
+        self._jumps = machines.address == "jump pod"
+        self._jump = JumpPod(self._client, machines, self._annotations, ssh_port)
         self._ssh_port = ssh_port
         self._gpu = parse_gpu(machines.gpu)
         self.abilities = msgspec.structs.replace(
@@ -170,7 +174,8 @@ class KubernetesProvider:
         check_image(image or self._machines.image or IMAGE)
         self._cluster.check_version()
         queue = self._machines.queue
-        for right in (*RIGHTS, *(QUEUE_RIGHTS if queue else ())):
+        more = (*(QUEUE_RIGHTS if queue else ()), *(JUMP_RIGHTS if self._jumps else ()))
+        for right in (*RIGHTS, *more):
             if not self._client.may(right):
                 group = f".{right.group}" if right.group else ""
                 raise ProviderDenied(
@@ -240,6 +245,8 @@ class KubernetesProvider:
             )
             if service is not None:
                 self._add("services", service, job.metadata)
+            if self._jumps:
+                self._jump.share(order, job.metadata)
         except CreateUncertain:
             raise
         except TorporError as cause:
@@ -308,6 +315,7 @@ class KubernetesProvider:
         """Services that outlived their Jobs and pods: a load balancer costs. Where nodes are
         billed, also those on which no machine of ours is: a pool that does not shrink costs on."""
         services = self._client.read(Objects, self._client.path("services"), RENTAL).items
+        jumps = self._jump.services() if self._jumps else []
         jobs = self._client.read(Objects, self._client.path("jobs", api=BATCH), RENTAL).items
         names = {job.metadata.name for job in jobs}
         names |= {pod.metadata.labels.get(JOB, "") for pod in self._pods(RENTAL)}
@@ -321,6 +329,11 @@ class KubernetesProvider:
             for service in services
             if service.metadata.name not in names
             and label_among(service.metadata.labels) is not None
+        ]
+        left += [
+            Residue(id=jump.metadata.name, provider=self.identity, kind="service", label=None)
+            for jump in jumps
+            if not is_owner(jump.metadata, names)
         ]
         return left + (self._idle_nodes() if self._machines.nodes_billed else [])
 
@@ -447,13 +460,19 @@ class KubernetesProvider:
             answer = self._market.ask("GET", self._client.path("services", name), Service)
             if isinstance(answer, Refusal):
                 if answer.status == 404:
-                    return None
+                    return self._behind_jump(name, pod)
                 raise self._client.refused(answer, f"show Service {name}")
             found = answer.address()
             if self._machines.address == "NodePort":
                 host = self._machines.node_address or pod.status.host_ip
                 found = (host, answer.spec.ports[0].node_port)
         return Endpoint(found[0], found[1], "root") if found and all(found) else None
+
+    def _behind_jump(self, name: str, pod: Pod) -> Endpoint | None:
+        jump = self._jump.endpoint(name)
+        if jump is None or not pod.status.pod_ip:
+            return None
+        return Endpoint(pod.status.pod_ip, self._ssh_port, "root", jump=jump)
 
     def _queue_words(self, job: Job) -> str:
         """Why Kueue has not started it."""
