@@ -31,8 +31,9 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "tree": set(),
         "pipeline": {"tree"},
         "sampler": set(),
-        "agent": {"pipeline", "sampler", "supervisor", "tree"},
-        "supervisor": {"sampler"},
+        "gate": {"sampler"},
+        "agent": {"gate", "pipeline", "sampler", "supervisor", "tree"},
+        "supervisor": {"gate", "sampler"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),

@@ -11,8 +11,10 @@ from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
+from torpor.shared.format.sizes import PACK_BYTES
 from torpor.shared.values import MIB, GpuUse, StoredSnapshot
 from torpor.shared.wire.restore import (
+    AskWanted,
     BeginRestore,
     Checked,
     CheckRestore,
@@ -34,7 +36,8 @@ class RemoteRestore(RemoteRun):
     fetching again what is on the disk.
 
     ``paths``: the directories that the snapshot may name, and is restored to. ``roots``: restore to
-    these instead, whatever it names. ``first_s``: after how many seconds what comes first could be
+    these instead, whatever it names. ``gate``: a command is started at once, where the machine can
+    have it wait for each file. ``first_s``: after how many seconds what comes first could be
     used."""
 
     def __init__(
@@ -52,6 +55,7 @@ class RemoteRestore(RemoteRun):
         gpu: GpuUse | None = None,
         first: Sequence[str] = (),
         aside: bool = False,
+        gate: bool = False,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
@@ -62,6 +66,7 @@ class RemoteRestore(RemoteRun):
         self._gpu = gpu
         self.first = first
         self._aside = aside
+        self._gate = gate
         self._plan: RestorePlan | None = None
         self.first_s: float | None = None
         self._began_s = time.monotonic()
@@ -105,6 +110,7 @@ class RemoteRestore(RemoteRun):
                 gpu=self._gpu,
                 first=list(self.first),
                 aside=self._aside and rented,
+                gate=self._gate,
             )
         )
         return self._within_limits(plan)
@@ -130,6 +136,18 @@ class RemoteRestore(RemoteRun):
             peer = msgspec.structs.replace(peer, floor_bytes_s=floor_bytes_s)
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
         return self._held(FetchPart(self.run, grants, peer, plan.pieces), on_event)
+
+    def fetch_wanted(self, wait_s: float) -> bool:
+        """Fetch the next packs that a command behind the gate waits for, before the parts; wait for
+        them for ``wait_s``. False once every chunk is there."""
+        wanted = self._held(AskWanted(self.run, wait_s))
+        if wanted.packs:
+            workspace = self.wanted.workspace
+            part = RestorePart(0, 0, 0, wanted.packs, wanted.pieces)
+            check_fetches(self.machine, workspace, [part], 1)
+            grants = [self._grant("GET", key, PACK_BYTES) for key in wanted.packs]
+            self._held(FetchPart(self.run, grants, pieces=wanted.pieces, urgent=True))
+        return not wanted.complete
 
     def finish_first(self) -> Checked:
         """Finish what comes first, once its parts are there: it may be used then."""

@@ -29,6 +29,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
     from_wire,
 )
+from torpor.shared.values import workspace_name
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StandBy, StartJob, StopJob
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
@@ -155,6 +156,8 @@ def _resolved(request: StartJob) -> StartJob:
                 f"{name[:80]!r} cannot be an environment variable of a command: write letters, "
                 "digits and _, not TORPOR_ in front, and no zero byte in its value"
             )
+    if request.gate:
+        workspace_name(request.gate)
     if request.attempt < 1:
         raise InvalidInput(f"attempts count from 1; this is {request.attempt}")
     return msgspec.structs.replace(request, folder=paths[0], log=paths[1])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
@@ -104,6 +104,21 @@ class Writing:
         else:
             self._in_use.add(dict(zip(numbers, compared.signatures, strict=True)))
         return compared
+
+    def give(self, entry: Entry) -> bool:
+        """Finish a file or link that is complete, beside others; False where a program has made
+        something under its name."""
+        return self.writer.give(entry, in_pieces)
+
+    def use(self, signatures: Mapping[int, Signature | None]) -> None:
+        """From now on these entries are in use, if they were not before."""
+        known = self._in_use.signatures
+        self._in_use.add({n: seen for n, seen in signatures.items() if n not in known})
+
+    def open_directories(self) -> None:
+        """Let others pass every directory, while it is still written in."""
+        self.writer.open_passages([entry for entry in self._entries if entry.kind == DIRECTORY])
+        self.writer.close()
 
     def finish(self) -> list[str]:
         """Finish the rest, once every chunk is there. Returns warnings."""

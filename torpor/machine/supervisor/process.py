@@ -3,7 +3,8 @@ asks. It starts the command, waits for it, and writes how it ended.
 
 It also stands by: with what ``job.standby`` gave it, in memory only, it has the workspace saved
 when the machine will be taken away, also once the command has ended. A SIGTERM is a machine that
-shuts down. It leaves after the command's end when it is asked to, or cannot save.
+shuts down. It leaves after the command's end when it is asked to, or cannot save. It keeps the gate
+of a command that started before its files were there, as long as any process of it lives.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from torpor.machine.gate.calls import this_machine
+from torpor.machine.gate.keeper import Keeper
+from torpor.machine.gate.listener import Listener
+from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command
 from torpor.machine.supervisor.folder import JobFolder, Kept
@@ -70,7 +77,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._shut_down)
         self._shuts_down = False
         adopt_orphans()
-        self._begin(request, bundle)
+        self._begin(request, bundle, _keeper_of(home, request))
         # Its threads start only now: the command is a fork of this process.
         self._guard = Guard(request.notices, save, self._requests.wake)
         self._look_at_orphans()
@@ -90,7 +97,7 @@ class Supervisor:
 
     # -- the command
 
-    def _begin(self, request: StartJob, bundle: str) -> None:
+    def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
         began = log.size_of(request.log)
         log.say(request.log, f"attempt {request.attempt} begins")
         output = log.open_log(request.log)
@@ -102,7 +109,7 @@ class Supervisor:
             MARK: str(self._folder.path),
         }
         environment.pop(OWN_MARK, None)
-        self._command = Command(request.argv, request.folder, output, environment)
+        self._command = Command(request.argv, request.folder, output, environment, keep)
         os.close(output)
         state = JobState(
             request.job,
@@ -189,6 +196,19 @@ class Supervisor:
         else:
             raise InvalidInput("this supervisor does not know what it is asked for")
         return Nothing()
+
+
+def _keeper_of(home: Path, request: StartJob) -> Callable[[int], None] | None:
+    """What starts the keeper of the command's gate; None where no restore has files to give."""
+    machine, record = this_machine(), GateRecord(home, request.gate)
+    if not request.gate or machine is None or record.names() is None:
+        return None
+
+    def keep(listener: int) -> None:
+        keeper = Keeper(Listener(listener), machine, record)
+        threading.Thread(target=keeper.run, name="gate", daemon=True).start()
+
+    return keep
 
 
 def _signal_name(number: int) -> str:

@@ -196,6 +196,11 @@ class TreeWriter:
                 self._finish_directory(entry)
         return []
 
+    def give(self, entry: Entry, in_pieces: Callable[[Entry], bool]) -> bool:
+        """Finish a complete file, or make a link, before the others; False where something else has
+        its name. For staged files."""
+        return self._is_made(entry, in_pieces)
+
     def open_passages(self, entries: Sequence[Entry]) -> None:
         """Give directories that are still written in their owners, and let others through as their
         modes say. What new files would inherit is set by ``finish``: extended attributes (an ACL)

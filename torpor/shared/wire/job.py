@@ -72,7 +72,8 @@ class StartJob(Request[JobState], frozen=True):
 
     ``environment``: variables for the command, which may be secrets: they stay in memory.
     ``serves``: the command is a server, which also runs while nobody uses it. ``forget``: the jobs
-    whose logs are removed first, from the folder of ``log``."""
+    whose logs are removed first, from the folder of ``log``. ``gate``: the workspace whose restore
+    the command does not wait for; it waits for each file that it opens."""
 
     op = "job.start"
     job: str
@@ -84,6 +85,7 @@ class StartJob(Request[JobState], frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     serves: bool = False
     forget: list[str] = msgspec.field(default_factory=list)
+    gate: str = ""
 
 
 class JobLook(msgspec.Struct, frozen=True):
