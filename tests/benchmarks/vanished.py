@@ -130,7 +130,7 @@ def measure(
 
 
 def month(lost: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Requests and bytes of all saves and of `watch`, and their cost at list prices, in dollars."""
+    """Requests and bytes of the machines' saves, and their cost at list prices, in dollars."""
     saves = sum(each["saves"] for each in lost)
     per_save = {
         what: sum(each[what] for each in lost) / max(1, saves)

@@ -13,10 +13,10 @@ import msgspec
 from torpor.machine.tree.vanished import Gone, disks
 from torpor.machine.tree.walk import Held, Signature, is_inside
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
+from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import Manifest, decode_manifest
-from torpor.shared.garbage import uncollected
 from torpor.shared.values import SnapshotId, WorkspaceName, learned
 
 

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from torpor.machine.tree.batch import Stat, stat_names
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.shared.errors import WorkspaceInvalid
+from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
-from torpor.shared.garbage import uncollected
 
 RACY_NS: Final = 100_000_000
 """A file touched less than 0.1 s before it was looked at may be touched again within the same

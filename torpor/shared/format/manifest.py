@@ -9,8 +9,8 @@ import msgspec
 import zstandard
 
 from torpor.shared.errors import ManifestInvalid, WrongKey
+from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.keys import Seal
-from torpor.shared.garbage import uncollected
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
 VERSION: Final = 1
