@@ -1,0 +1,108 @@
+"""CRIU for a machine: pinned Debian packages, fetched here, and made one archive to send.
+
+Machines' own packages are mostly too old (Debian 12 has 3.17, Ubuntu 24.04 none). The archive has
+the program with all its libraries, also libc, and is unpacked into a folder of the agent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from torpor.shared.errors import MachineUnfit
+
+MIRRORS: Final = (
+    "http://deb.debian.org/debian",
+    "http://snapshot.debian.org/archive/debian/20261120T000000Z",  # keeps what Debian replaces
+)
+FETCH_S: Final = 120.0
+PROGRAM: Final = "criu"
+LOADER: Final = "ld-linux-x86-64.so.2"
+_PINS: Final = Path(__file__).with_name("criu.txt")
+_LIBRARIES: Final = "usr/lib/x86_64-linux-gnu/"
+
+
+def criu_archive(cache: Path) -> Path:
+    """A gzipped tar of the program and its libraries in one folder, from the cache if it is there.
+
+    MachineUnfit where no mirror has a package, or has another one.
+    """
+    pins = _PINS.read_bytes()
+    archive = cache / "criu" / f"{hashlib.sha256(pins).hexdigest()[:16]}.tar.gz"
+    if archive.is_file():
+        return archive
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as scratch:
+        try:
+            _fill(scratch.name, pins.decode())
+            os.replace(scratch.name, archive)
+        except BaseException:
+            os.unlink(scratch.name)
+            raise
+    return archive
+
+
+def _fill(name: str, pins: str) -> None:
+    files: dict[str, bytes] = {}
+    with httpx.Client(timeout=FETCH_S, follow_redirects=True) as client:
+        for line in pins.splitlines():
+            if not line.startswith("#"):
+                sha256, path = line.split()
+                files |= dict(_unpacked(_fetched(client, path, sha256)))
+    with tarfile.open(name, "w:gz") as tar:
+        for file, content in sorted(files.items()):
+            member = tarfile.TarInfo(file)
+            member.size, member.mode = len(content), 0o755
+            tar.addfile(member, io.BytesIO(content))
+
+
+def _fetched(client: httpx.Client, path: str, sha256: str) -> bytes:
+    faults = []
+    for mirror in MIRRORS:
+        try:
+            answer = client.get(f"{mirror}/{path}")
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            faults.append(f"{mirror}: {error}")
+            continue
+        if hashlib.sha256(answer.content).hexdigest() == sha256:
+            return answer.content
+        faults.append(f"{mirror} has another one")
+    raise MachineUnfit(
+        f"the Debian package {path}, which CRIU needs, cannot be had ({'; '.join(faults)}): "
+        "processes are not kept; let this host reach one of these"
+    )
+
+
+def _unpacked(package: bytes) -> Iterator[tuple[str, bytes]]:
+    """The program and the libraries of a Debian package, without their folders. Symlinks are
+    followed within the package, as the loader looks for the short names."""
+    data = next(content for name, content in _members(package) if name.startswith("data.tar"))
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as tar:
+        for member in tar:
+            path = member.name.removeprefix("./")
+            wanted = path == "usr/sbin/criu" or (
+                path.startswith(_LIBRARIES) and ".so" in path and "/" not in path[len(_LIBRARIES) :]
+            )
+            if wanted and (member.isfile() or member.issym()):
+                content = tar.extractfile(member)
+                if content is not None:
+                    yield path.rpartition("/")[2], content.read()
+
+
+def _members(archive: bytes) -> Iterator[tuple[str, bytes]]:
+    """The files of an ``ar`` archive, which a Debian package is (deb(5))."""
+    at = 8  # behind "!<arch>\n"
+    while at + 60 <= len(archive):
+        name = archive[at : at + 16].decode().strip().rstrip("/")
+        size = int(archive[at + 48 : at + 58])
+        yield name, archive[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2

@@ -1,0 +1,96 @@
+"""A PID and mount namespace of its own for a restored tree, whose numbers are free there.
+
+The namespace's first process restores the tree, and reaps it and what it leaves behind. Outside it
+is a child of the process that made it, and when that first process is ended, the kernel ends all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from torpor.machine.checkpoint.criu import CheckpointFailed
+from torpor.shared.errors import TorporError
+
+_NEW_MOUNTS, _NEW_PIDS = 0x00020000, 0x20000000  # CLONE_NEWNS, CLONE_NEWPID
+_RECURSIVE, _PRIVATE = 0x4000, 0x40000
+_NO_SET_UID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def begin(restore: Callable[[], None]) -> int:
+    """Call ``restore`` as the first process of new namespaces. Returns that process's id here, once
+    ``restore`` has returned: it lives until nothing is left in the namespace.
+
+    CheckpointFailed with the words of what ``restore`` raised, or where there can be no namespace.
+    Only for a process without threads: it forks twice.
+    """
+    told, tell = os.pipe()
+    between = os.fork()
+    if between == 0:
+        _between(restore, told, tell)
+    os.close(tell)
+    with open(told, encoding="utf-8", errors="replace") as words:
+        said = words.read()
+    os.waitpid(between, 0)
+    first, _, fault = said.partition("\n")
+    if fault or not first:
+        if first:
+            with suppress(ProcessLookupError):
+                os.kill(int(first), signal.SIGKILL)
+        raise CheckpointFailed(fault or "the process of the new namespace ended without a word")
+    return int(first)
+
+
+def _between(restore: Callable[[], None], told: int, tell: int) -> None:
+    """The namespace begins with the children of the process that asks for it."""
+    try:
+        os.close(told)
+        _call("unshare", _libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
+        first = os.fork()
+        if first == 0:
+            _first(restore, tell)
+        os.write(tell, f"{first}\n".encode())  # before what the first one says: it waits for us
+    except BaseException as error:  # noqa: BLE001  nobody else tells it
+        with suppress(OSError):
+            os.write(tell, f"\n{error}".encode("utf-8", "replace"))
+    finally:
+        os._exit(0)
+
+
+def _first(restore: Callable[[], None], tell: int) -> None:
+    try:
+        while os.getppid() != 0:  # the one between has written its line, and ended
+            signal.sigtimedwait([], 0.01)
+        os.setsid()
+        _mount(b"none", b"/", None, _RECURSIVE | _PRIVATE)
+        _mount(b"proc", b"/proc", b"proc", _NO_SET_UID | _NO_DEVICES | _NO_PROGRAMS)
+        restore()
+    except TorporError as error:
+        os.write(tell, str(error).encode("utf-8", "replace"))
+        os._exit(1)
+    except BaseException as error:  # noqa: BLE001  nobody else tells it
+        os.write(tell, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+        os._exit(1)
+    os.close(tell)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            os._exit(0)
+        except InterruptedError:
+            continue
+
+
+def _mount(what: bytes, where: bytes, kind: bytes | None, flags: int) -> None:
+    _call("mount", _libc.mount(what, where, kind, flags, None))
+
+
+def _call(name: str, result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
