@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +22,8 @@ import msgspec
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
+from torpor.machine.checkpoint.criu import CheckpointFailed
+from torpor.machine.checkpoint.tree import freeze, why_not
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -30,7 +35,19 @@ from torpor.shared.errors import (
     from_wire,
 )
 from torpor.shared.values import workspace_name
-from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StandBy, StartJob, StopJob
+from torpor.shared.wire.job import (
+    FreezeJob,
+    Frozen,
+    JobLook,
+    JobState,
+    LetJobGoOn,
+    LookAtJob,
+    StandBy,
+    StartJob,
+    StopJob,
+    Tried,
+    TryFreezing,
+)
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
 from torpor.shared.wire.request import Nothing
@@ -40,6 +57,7 @@ LEFT_GRACE_S: Final = 10.0
 MOST_GRACE_S: Final = 3600.0
 LEAVE_S: Final = 5.0
 """A supervisor that has nothing to do leaves within this time."""
+CANARY_S: Final = 60.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
@@ -100,6 +118,43 @@ def stop_job(request: StopJob, call: Call) -> JobState:
             call.check()
             _wait(give_up, f"job {request.job} was ended, and its supervisor does not notice")
         return state
+
+
+def freeze_job(request: FreezeJob, call: Call) -> Frozen:
+    kept = JobFolder(call.home, request.job).look()[1]
+    if kept is None or not kept.at_work:
+        raise CheckpointFailed("its command does not run")
+    pid, first = kept.command.pid, None
+    if kept.root is not None:
+        pid, first = kept.root, pid
+    images = Path(os.path.expanduser(request.images))
+    return Frozen(freeze(Path(request.criu), pid, first, images, request.within_s))
+
+
+def let_job_go_on(request: LetJobGoOn, call: Call) -> Nothing:
+    folder = JobFolder(call.home, request.job)
+    for pid in folder.processes(folder.look()[1]):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    shutil.rmtree(os.path.expanduser(request.images), ignore_errors=True)
+    return Nothing()
+
+
+def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
+    """``canary``: the argv of a process that flies it, apart from this one and its threads."""
+    if (words := why_not()) or not request.criu:
+        return Tried(words)
+    try:
+        done = subprocess.run(
+            canary,
+            input=request.criu.encode(),
+            stdout=subprocess.PIPE,
+            timeout=CANARY_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=Tried)
+    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+        return Tried(f"the canary's process failed: {error}")
 
 
 def stand_by(request: StandBy, call: Call) -> Nothing:

@@ -71,9 +71,9 @@ def fly(criu: Criu, folder: Path) -> Flight:
             cwd=place,
             start_new_session=True,
         )
-        assert tree.stdin is not None
-        tree.stdin.write(f"{token}\n".encode())
-        tree.stdin.close()
+        if tree.stdin is not None:
+            tree.stdin.write(f"{token}\n".encode())
+            tree.stdin.close()
         _await(place / "began", "the canary did not begin")
         images = place / "images"
         images.mkdir(mode=0o700)
@@ -82,7 +82,7 @@ def fly(criu: Criu, folder: Path) -> Flight:
         tree.wait()
         began_s = time.monotonic()
         try:
-            first = begin(lambda: criu.restore(images, RESTORE_S))
+            first = begin(lambda: criu.restore(images, RESTORE_S), tree.pid)
         except CheckpointFailed as error:
             raise CheckpointFailed(f"the canary's restore failed: {error}") from None
         restore_s = time.monotonic() - began_s

@@ -64,6 +64,19 @@ class Criu:
         argv = ["restore", "--images-dir", str(images), "--restore-detached"]
         self._logged([*argv, "--log-file", "restore.log", *_BOTH], images / "restore.log", within_s)
 
+    def write_cpu(self, images: Path, within_s: float) -> None:
+        """Keep what this machine's processor can do."""
+        self._run(["cpuinfo", "dump", "--images-dir", str(images)], within_s)
+
+    def check_cpu(self, images: Path, within_s: float) -> None:
+        """CheckpointFailed where this machine's processor lacks what that of the dump had."""
+        try:
+            self._run(["cpuinfo", "check", "--images-dir", str(images)], within_s)
+        except CheckpointFailed as error:
+            raise CheckpointFailed(
+                f"this machine's processor lacks what the other one has: {error}"
+            ) from None
+
     def _logged(self, argv: Sequence[str], log: Path, within_s: float) -> None:
         try:
             self._run(argv, within_s)

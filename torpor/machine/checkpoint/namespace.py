@@ -22,9 +22,10 @@ _NO_SET_UID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def begin(restore: Callable[[], None]) -> int:
+def begin(restore: Callable[[], None], root: int) -> int:
     """Call ``restore`` as the first process of new namespaces. Returns that process's id here, once
-    ``restore`` has returned: it lives until nothing is left in the namespace.
+    ``restore`` has returned: it lives until nothing is left in the namespace, and ends with the
+    status of ``root``, a process there; 128 and the number of a signal that ended it.
 
     CheckpointFailed with the words of what ``restore`` raised, or where there can be no namespace.
     Only for a process without threads: it forks twice.
@@ -32,7 +33,7 @@ def begin(restore: Callable[[], None]) -> int:
     told, tell = os.pipe()
     between = os.fork()
     if between == 0:
-        _between(restore, told, tell)
+        _between(restore, root, tell)
     os.close(tell)
     with open(told, encoding="utf-8", errors="replace") as words:
         said = words.read()
@@ -46,14 +47,14 @@ def begin(restore: Callable[[], None]) -> int:
     return int(first)
 
 
-def _between(restore: Callable[[], None], told: int, tell: int) -> None:
+def _between(restore: Callable[[], None], root: int, tell: int) -> None:
     """The namespace begins with the children of the process that asks for it."""
     try:
-        os.close(told)
+        _leave_all_but(tell)
         _call("unshare", _libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
         first = os.fork()
         if first == 0:
-            _first(restore, tell)
+            _first(restore, root, tell)
         os.write(tell, f"{first}\n".encode())  # before what the first one says: it waits for us
     except BaseException as error:  # noqa: BLE001  nobody else tells it
         with suppress(OSError):
@@ -62,7 +63,7 @@ def _between(restore: Callable[[], None], told: int, tell: int) -> None:
         os._exit(0)
 
 
-def _first(restore: Callable[[], None], tell: int) -> None:
+def _first(restore: Callable[[], None], root: int, tell: int) -> None:
     try:
         while os.getppid() != 0:  # the one between has written its line, and ended
             signal.sigtimedwait([], 0.01)
@@ -77,13 +78,27 @@ def _first(restore: Callable[[], None], tell: int) -> None:
         os.write(tell, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         os._exit(1)
     os.close(tell)
+    status = 0
     while True:
         try:
-            os.wait()
+            pid, how = os.wait()
         except ChildProcessError:
-            os._exit(0)
-        except InterruptedError:
-            continue
+            os._exit(status)
+        if pid == root:
+            code = os.waitstatus_to_exitcode(how)
+            status = code if code >= 0 else 128 - code
+
+
+def _leave_all_but(kept: int) -> None:
+    """Close what the process that forked has open, such as its locks, but for its standard streams,
+    and hear signals as any program does."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with suppress(OSError):  # that of the list itself
+                os.close(int(name))
 
 
 def _mount(what: bytes, where: bytes, kind: bytes | None, flags: int) -> None:

@@ -1,0 +1,186 @@
+"""Real CRIU: processes that stop on one machine and go on elsewhere, and those that cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.near_agent import NearAgent
+from tests.fixtures.shared import Known, shared
+from tests.fixtures.waiting import until
+from torpor.control.remote.bundle import default_cache
+from torpor.control.remote.criu import criu_archive
+from torpor.machine.checkpoint.criu import CheckpointFailed
+from torpor.machine.supervisor.folder import JobFolder
+from torpor.shared.wire.job import (
+    FreezeJob,
+    JobState,
+    LetJobGoOn,
+    LookAtJob,
+    StartJob,
+    StopJob,
+    TryFreezing,
+)
+
+pytestmark = pytest.mark.usefixtures("needs_server")
+
+JOB = "3f2a9c81d04e"
+_CHAIN = """
+import hashlib, os, sys, time
+link = os.urandom(8).hex()  # in memory alone
+with open("chain", "a") as chain:
+    while not os.path.exists("stop"):
+        print(link, file=chain, flush=True)
+        link = hashlib.sha256(link.encode()).hexdigest()[:16]
+        time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="session")
+def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
+    """The folder of CRIU, as a machine has it."""
+    folder = shared_folder / "criu"
+
+    def start() -> Known:
+        with tarfile.open(criu_archive(default_cache())) as archive:
+            archive.extractall(folder / "unpacked", filter="data")
+        return {}
+
+    with shared(folder, start, lambda _: None):
+        yield folder / "unpacked"
+
+
+class Chain:
+    """A job whose every line is the hash of the line before."""
+
+    def __init__(self, folder: Path, criu: Path) -> None:
+        self.agent = NearAgent(folder / "home")
+        self.place = folder / "workspace"
+        self.place.mkdir()
+        self.images = self.place / ".torpor-process/job"
+        self.criu = criu
+        self._attempts = 0
+
+    def start(self, images: Path | None = None) -> JobState:
+        self._attempts += 1
+        argv = [sys.executable, "-c", _CHAIN]
+        log = str(self.place / "log")
+        state = self.agent.call(
+            StartJob(
+                *(JOB, self._attempts, argv, str(self.place), log, []),
+                images=str(images or ""),
+                criu=str(self.criu),
+            )
+        )
+        grown = len(self.lines())
+        if state.state == "running":
+            until(lambda: len(self.lines()) > grown + 3, "it works")
+        return state
+
+    def freeze(self) -> int:
+        asked = FreezeJob(JOB, str(self.images), str(self.criu), 20.0)
+        return self.agent.call(asked).bytes
+
+    def vanish(self) -> None:
+        """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
+        folder = JobFolder(self.agent.home, JOB)
+        kept = folder.look()[1]
+        assert kept is not None
+        for pid in [*folder.processes(kept), kept.supervisor.pid]:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not kept.supervisor.lives and not folder.processes(kept), "all are gone")
+
+    def lines(self) -> list[str]:
+        chain = self.place / "chain"
+        return chain.read_text().split() if chain.exists() else []
+
+    def is_whole(self) -> bool:
+        """Whether no line is missing or stands twice."""
+        lines = self.lines()
+        made = [hashlib.sha256(line.encode()).hexdigest()[:16] for line in lines[:-1]]
+        return made == lines[1:]
+
+
+@pytest.fixture
+def chain(tmp_path: Path, criu: Path) -> Iterator[Chain]:
+    chain = Chain(tmp_path, criu)
+    yield chain
+    chain.agent.call(StopJob(JOB, 0.0))
+    chain.agent.runs.close()
+
+
+def test_a_command_goes_on_where_it_was_also_a_second_time(chain: Chain) -> None:
+    assert not chain.start().went_on
+    for _ in range(2):
+        assert chain.freeze() > 0
+        chain.vanish()
+        state = chain.start(chain.images)
+        assert (state.went_on, state.afresh) == (True, "")
+        assert not chain.images.exists()
+    assert chain.is_whole()
+    (chain.place / "stop").touch()
+
+    def ended() -> JobState | None:
+        state = chain.agent.call(LookAtJob(JOB, 0, 1000)).state
+        return state if state.state == "ended" else None
+
+    assert until(ended, "it has ended").status == 7
+
+
+def test_a_command_that_was_frozen_in_vain_goes_on_here(chain: Chain) -> None:
+    chain.start()
+    chain.freeze()
+    stopped = len(chain.lines())
+    chain.agent.call(LetJobGoOn(JOB, str(chain.images)))
+    until(lambda: len(chain.lines()) > stopped, "it goes on")
+    assert chain.is_whole()
+    assert not chain.images.exists()
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda chain: (chain.place / "chain").unlink(), "chain"),
+        (lambda chain: (chain.place / "chain").write_text("short"), "size"),
+        (lambda chain: (chain.images / "tree.json").write_text("{}"), "holds no process tree"),
+        (lambda chain: next(chain.images.glob("pages-*.img")).unlink(), "pages"),
+    ],
+)
+def test_where_they_cannot_go_on_the_command_starts_afresh_and_says_why(
+    chain: Chain, harm: object, why: str
+) -> None:
+    chain.start()
+    chain.freeze()
+    chain.vanish()
+    assert callable(harm)
+    harm(chain)
+    (chain.place / "chain").write_text("")
+    state = chain.start(chain.images)
+    assert not state.went_on
+    assert state.afresh
+    assert chain.is_whole()
+
+
+def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
+    chain.start()
+    chain.criu = tmp_path / "none"
+    with pytest.raises(CheckpointFailed, match="CRIU cannot be started"):
+        chain.freeze()
+    seen = len(chain.lines())
+    until(lambda: len(chain.lines()) > seen, "it goes on")
+    assert not chain.images.exists()
+
+
+def test_the_canary_is_a_proof(chain: Chain) -> None:
+    told = chain.agent.call(TryFreezing(str(chain.criu)))
+    assert told.why_not == ""
+    assert told.dump_s > 0
+    assert told.restore_s > 0

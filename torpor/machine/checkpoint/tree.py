@@ -1,0 +1,117 @@
+"""A process tree that stops on one machine and goes on on another, beside files that are the same.
+
+Its images are a folder with CRIU's files and ``tree.json``, which says what must be as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.machine.checkpoint.criu import OLDEST, CheckpointFailed, Criu
+from torpor.machine.checkpoint.namespace import begin
+
+_FACTS: Final = "tree.json"
+_CPU_S: Final = 10.0
+_NEEDED: Final = {
+    # The bit of each capability in linux/capability.h. Tried one by one, CRIU 4.1.1 and 4.2.1.
+    "NET_ADMIN": 12,
+    "SYS_ADMIN": 21,
+    "SYS_TIME": 25,
+}
+
+
+class _Tree(msgspec.Struct, frozen=True):
+    """``pid``: of the tree's root, in its namespace. ``kernel``: the release that it ran on."""
+
+    pid: int
+    kernel: str
+    machine: str
+
+
+def why_not() -> str:
+    """What can be said for nothing: why no tree can be kept on this machine. Empty where only a
+    canary can tell."""
+    if platform.machine() != "x86_64":
+        return f"CRIU is not sent to a machine of {platform.machine()}"
+    held = _capabilities()
+    lacks = [name for name, bit in _NEEDED.items() if not held & (1 << bit)]
+    if lacks:
+        return (
+            f"the login on the machine lacks the capabilities {', '.join(lacks)}, as in containers "
+            "of most markets: take a virtual machine"
+        )
+    return ""
+
+
+def program(folder: Path) -> Criu:
+    """CRIU as the control side has sent it into ``folder``; CheckpointFailed for one too old."""
+    criu = Criu(_argv(folder))
+    if criu.version() < OLDEST:
+        raise CheckpointFailed(f"CRIU {criu.version()} in {folder} is older than {OLDEST}")
+    return criu
+
+
+def freeze(folder: Path, pid: int, first: int | None, images: Path, within_s: float) -> int:
+    """Stop the tree of ``pid`` and write it into ``images``, which is new; its bytes. ``first``:
+    the first process of the namespace that it was restored in before, by its id here."""
+    images.mkdir(mode=0o700, parents=True)
+    try:
+        program(folder)
+        inside = [] if first is None else ["nsenter", "-t", str(first), "-p", "-m"]
+        criu = Criu([*inside, *_argv(folder)])
+        criu.dump(pid, images, within_s)
+        criu.write_cpu(images, _CPU_S)
+        facts = _Tree(pid, platform.release(), platform.machine())
+        (images / _FACTS).write_bytes(msgspec.json.encode(facts))
+    except BaseException:
+        shutil.rmtree(images, ignore_errors=True)
+        raise
+    return sum(file.stat().st_size for file in images.iterdir())
+
+
+def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
+    """Let the tree of ``images`` go on: the first process of its new namespace, by its id here, and
+    the tree's root, by its id there. The files that it has open must be as they were.
+
+    Only for a process without threads.
+    """
+    tree = _tree(images)
+    criu = program(folder)
+    criu.check_cpu(images, _CPU_S)
+    return begin(lambda: criu.restore(images, within_s), tree.pid), tree.pid
+
+
+def _tree(images: Path) -> _Tree:
+    try:
+        tree = msgspec.json.decode((images / _FACTS).read_bytes(), type=_Tree)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointFailed(f"{images} holds no process tree: {error}") from None
+    here = platform.release()
+    if tree.machine != platform.machine():
+        raise CheckpointFailed(f"it ran on {tree.machine}; this machine is {platform.machine()}")
+    if _release(here) < _release(tree.kernel):
+        raise CheckpointFailed(f"it ran on Linux {tree.kernel}; this machine has the older {here}")
+    return tree
+
+
+def _release(text: str) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _capabilities() -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        lines = [line.split() for line in status if line.startswith("CapEff:")]
+    return int(lines[0][1], 16) if lines else 0
+
+
+def _argv(folder: Path) -> list[str]:
+    loader = os.path.join(folder, "ld-linux-x86-64.so.2")
+    return [loader, "--library-path", str(folder), os.path.join(folder, "criu")]
