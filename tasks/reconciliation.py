@@ -13,10 +13,9 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.seam import Provider, Residue
 from torpor.control.reconciliation import Finding, compare
-from torpor.control.rental.greeting import greeting_fault
+from torpor.control.rental.greeting import greeting_fault, jump_fault
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental
-from torpor.control.rental.waiting import ssh_banner_fault
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -147,16 +146,18 @@ def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, 
 
 
 def _silence(opened: OpenWorkspace, machine: Machine) -> str:
-    """The error if no SSH server greets; empty if one does. UnsafeDestroy where only the jump host
-    may be silent."""
+    """The error if no SSH server greets; empty if one does. UnsafeDestroy where the fault may be
+    that of the jump host."""
     if machine.endpoint is None:
         return f"it is {machine.state} and has no address"
-    if machine.endpoint.jump is not None and (fault := ssh_banner_fault(machine.endpoint.jump)):
+    identity = opened.identity.load()
+    if fault := jump_fault(machine.endpoint, identity):
         raise UnsafeDestroy(
-            f"the jump host before machine {machine.id} does not answer ({fault}), so the machine "
-            "may hold a restored workspace or work: nothing was ended. Run reconcile again later"
+            f"the jump host before machine {machine.id} lets nobody through ({fault}), so the "
+            "machine may hold a restored workspace or work: nothing was ended. Run reconcile again "
+            "later"
         )
-    return greeting_fault(machine.endpoint, None, opened.identity.load()) or ""
+    return greeting_fault(machine.endpoint, None, identity) or ""
 
 
 def just_ended(opened: OpenWorkspace, finding: Finding) -> bool:

@@ -45,6 +45,19 @@ def test_the_server_starts_at_once_and_reads_what_is_restored(world: World) -> N
     assert report.warnings == []
 
 
+def test_a_server_that_moves_a_directory_of_the_restore_is_started_last_by_another_round(
+    world: World,
+) -> None:
+    _asleep(world)
+    world.proxy.add(Fault("delay", gets("/packs/"), count=3, delay_s=8.0))
+    server = ["sh", "-euc", 'mv d gone; exec python3 "$@"', "sh", *SERVE]
+    report = run_plainly(world.opened, deploy, small_stack(server=server), gate=True)
+    assert report.gate.startswith("not used: a server that started early wrote")
+    place = world.workspace(report.machine)
+    assert (place / "gone/weights").stat().st_size == 6 << 20
+    assert not (place / "d").exists()
+
+
 def test_a_deploy_says_why_it_has_no_gate(world: World) -> None:
     _asleep(world)
     report = run_plainly(world.opened, deploy, small_stack(fetch=["true"]), gate=True)

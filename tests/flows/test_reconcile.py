@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,7 @@ from tasks.machines import left_unfinished, renting
 from tasks.reconciliation import check_silent
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import FolderMarket, Lab
+from tests.fixtures.machines import new_key_pair
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over, standing
@@ -184,18 +187,32 @@ def test_a_starting_machine_is_not_ended(lab: Lab, monkeypatch: pytest.MonkeyPat
         check_silent(lab.opened, machine)
 
 
-def test_a_machine_is_not_ended_because_the_jump_host_before_it_is_silent(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("greets", [False, True])
+def test_a_machine_is_not_ended_because_the_jump_host_before_it_lets_nobody_through(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, greets: bool
 ) -> None:
+    """Nothing listens there; or a server greets, and then resets each login."""
     machine, _ = _silent(lab)
     assert machine.endpoint is not None
-    jump = Endpoint("127.0.0.1", 1, "jump", "ssh-ed25519 AAAA")
-    endpoint = msgspec.structs.replace(machine.endpoint, jump=jump)
-    behind = msgspec.structs.replace(machine, endpoint=endpoint)
-    monkeypatch.setattr(FolderMarket, "find", lambda *_: behind)
-    silent = r"the jump host before machine .* does not answer"
-    with plain(lab.opened), pytest.raises(UnsafeDestroy, match=silent):
-        check_silent(lab.opened, machine)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if greets else 1
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    peer, _ = server.accept()
+                    peer.sendall(b"SSH-2.0-jump\r\n")
+                    peer.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        jump = Endpoint("127.0.0.1", port, "jump", new_key_pair().public)
+        endpoint = msgspec.structs.replace(machine.endpoint, jump=jump)
+        behind = msgspec.structs.replace(machine, endpoint=endpoint)
+        monkeypatch.setattr(FolderMarket, "find", lambda *_: behind)
+        silent = r"the jump host before machine .* lets nobody through"
+        with plain(lab.opened), pytest.raises(UnsafeDestroy, match=silent):
+            check_silent(lab.opened, machine)
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_machine_that_answers_again_meanwhile_is_not_ended(

@@ -151,7 +151,7 @@ class Deployment:
         self._began = began
         self._reached = time.monotonic()
         self._served = 0.0
-        self._started_early = False  # though nobody has asked for that
+        self._started_early = False  # behind the gate, or though nobody has named what comes first
         self._gated = False
         self._gate = "nothing was restored" if chosen.gate else ""
         self._environment = "of the image"
@@ -308,6 +308,9 @@ class Deployment:
             self._started_early = self._gated or not spec.first
             try:
                 deploy.run(self._serve)
+            except InvalidInput:  # it can never be started
+                self._started_early = False
+                raise
             except DeployFailed as error:
                 if spec.first and not self._gated:
                     raise
@@ -357,8 +360,9 @@ class Deployment:
             self._environment_lined_up.wait()
             self._check_wanted()
             if not restore.plan.complete:
-                restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
-                with self._early_start_named():
+                with self._early_start_named(InvalidInput):
+                    restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
+                with self._early_start_named(InvalidInput, SnapshotDamaged):
                     finish_restore(restore)
                     check_restore(restore, self._chosen.full_check)
         self._warnings += [
@@ -377,12 +381,12 @@ class Deployment:
             self._gate = f"not used: {plan.ungated or why}"
 
     @contextmanager
-    def _early_start_named(self) -> Iterator[None]:
-        """StartedTooEarly, where what was restored is not as it was and only a server that nobody
-        has asked to start early can have changed it."""
+    def _early_start_named(self, *errors: type[TorporError]) -> Iterator[None]:
+        """StartedTooEarly, where one of ``errors`` says that a directory or file is not as it was
+        restored, and only a server that has started early can have changed it."""
         try:
             yield
-        except (InvalidInput, SnapshotDamaged) as error:
+        except errors as error:
             if not self._started_early:
                 raise
             raise StartedTooEarly(

@@ -23,7 +23,7 @@ from torpor.control.safety import check_whole, verify_snapshot
 from torpor.machine.pipeline import upload
 from torpor.machine.sampler.save_lock import end_save, is_saving, saving
 from torpor.machine.supervisor.autosave import REST, Schedule
-from torpor.machine.supervisor.saves import Orders, Rescued, RescueSaves
+from torpor.machine.supervisor.saves import RESERVE, Orders, Rescued, RescueSaves
 from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.job import Notice, OwnSave
 
@@ -163,6 +163,7 @@ def test_grants_that_were_not_used_are_used_later(saver: Saver, tmp_path: Path) 
         assert orders.book.saves == saver.book.saves[:1]
         assert orders.book.packs[0] == saver.book.packs[number]
         assert (orders.scheduled, orders.book.save_argv) == (True, [])
+        assert len(orders.book.packs) == len(saver.book.packs) - number - RESERVE
     assert saves.left == len(saver.book.saves)
 
 
@@ -179,9 +180,8 @@ def test_saves_are_as_seldom_as_their_cost_demands(monkeypatch: pytest.MonkeyPat
         assert schedule.wait_s == pytest.approx(wait_s - took_s, abs=1.0)
     schedule.end()  # of a save after a notice
     assert schedule.wait_s == pytest.approx(3 * REST - 3.0, abs=1.0)
-    schedule.begin()
-    clock[0] += 600.0
-    schedule.end(rests=False)  # the next one goes on with it
+    clock[0] += 60.0
+    schedule.rest_no_longer()  # what it failed for is mended
     assert schedule.wait_s == 0.0
 
 

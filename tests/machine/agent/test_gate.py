@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.snapshots import Machines
+from tests.fixtures.snapshots import Machines, comes_back
 from tests.fixtures.trees import differences, facts, kept, let_settle
 from tests.fixtures.waiting import until
 from torpor.control.remote.restore import RemoteRestore
 from torpor.machine.agent import restore as restore_module
 from torpor.machine.agent.gate import RestoreGate
+from torpor.machine.agent.in_use import UNKNOWN, InUse
 from torpor.machine.gate.record import GateRecord
-from torpor.shared.errors import StoreUnavailable
+from torpor.machine.tree.write import TreeWriter
+from torpor.shared.errors import InvalidInput, StoreUnavailable
+from torpor.shared.format.manifest import Entry
 from torpor.shared.values import MIB, SnapshotId
 
 
@@ -184,6 +187,144 @@ def test_a_killed_agent_goes_on(gated: Gated, monkeypatch: pytest.MonkeyPatch) -
         assert gated.run.fetch_wanted(5.0)
     gated.complete()
     assert differences(kept(gated.was), facts(gated.back)) == []
+
+
+@pytest.mark.parametrize("name", ["3", "env/deep/3"], ids=["in pieces", "whole"])
+@pytest.mark.parametrize("change", ["written", "removed", "a directory"])
+@pytest.mark.parametrize("end", ["orderly", "killed", "killed at once"])
+def test_what_programs_did_survives_the_end_of_a_run(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch, name: str, change: str, end: str
+) -> None:
+    """It goes on without a gate, and reads nothing back."""
+    path, own = gated.back / name, b"the program's"
+    if end == "killed at once":  # when the names are given, before it has looked at them
+        monkeypatch.setattr(InUse, "note", _only_before(InUse.note))
+    gated.remote().begin()
+    for part in gated.run.plan.parts:
+        gated.run.restore_part(part)
+    if change == "written":
+        with path.open("r+b") as file:
+            file.write(own)
+    else:
+        path.unlink()
+    if change == "a directory":
+        path.mkdir()
+        (path / "own").write_bytes(own)
+    if end == "orderly":
+        gated.run.end()
+    monkeypatch.undo()
+    monkeypatch.setattr(RestoreGate, "end", lambda gate: None)  # a killed agent has no time for it
+    gated.engine.restart()
+    gated.run = gated.engine.remote_restore(gated.snapshot, [gated.back])
+    assert not gated.run.begin(resume=True).gated
+    assert gated.record.names() is None
+    assert (gated.back / "env/deep").stat().st_mode & 0o777 == 0o755  # others may pass
+    for part in gated.run.plan.parts:
+        gated.run.restore_part(part)
+    gated.run.finish()
+    assert gated.run.check(full=False).differences == []
+    assert [repr(name) in words for words in gated.run.finished.warnings] == [True]
+    gated.run.end()
+    if change == "written":
+        assert path.read_bytes() == own + (gated.was / name).read_bytes()[len(own) :]
+    elif change == "removed":
+        assert not path.exists()
+    else:
+        assert (path / "own").read_bytes() == own
+    comes_back(gated.engine, gated.engine.snapshot([gated.back]), gated.back)
+
+
+def _only_before(note: Callable[..., None]) -> Callable[..., None]:
+    def only_before(in_use: InUse, signatures: dict[int, Any], dropped: Sequence[int] = ()) -> None:
+        if UNKNOWN in signatures.values():
+            note(in_use, signatures, dropped)
+
+    return only_before
+
+
+def test_an_agent_that_is_killed_before_it_gives_names_gives_them_later(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> bool:
+        raise StoreUnavailable("it is killed")
+
+    monkeypatch.setattr(InUse, "note", _only_before(InUse.note))
+    gated.remote().begin()
+    monkeypatch.setattr(TreeWriter, "give", killed)
+    with pytest.raises(StoreUnavailable):
+        for part in gated.run.plan.parts:
+            gated.run.restore_part(part)
+    monkeypatch.undo()
+    gated.engine.restart()
+    gated.run = gated.engine.remote_restore(gated.snapshot, [gated.back])
+    gated.run.begin(resume=True)
+    gated.complete()
+    assert differences(kept(gated.was), facts(gated.back)) == []
+
+
+def test_no_file_of_zeros_is_made_of_one_that_is_gone(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a start of the machine nobody knows what programs did: everything is read back."""
+    gated.remote().begin()
+    for part in gated.run.plan.parts:
+        gated.run.restore_part(part)
+    gated.run.end()
+    (gated.back / "3").unlink()
+    monkeypatch.setattr("torpor.machine.agent.in_use.boot_id", lambda: "another boot")
+    gated.engine.restart()
+    gated.run = gated.engine.remote_restore(gated.snapshot, [gated.back])
+    gated.run.begin(resume=True)
+    gated.run.finish()
+    assert len(gated.run.check(full=False).differences) == 1
+    gated.run.end()
+    gated.run = gated.engine.remote_restore(gated.snapshot, [gated.back])
+    gated.run.begin(resume=True)
+    gated.complete()
+    assert differences(kept(gated.was), facts(gated.back)) == []
+
+
+def test_names_that_a_program_removes_after_the_restore_are_gone_for_the_gate(gated: Gated) -> None:
+    gated.remote().begin()
+    names = gated.record.names()
+    assert names is not None
+    gated.run.restore_part(gated.run.plan.parts[0])
+    gated.run.end()
+    gated.run = gated.engine.remote_restore(gated.snapshot, [gated.back])
+    gated.run.begin(resume=True)
+    assert gated.record.names() is None
+    gated.complete()
+    assert set(names.names) <= set(GateRecord(gated.engine.home, WORKSPACE).given.new())
+
+
+def test_one_name_that_cannot_be_given_leaves_the_others_in_use(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give, fails = TreeWriter.give, str(b"env/deep/7")
+
+    def refused(writer: TreeWriter, entry: Entry, in_pieces: Any) -> bool:
+        if str(entry.path) == fails:
+            raise InvalidInput("a program has removed its directory")
+        return give(writer, entry, in_pieces)
+
+    monkeypatch.setattr(TreeWriter, "give", refused)
+    gated.remote().begin()
+    with pytest.raises(InvalidInput, match="its directory"):
+        for part in gated.run.plan.parts:
+            gated.run.restore_part(part)
+    named = gated.there() - {"empty", "env/link"}
+    names = gated.record.names()
+    assert names is not None and "env/deep/0" in named
+    told = {names.names[number] for number in gated.record.given.new() if number in names.names}
+    assert told == {str(gated.back / name).encode() for name in named}
+    gated.run.end()
+    (gated.back / "env/deep/0").write_text("the program's")
+    monkeypatch.undo()
+    gated.run = gated.engine.remote_restore(gated.snapshot, [gated.back])
+    gated.run.begin(resume=True)
+    gated.complete()
+    assert (gated.back / "env/deep/0").read_text() == "the program's"
+    assert gated.has("env/deep/7")
 
 
 def test_a_restore_that_fails_ends_the_gate(gated: Gated, stored: tuple[MemoryStore, str]) -> None:

@@ -76,14 +76,16 @@ def test_a_run_that_is_cancelled_ends_its_hook() -> None:
 
 def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_path: Path) -> None:
     """Also when the agent has left."""
-    said, pid = tmp_path / "said", tmp_path / "pid"
-    server = f"(sleep 2; head -c 1000000 /dev/zero && touch {said}; sleep 20)"
+    left, said, pid = (tmp_path / name for name in ("left", "said", "pid"))
+    waits = f"until [ -e {left} ]; do sleep 0.05; done"
+    server = f"({waits}; head -c 1000000 /dev/zero && touch {said}; sleep 20)"
 
     def agent() -> None:
         pid.write_text(run_hook(["sh", "-c", f"{server} & echo $!"], 10, goes_on))
 
     assert not killed_in_a_child(agent)
     assert not said.exists()
+    left.touch()
     until(said.exists, "the server has talked")
     os.killpg(os.getpgid(int(pid.read_text())), signal.SIGKILL)
 

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,10 +42,11 @@ class Gate:
         machine = this_machine()
         assert machine is not None
         keepers: list[threading.Thread] = []
+        self.noted: list[str] = []
 
         def keep(listener: int) -> None:
             record = GateRecord(self.home, "demo")
-            keeper = Keeper(Listener(listener), machine, record, still_s)
+            keeper = Keeper(Listener(listener), machine, record, self.noted.append, still_s)
             keepers.append(threading.Thread(target=keeper.run, daemon=True))
             keepers[0].start()
 
@@ -120,10 +121,22 @@ def test_a_file_is_read_when_it_is_there(gate: Gate, script: str) -> None:
     ["os.stat(name).st_size", "os.path.getsize(name)", "os.access(name, os.R_OK) and 9",
      "os.open(name, os.O_WRONLY | os.O_CREAT) and os.stat(name).st_size",
      "os.rename(name, name + '2') or os.stat(name + '2').st_size",
-     "os.unlink(name) or os.path.lexists(name) or 9"],
+     "os.unlink(name) or os.path.lexists(name) or 9",
+     "os.chmod(name, 0o600) or 9", "os.chmod('d/../model', 0o600, dir_fd=os.open('.', 0)) or 9",
+     "os.chown(name, -1, -1) or 9", "os.lchown(name, -1, -1) or 9", "os.utime(name) or 9",
+     "os.listxattr(name) and 9 or 9", "os.listxattr(name, follow_symlinks=False) and 9 or 9",
+     "os.setxattr(name, 'user.x', b'y') or len(os.getxattr(name, 'user.x')) + 8",
+     "call('inotify_add_watch', call('inotify_init'), name, 2) + 8",
+     "call('rmdir', name) + 10", "call('mknod', name, 0o100600, 0) + 10"],
 )  # fmt: skip
 def test_no_look_at_a_file_finds_it_missing(gate: Gate, look: str) -> None:
-    gate.start(*_python(f"import os; name = 'model'; print({look})"))
+    code = (
+        "import ctypes, os\n"
+        "def call(function, *of):\n"
+        "    of = [a.encode() if isinstance(a, str) else a for a in of]\n"
+        "    return getattr(ctypes.CDLL(None), function)(*of)\n"
+    )
+    gate.start(*_python(f"{code}name = 'model'; print({look})"))
     gate.waits_for("model")
     gate.give("model", "all of it")
     assert gate.ends() == "9\n"
@@ -199,6 +212,85 @@ def test_a_command_that_is_killed_while_it_waits_is_forgotten(gate: Gate) -> Non
     gate.ends()
 
 
+def test_a_name_that_is_removed_after_the_restore_is_missing_at_once(gate: Gate) -> None:
+    """Also where the restore has gone on without the gate."""
+    gate.shell("cat model; cat model 2>&1")
+    gate.waits_for("model")
+    gate.record.end()
+    until(lambda: "Input/output error" in gate.log.read_text(), "the first try has failed")
+    gate.record.complete(b"another", len(MISSING))
+    assert gate.ends().count("Input/output error") == 2
+    gate.record.complete(b"id", len(MISSING))
+    gate.shell("cat model")
+    assert "No such file" in gate.ends()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "l.open(ctypes.c_char_p(-1), 0)",
+        "l.open(ctypes.c_char_p((1 << 63) - 1), 0)",
+        "l.syscall(217, -1, 0, 0)",
+        "os.mkfifo('fifo', 0o777) or l.execl(b'fifo', b'fifo', None)",
+        "[os.mkfifo('f', 0o777), os.open('f', os.O_RDWR), l.execl(b'f', b'f', None)][2]",
+        "l.execl(b'd', b'd', None)",
+    ],
+)
+def test_no_odd_call_ends_the_keeper(gate: Gate, call: str) -> None:
+    gate.start(
+        *_python(f"import ctypes, os; l = ctypes.CDLL(None); print({call}, open('model').read())")
+    )
+    gate.waits_for("model")
+    gate.give("model", "comes")
+    assert gate.ends() == "-1 comes\n"
+
+
+def test_a_full_disk_ends_no_keeper(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cannot ask for comes in its turn, and it asks again."""
+    want, full = GateRecord.want, threading.Event()
+
+    def wants(record: GateRecord, numbers: Iterable[int]) -> None:
+        if not full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        want(record, numbers)
+
+    monkeypatch.setattr(GateRecord, "want", wants)
+    gate.shell("cat model; cat d/one")
+    until(lambda: gate.noted, "it notes the fault")
+    gate.give("model", "here ")
+    until(lambda: "here" in gate.log.read_text(), "the first file is there")
+    full.set()
+    gate.waits_for("d/one")
+    gate.give("d/one", "and here")
+    assert gate.ends() == "here and here"
+    assert len(gate.noted) == 1 and "No space left" in gate.noted[0]
+
+
+def test_a_fault_of_the_record_ends_no_keeper(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([RuntimeError("odd"), None, OSError(errno.EMFILE, "too many")])
+    moved = GateRecord.moved_ns
+
+    def moved_ns(record: GateRecord) -> int | None:
+        if fault := next(looks, None):
+            raise fault
+        return moved(record)
+
+    gate.shell("cat model")
+    gate.waits_for("model")
+    monkeypatch.setattr(GateRecord, "moved_ns", moved_ns)
+    until(lambda: len(gate.noted) == 2, "both faults are noted")
+    gate.give("model", "here")
+    assert gate.ends() == "here"
+
+
+def test_running_a_directory_leaves_no_descriptor_open(gate: Gate) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    runs = "print([l.execl(b'd', b'd', None) for _ in range(3)])"
+    gate.start(*_python(f"import ctypes; l = ctypes.CDLL(None); {runs}"))
+    assert gate.ends() == "[-1, -1, -1]\n"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_io_uring_is_refused(gate: Gate) -> None:
     code = "import ctypes; l = ctypes.CDLL(None, use_errno=True); print(l.syscall(425, 1, 0)); "
     gate.start(*_python(code + "print(ctypes.get_errno())"))
@@ -212,6 +304,9 @@ def test_a_machine_says_why_it_has_no_gate(gate: Gate, monkeypatch: pytest.Monke
     gate.record.end()
     gate.start(*_python(code))  # a second listener
     assert "listens to system calls already" in gate.ends()
+    monkeypatch.setattr("subprocess.Popen", _refused)
+    assert "cannot start `sleep`" in why_not()
+    monkeypatch.undo()
     monkeypatch.setattr("torpor.machine.gate.listener.listen", _refused)
     assert why_not().startswith("the machine or its container forbids")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")

@@ -29,7 +29,7 @@ DEMO = WorkspaceName("demo")
 def _book() -> StandBy:
     snapshot = SnapshotId("20261120T000000Z-00000000")
     key = ObjectKey(f"workspaces/{DEMO}/snapshots/{snapshot}")
-    grant = Grant(key, "PUT", "https://store", 0.0)
+    grant = Grant(key, "PUT", "https://store", 0)
     return StandBy(
         job="",
         workspace=DEMO,
@@ -81,3 +81,35 @@ def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     assert (state.error, state.saved) == ("", said.saved)
     assert state.stored_unix is not None
     assert began_unix <= state.stored_unix <= time.time()
+
+
+def test_a_save_that_failed_comes_again_with_the_next_book(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a first save of an hour, whose grants did not suffice, would go on two days later."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: -1)
+    folder = AutosaveFolder(tmp_path, DEMO)
+    folder.make()
+    begun = tmp_path / "begun"
+    line = msgspec.json.encode(Rescued(None, "its grants did not suffice")).decode()
+    code = f"import time; open({str(begun)!r}, 'a').write('.'); time.sleep(0.3); print({line!r})"
+    process = Autosaver(tmp_path, Autosave(_book(), 0.1, []), [sys.executable, "-c", code])
+
+    def asked(request: Request[Any]) -> Any:
+        with folder.connect() as peer:
+            answer = ask(peer, request_line("look", request))
+        assert answer is not None and answer.error is None
+        return parse_answer(type(request), answer.result or {})
+
+    def seen() -> None:
+        until(lambda: asked(LookAtAutosave(DEMO)).error, "the first save has failed")
+        assert begun.read_text() == "."
+        asked(Autosave(_book(), 0.1, []))
+        until(lambda: begun.read_text() == "..", "the next save begins")
+        asked(Bye())
+
+    with ThreadPoolExecutor(1) as threads:
+        looks = threads.submit(seen)
+        process.run()
+    looks.result()

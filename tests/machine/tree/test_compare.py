@@ -11,7 +11,6 @@ import pytest
 
 from tests.fixtures.manifests import PLAIN, entry
 from torpor.machine.pipeline.download import in_pieces
-from torpor.machine.tree import batch
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import RunCancelled
@@ -44,13 +43,7 @@ ENTRIES = [
     entry(HARDLINK, b"same", target=b"d/small"),
 ]
 
-
-@pytest.fixture(autouse=True, params=["C", "Python"])
-def _language(
-    request: pytest.FixtureRequest, built_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if request.param == "Python":
-        monkeypatch.setattr(batch, "disk_library", lambda: None)
+pytestmark = pytest.mark.usefixtures("each_language")
 
 
 @pytest.fixture

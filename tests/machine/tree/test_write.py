@@ -11,7 +11,6 @@ import pytest
 from tests.fixtures.manifests import entry
 from tests.fixtures.trees import differences, facts
 from torpor.machine.pipeline.download import in_pieces
-from torpor.machine.tree import batch
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Extent
@@ -27,13 +26,7 @@ ENTRIES = [
     entry(HARDLINK, b"d/same", target=b"d/whole"),
 ]
 
-
-@pytest.fixture(autouse=True, params=["C", "Python"])
-def _language(
-    request: pytest.FixtureRequest, built_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if request.param == "Python":
-        monkeypatch.setattr(batch, "disk_library", lambda: None)
+pytestmark = pytest.mark.usefixtures("each_language")
 
 
 def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], object]]:

@@ -51,7 +51,8 @@ AGAIN_S: Final = COMMIT_S / 2
 FEWEST_PACKS: Final = 256
 """16 GiB of packs: a program may write far more than the workspace held."""
 MOST_PACKS: Final = 1024
-"""64 GiB of packs. They are 0.7 MB of grants, which the machine's supervisor holds."""
+"""64 GiB of packs. They are 0.7 MB of grants, which the machine's supervisor holds; the names of
+young packs are half as much again."""
 _YOUNG_S: Final = 24 * 3600.0
 _MOST_YOUNG: Final = 8 * MOST_PACKS
 _PACK_BYTES: Final = 48 * MIB  # of content that does not compress, in the emptiest pack

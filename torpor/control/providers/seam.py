@@ -83,8 +83,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str  # the OpenSSH line that may log in
     host_key: str  # an OpenSSH private key, which the machine shows where abilities allow it
     jump_host_key: str
-    """An OpenSSH private key, which the jump host shows that a provider may put before all machines
-    of this ``public_key``."""
+    """An OpenSSH private key for the jump host that a provider may put before all machines of this
+    ``public_key``."""
     image: str = ""  # empty: the provider's default
     disk_gib: float = 0
     bid_usd_h: float | None = None  # the most to pay for spot; None: the offer's price

@@ -39,6 +39,23 @@ def greeting_fault(
     return None
 
 
+def jump_fault(endpoint: Endpoint, identity: asyncssh.SSHKey) -> str | None:
+    """Why nobody gets to the jump host of ``endpoint``; None where one can, or there is none."""
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, _jumped(endpoint, identity)).result()
+    except (OSError, TimeoutError, asyncssh.Error, TorporError) as error:
+        return str(error)
+    return None
+
+
+async def _jumped(endpoint: Endpoint, identity: asyncssh.SSHKey) -> None:
+    async with asyncio.timeout(_KEY_S):
+        jump = await connect_jump(endpoint, identity)
+        async with jump or nullcontext():
+            pass
+
+
 async def _shown(endpoint: Endpoint, identity: asyncssh.SSHKey) -> asyncssh.SSHKey | None:
     async with asyncio.timeout(_KEY_S):
         jump = await connect_jump(endpoint, identity)

@@ -10,14 +10,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from torpor.machine.agent.writing import Writing
 from torpor.machine.gate.record import GateRecord
 from torpor.machine.pipeline.download import Lot
-from torpor.machine.tree.walk import Signature
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, Entry
 
 _POLL_S: Final = 0.05
@@ -41,7 +40,6 @@ class RestoreGate:
         self._urgent = 0
         self._queue: deque[Lot] = deque()
         self._handed: set[Lot] = set()
-        self._signatures: dict[int, Signature | None] = {}
         numbers = {(entry.root, entry.path): n for n, entry in enumerate(self._entries)}
         self._links: dict[int, list[int]] = {}
         for number, entry in enumerate(self._entries):
@@ -49,9 +47,7 @@ class RestoreGate:
                 self._links.setdefault(numbers[entry.root, entry.target], []).append(number)
         self._lacking = {n: len(self._missing(e)) for n, e in enumerate(self._entries)}
         self._left = sum(map(bool, self._lacking.values()))
-        if identity is None:
-            self._signatures |= dict.fromkeys(record.given.new())  # a program has them since
-        else:
+        if identity is not None:
             record.begin(identity, dict(self._pending()))
         self._open()
 
@@ -102,48 +98,26 @@ class RestoreGate:
                 self._changed.wait(_POLL_S)
                 check()
 
-    def finish(self) -> None:
-        """Leave the files that have names alone from now on."""
-        with self._lock:
-            self._writing.use(self._signatures)
-
-    def finished(self) -> None:
-        """Every name is there."""
-        self._record.give(range(len(self._entries)))
-        self._record.end()
-
     def end(self) -> None:
         """No more names come."""
         self._record.end()
 
     def _open(self) -> None:
         """Make what needs no content, and let others pass the directories."""
+        in_use = [n for n in self._lacking if n in self._writing.in_use]
+        self._record.give(in_use)  # a run that was killed may not have said that
         ready = [n for n, lacks in self._lacking.items() if not lacks and self._is_file(n)]
-        self._give(number for number in ready if number not in self._signatures)
+        self._give([number for number in ready if number not in self._writing.in_use])
         self._writing.open_directories()
-        self.finish()
 
     def _is_file(self, number: int) -> bool:
         return self._entries[number].kind not in (DIRECTORY, HARDLINK)
 
-    def _give(self, numbers: Iterable[int]) -> None:
-        given: list[int] = []
-        for number in numbers:
-            names = [number, *self._links.get(number, ())]
-            if all(self._writing.give(self._entries[name]) for name in names):
-                given += names
-        with self._lock:
-            self._signatures |= {number: self._seen(number) for number in given}
-        if given:
-            self._record.give(given)
+    def _give(self, numbers: list[int]) -> None:
+        if numbers:
+            together = [[number, *self._links.get(number, ())] for number in numbers]
+            self._writing.give(together, self._record.give)
         self._record.moved()
-
-    def _seen(self, number: int) -> Signature | None:
-        entry = self._entries[number]
-        try:
-            return Signature.of(os.lstat(os.path.join(self._targets[entry.root], entry.path)))
-        except OSError:  # a program has removed it
-            return None
 
     def _pending(self) -> Iterator[tuple[int, bytes]]:
         for number, lacks in self._lacking.items():

@@ -154,7 +154,7 @@ class Rescue:
                     if not self._has_stored(run):
                         raise
                     more = f"{late}. The next save goes on with what this one has stored"
-                    return Rescued(None, more, packs=run.filled_packs, goes_on=True)
+                    return Rescued(None, more, packs=run.filled_packs)
                 packs = run.filled_packs
                 if saved is None:
                     return Rescued(None, error, unchanged=True, packs=packs, unsent=True)

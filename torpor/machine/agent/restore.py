@@ -75,12 +75,14 @@ target."""
 
 class Begun(NamedTuple):
     """What the request that began the run found. Without ``writing``, an earlier run restored and
-    compared everything, and nothing is written: the user may have worked here since."""
+    compared everything, and nothing is written: the user may have worked here since.
+    ``identity``: of the restore."""
 
     answer: RestorePlan
     wanted: Wanted
     goal: Goal
     writing: Writing | None
+    identity: bytes
 
 
 class RestoreRun(AgentRun):
@@ -94,6 +96,7 @@ class RestoreRun(AgentRun):
         self._finished: Finished | None = None
         self._first = _First()
         self._gate: RestoreGate | None = None
+        self._record = GateRecord(home, workspace)
 
     def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
         """Read and check the manifest, check the targets, plan what to fetch. Once a run.
@@ -125,8 +128,8 @@ class RestoreRun(AgentRun):
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
         gate, check = self._gate, partial(self.check, call)
-        give_way: Callable[[], None] = _nothing
-        wrote: Callable[[int], None] = _ignore
+        give_way: Callable[[], None] | None = None
+        wrote: Callable[[int], None] | None = None
         with ExitStack() as held:
             held.enter_context(self._first.fetching(bool(request.pieces)))
             if gate is not None:
@@ -216,7 +219,8 @@ class RestoreRun(AgentRun):
         if request.resume and done is None and holds_something:
             mirrored = self.state.mirrored(goal.real_targets)
             if mirrored == wanted.root:
-                return Begun(self._answer(goal, goal.targets, None), wanted, goal, None)
+                self._record.complete(identity, len(goal.manifest.entries))
+                return Begun(self._answer(goal, goal.targets, None), wanted, goal, None, identity)
             self._check_left(journal, mirrored)
         aside: list[str] = []
         if done is None:
@@ -231,9 +235,9 @@ class RestoreRun(AgentRun):
         plan = self._plan(goal, request, done or set(), first)
         self.state.forget_index()
         in_use = InUse(self.state.folder / "in-use", identity)
-        record, ungated = GateRecord(self.home, self.workspace), ""
+        ungated = ""
         if request.gate:
-            ungated = _why_no_gate(record, identity, is_new=done is None)
+            ungated = _why_no_gate(self._record, identity, is_new=done is None)
         gated = request.gate and not ungated
         staged = bool(first.ranks) or journal.staged or gated
         stage = _STAGE + identity.hex()[:16].encode() if staged else b""
@@ -241,7 +245,9 @@ class RestoreRun(AgentRun):
         writing.prepare()
         if gated:
             begins = identity if done is None else None
-            self._gate = RestoreGate(record, begins, writing, goal.real_targets)
+            self._gate = RestoreGate(self._record, begins, writing, goal.real_targets)
+        else:
+            self._record.end()  # a command of an earlier run waits in vain: names come in the end
         answer = replace(
             self._answer(goal, goal.targets, plan),
             first=len(first.ranks),
@@ -250,7 +256,7 @@ class RestoreRun(AgentRun):
             gated=gated,
             ungated=ungated,
         )
-        return Begun(answer, wanted, goal, writing)
+        return Begun(answer, wanted, goal, writing, identity)
 
     def _plan(
         self,
@@ -285,11 +291,8 @@ class RestoreRun(AgentRun):
         warnings: list[str] = []
         if begun.writing is not None:
             begun.writing.plan.check_fetched(f"run {self.id}", "restore all parts before finish")
-            if self._gate is not None:
-                self._gate.finish()
             warnings = first_few(begun.writing.finish())
-            if self._gate is not None:
-                self._gate.finished()
+            self._record.complete(begun.identity, len(begun.goal.manifest.entries))
         decoding = "" if self._gpu is None else self._gpu.words
         return Finished(begun.goal.file_count, begun.goal.total_bytes, warnings, decoding)
 
@@ -407,14 +410,6 @@ class _First:
             with self._changed:
                 self._finishing = False
                 self._changed.notify_all()
-
-
-def _nothing() -> None:
-    """Without a gate no part gives way to another."""
-
-
-def _ignore(chunk: int) -> None:
-    """Without a gate nobody waits for a chunk."""
 
 
 def _why_no_gate(record: GateRecord, identity: bytes, *, is_new: bool) -> str:

@@ -63,6 +63,28 @@ _CALLS: Final[tuple[tuple[FileCall, int | None, int | None], ...]] = (
     (FileCall(_AT, follows=False), 263, 35),  # unlinkat
     (FileCall(_HERE, follows=False), 83, None),  # mkdir
     (FileCall(_AT, follows=False), 258, 34),  # mkdirat
+    (FileCall(_HERE, follows=False), 84, None),  # rmdir
+    (FileCall(_HERE, follows=False), 133, None),  # mknod
+    (FileCall(_AT, follows=False), 259, 33),  # mknodat
+    (FileCall(_HERE), 90, None),  # chmod
+    (FileCall(_AT), 268, 53),  # fchmodat
+    (FileCall(_AT, flags=3), 452, 452),  # fchmodat2
+    (FileCall(_HERE), 92, None),  # chown
+    (FileCall(_HERE, follows=False), 94, None),  # lchown
+    (FileCall(_AT, flags=4), 260, 54),  # fchownat
+    (FileCall(_HERE), 132, None),  # utime
+    (FileCall(_HERE), 235, None),  # utimes
+    (FileCall(_AT), 261, None),  # futimesat
+    (FileCall(_AT, flags=3), 280, 88),  # utimensat
+    (FileCall(_HERE), 188, 5),  # setxattr
+    (FileCall(_HERE, follows=False), 189, 6),  # lsetxattr
+    (FileCall(_HERE), 191, 8),  # getxattr
+    (FileCall(_HERE, follows=False), 192, 9),  # lgetxattr
+    (FileCall(_HERE), 194, 11),  # listxattr
+    (FileCall(_HERE, follows=False), 195, 12),  # llistxattr
+    (FileCall(_HERE), 197, 14),  # removexattr
+    (FileCall(_HERE, follows=False), 198, 15),  # lremovexattr
+    (FileCall((Argument(1),)), 254, 27),  # inotify_add_watch
 )
 
 

@@ -5,8 +5,11 @@ lists a directory in which such files are missing. It then waits, and the restor
 first. Where nothing moves any more, or the restore ends without them, it ends with EIO.
 
 The keeper is a thread of the supervisor, which is an ancestor of all that it answers for: so it may
-read their memory. When the restore has ended, it lets everything pass. This is a convenience for a
-friendly command and no border: a name may change between the look and the call.
+read their memory. When the restore has ended, it lets everything pass. It serves a friendly command
+and protects nothing from a hostile one: a name may change between the look and the call.
+
+Without the keeper every such call ends with ENOSYS. So no fault ends it: a call that cannot be
+judged goes on, and ``note`` hears why.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from torpor.machine.gate.calls import CWD, NO_FOLLOW, Argument, Machine
@@ -31,18 +35,29 @@ _PAGE: Final = 4096
 _MOST_NAME: Final = 4096  # PATH_MAX
 _FIRST_LINE: Final = 256  # what the kernel reads of a script
 _MOST_SCRIPTS: Final = 4
+_FAULT_S: Final = 0.02
+"""After a call that could not be received: a fault that comes again must not fill a core."""
+_KERNEL: Final = 1 << 63
+"""From this address on memory is the kernel's: no call has a name there."""
 
 
 class Keeper:
-    """Serves one listener until no process that it listens to is left."""
+    """Serves one listener until no process that it listens to is left. ``note`` hears of faults."""
 
     def __init__(
-        self, listener: Listener, machine: Machine, record: GateRecord, still_s: float = STILL_S
+        self,
+        listener: Listener,
+        machine: Machine,
+        record: GateRecord,
+        note: Callable[[str], None],
+        still_s: float = STILL_S,
     ) -> None:
         self._listener = listener
         self._machine = machine
         self._names = Awaited(record, still_s)
         self._waiting: dict[Notice, set[int]] = {}
+        self._note = note
+        self._noted: set[tuple[str, type[Exception]]] = set()
 
     def run(self) -> None:
         poll = select.poll()
@@ -51,7 +66,8 @@ class Keeper:
             while True:
                 for _, event in poll.poll(_TICK_MS if self._waiting else None):
                     if event & select.POLLIN:
-                        self._hear()
+                        with self._faults_noted("a call could not be received", _FAULT_S):
+                            self._hear()
                     elif event & (select.POLLHUP | select.POLLERR):
                         return
                 if self._waiting:
@@ -63,7 +79,8 @@ class Keeper:
         notice = self._listener.receive()
         if notice is None:
             return
-        self._names.look_sometimes()
+        with self._faults_noted("the restore's record could not be read"):
+            self._names.look_sometimes()
         if self._names.all_given:
             self._listener.go_on(notice)
         else:
@@ -72,25 +89,48 @@ class Keeper:
     def _judge(self, notice: Notice) -> None:
         """Let a call go on, or have it wait."""
         missing: set[int] = set()
-        with suppress(OSError):  # the process ends, or lets nobody look at it
-            missing = self._missing(notice)
+        with self._faults_noted("a call goes on that could not be judged"):
+            try:
+                missing = self._missing(notice)
+            except OSError:  # the process ends, or lets nobody look at it
+                missing = set()
         if not missing:
             self._listener.go_on(notice)
         elif self._listener.is_valid(notice):  # else the name was another process's
             self._waiting[notice] = missing
-            self._names.want(missing)
+            self._want(missing)
 
     def _look_again(self) -> None:
-        self._names.look()
+        with self._faults_noted("the restore's record could not be read"):
+            self._names.look()
         for notice, missing in list(self._waiting.items()):
-            if not self._names.lacks(missing):
-                del self._waiting[notice]
-                self._judge(notice)
-            elif self._names.never_come:
-                del self._waiting[notice]
-                self._listener.refuse(notice, errno.EIO)
-            elif not self._listener.is_valid(notice):  # a signal has ended it
-                del self._waiting[notice]
+            with self._faults_noted("a call that waits could not be answered"):
+                if not self._names.lacks(missing):
+                    del self._waiting[notice]
+                    self._judge(notice)
+                elif self._names.never_come:
+                    del self._waiting[notice]
+                    self._listener.refuse(notice, errno.EIO)
+                elif not self._listener.is_valid(notice):  # a signal has ended it
+                    del self._waiting[notice]
+                else:
+                    self._want(missing)  # if that failed before
+
+    def _want(self, missing: set[int]) -> None:
+        """Without it they come in their turn."""
+        with self._faults_noted("the restore could not be asked for a file"):
+            self._names.want(missing)
+
+    @contextmanager
+    def _faults_noted(self, words: str, pause_s: float = 0.0) -> Iterator[None]:
+        """Go on after a fault; one of a kind is noted."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the command would get ENOSYS for every file
+            if (words, type(error)) not in self._noted:
+                self._noted.add((words, type(error)))
+                self._note(f"{words}: {error!r}")
+            time.sleep(pause_s)
 
     def _missing(self, notice: Notice) -> set[int]:
         """The names that the call has to wait for."""
@@ -173,8 +213,9 @@ class Awaited:
 
     def want(self, numbers: set[int]) -> None:
         """Ask the restore for these first."""
-        self._record.want(sorted(numbers - self._asked))
-        self._asked |= numbers
+        if not numbers <= self._asked:
+            self._record.want(sorted(numbers - self._asked))
+            self._asked |= numbers
 
 
 def _real(path: bytes) -> bytes:
@@ -204,6 +245,8 @@ def _path(notice: Notice, argument: Argument) -> bytes:
 def _text(thread: int, address: int) -> bytes:
     """A text of another process's memory, which ends with a zero byte."""
     text = b""
+    if address >= _KERNEL:
+        return text
     memory = os.open(b"/proc/%d/mem" % thread, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while len(text) < _MOST_NAME:
@@ -223,12 +266,21 @@ def _with_interpreters(path: bytes) -> Iterator[bytes]:
     for _ in range(_MOST_SCRIPTS):
         yield path
         try:
-            program = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            line = _first_line(path)
         except OSError:
             return
-        with open(program, "rb") as file:
-            line = file.read(_FIRST_LINE).partition(b"\n")[0]
         words = line[2:].split()
         if not line.startswith(b"#!") or not words or not words[0].startswith(b"/"):
             return
         path = words[0]
+
+
+def _first_line(path: bytes) -> bytes:
+    """What a regular file begins with; empty for a FIFO or device, which is not even opened."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return b""
+    program = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(program, _FIRST_LINE).partition(b"\n")[0]
+    finally:
+        os.close(program)

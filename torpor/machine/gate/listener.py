@@ -119,8 +119,11 @@ def why_not() -> str:
     machine = this_machine()
     if machine is None:
         return f"the gate knows no {os.uname().machine}"
-    if not _may_read_children():
-        return "the machine does not let a process read the memory of its children"
+    try:
+        if not _may_read_children():
+            return "the machine does not let a process read the memory of its children"
+    except OSError as error:
+        return f"the machine cannot start `sleep`, to try the gate with ({error.strerror})"
     said: list[str] = []
     thread = threading.Thread(target=_try, args=(machine, said), name="gate", daemon=True)
     thread.start()

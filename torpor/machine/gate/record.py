@@ -1,9 +1,9 @@
 """What a restore and the gate tell each other: the folder ``gate`` of a workspace's state.
 
 ``names`` says which names the restore has still to give, by number; the restore touches it whenever
-something has moved, and removes it when it ends. ``given`` gets the number of each name that is
-there; ``wanted`` the numbers that a command waits for. Both are appended to, 4 bytes a number. They
-are files, so that either side may be killed and started again.
+something has moved, and renames it to ``ended`` when it ends. ``given`` gets the number of each
+name that is there; ``wanted`` the numbers that a command waits for. Both are appended to, 4 bytes a
+number. They are files, so that either side may be killed and started again.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class GateRecord:
     def __init__(self, home: Path, workspace: str) -> None:
         self._folder = home / "workspaces" / workspace / "gate"
         self._names = self._folder / "names"
+        self._ended = self._folder / "ended"
         self.given = Numbers(self._folder / "given")
         self.wanted = Numbers(self._folder / "wanted")
 
@@ -74,10 +75,7 @@ class GateRecord:
 
     def names(self) -> Names | None:
         """What it began with; None once the restore has ended, or where none has begun it."""
-        try:
-            return msgspec.msgpack.decode(self._names.read_bytes(), type=learned(Names))
-        except FileNotFoundError:
-            return None
+        return _read(self._names)
 
     def moved(self) -> None:
         with suppress(FileNotFoundError):
@@ -98,9 +96,25 @@ class GateRecord:
 
     def end(self) -> None:
         """The restore gives no more names: those that are missing never come."""
-        self._names.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            self._names.replace(self._ended)
+
+    def complete(self, identity: bytes, count: int) -> None:
+        """All ``count`` names of this restore are there, also where it went on without a gate after
+        the ``end`` of an earlier run: a name that is missing now was removed."""
+        began = self.names() or _read(self._ended)
+        if began is not None and began.identity == identity:
+            self.give(range(count))
+            self.end()
 
     def _append(self, name: str, numbers: Iterable[int]) -> None:
         data = b"".join(number.to_bytes(4, "little") for number in numbers)
         with suppress(FileNotFoundError), (self._folder / name).open("ab") as file:
             file.write(data)
+
+
+def _read(path: Path) -> Names | None:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=learned(Names))
+    except FileNotFoundError:
+        return None

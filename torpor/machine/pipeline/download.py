@@ -322,8 +322,8 @@ def restore_part(
     check: Callable[[], None],
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
     gpu: GpuTrial | None = None,
-    give_way: Callable[[], None] = lambda: None,
-    wrote: Callable[[int], None] = lambda number: None,
+    give_way: Callable[[], None] | None = None,
+    wrote: Callable[[int], None] | None = None,
 ) -> int:
     """Fetch and write those ``pieces`` of the granted packs, or what is no piece of them, but for
     the chunks that are done. Returns how many stored bytes were fetched; ``progress`` hears of
@@ -334,7 +334,8 @@ def restore_part(
     plain_bytes = stored_bytes = 0
     try:
         for grant, piece in zip(grants, pieces or repeat(0), strict=bool(pieces)):
-            give_way()
+            if give_way is not None:
+                give_way()
             pack_id = pack_id_of(grant.key)
             while True:
                 with plan.claimed(Lot(pack_id, piece), check) as numbers:
@@ -356,7 +357,8 @@ def restore_part(
                             plan.done.add(number)
                             plain_bytes += chunk.plain
                             stored_bytes += chunk.stored
-                            wrote(number)
+                            if wrote is not None:
+                                wrote(number)
                             progress(plain_bytes)
     finally:
         writer.close()

@@ -90,6 +90,7 @@ class Autosaver:
         self._state = AutosaveState(lives=True, interval_s=request.every_s)
         self._schedule = Schedule(request.every_s)
         self._heard_unix: deque[float] = deque()  # of saves that have not ended
+        self._failed = False
         self._hand_over(request)
 
     def run(self) -> None:
@@ -110,13 +111,14 @@ class Autosaver:
                     self._hear(news)
 
     def _hear(self, done: Rescued) -> None:
-        self._schedule.end(rests=not done.goes_on)
+        self._schedule.end()
         began_unix = self._heard_unix.popleft()  # saves end in the order of what asked for them
         if done.gave_way:  # to a run, which stores all of it
             return
         replace = msgspec.structs.replace
         self._state = replace(self._state, error=done.error, interval_s=self._schedule.interval_s)
-        if done.saved is not None or done.unchanged:
+        self._failed = done.saved is None and not done.unchanged
+        if not self._failed:
             saved = done.saved or self._state.saved
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
 
@@ -144,6 +146,8 @@ class Autosaver:
         self._guard.stand_by(request.book)
         self._ends_s = time.monotonic() + LONGEST_S  # this machine's time of day may be wrong
         self._schedule.every(request.every_s)
+        if self._failed:
+            self._schedule.rest_no_longer()
         until_unix = max((save.grant.expires_unix for save in request.book.saves), default=0)
         self._state = msgspec.structs.replace(self._state, until_unix=until_unix)
 
@@ -178,14 +182,15 @@ class Schedule:
         self._saves = True
         self._cpu_s = _cpu_of_saves_s()
 
-    def end(self, *, rests: bool = True) -> None:
+    def rest_no_longer(self) -> None:
+        """What the last save failed for may be mended."""
+        self._rest_s = 0.0
+
+    def end(self) -> None:
         """A save has ended. One after a notice counts for nothing here."""
         if not self._saves:
             return
         self._saves = False
-        if not rests:
-            self._rest_s = 0.0
-            return
         took_s = max(time.monotonic() - self._began_s, _cpu_of_saves_s() - self._cpu_s)
         self._rest_s = REST * took_s
 

@@ -227,10 +227,14 @@ def _keeper_of(home: Path, request: StartJob) -> Callable[[int], None] | None:
         return None
 
     def keep(listener: int) -> None:
-        keeper = Keeper(Listener(listener), machine, record)
+        keeper = Keeper(Listener(listener), machine, record, _note_of_gate)
         threading.Thread(target=keeper.run, name="gate", daemon=True).start()
 
     return keep
+
+
+def _note_of_gate(words: str) -> None:
+    _note(f"the gate: {words}")
 
 
 def _signal_name(number: int) -> str:

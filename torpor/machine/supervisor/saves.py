@@ -22,6 +22,8 @@ UNKNOWN_S: Final = 30.0
 """How long the machine is taken to live if its market does not say: the shortest of all notices."""
 NOTICE_S: Final = {"aws-spot": 120.0, "azure": 900.0}
 """The longest notice that each market gives: more is left only by a wrong clock of the machine."""
+RESERVE: Final = 64
+"""Packs that a scheduled save leaves for one after a notice: 4 GiB."""
 _SLACK_S: Final = 60.0
 
 
@@ -43,8 +45,7 @@ class Rescued(msgspec.Struct, frozen=True):
     """What the process prints as one line. ``error``: why there is no save, or what went wrong
     although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
     ``gave_way``: to a run, which holds the workspace. ``packs``: how many grants for packs were
-    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent.
-    ``goes_on``: its grants did not suffice, and the next save goes on with what it stored."""
+    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent."""
 
     saved: OwnSave | None
     error: str = ""
@@ -52,7 +53,6 @@ class Rescued(msgspec.Struct, frozen=True):
     gave_way: bool = False
     packs: int | None = None
     unsent: bool = False
-    goes_on: bool = False
 
 
 class RescueSaves:
@@ -99,16 +99,19 @@ class RescueSaves:
             return done
 
     def _orders(self, notice: Notice) -> Orders | None:
-        """The next save, with half of the packs that are left; the last one gets all of them."""
+        """The next save, with half of the packs that are left; the last one gets all of them. A
+        scheduled one leaves only RESERVE, so that a first save of many GiB comes far."""
         with self._lock:
             book = self._book
             if book is None or not book.saves:
                 return None
+            scheduled = notice.kind == "schedule"
             share = len(book.packs) if len(book.saves) == 1 else (len(book.packs) + 1) // 2
+            if scheduled:
+                share = max(share, len(book.packs) - RESERVE)
             replace = msgspec.structs.replace
             self._book = replace(book, saves=book.saves[1:], packs=book.packs[share:])
             mine = replace(book, saves=book.saves[:1], packs=book.packs[:share])
-            scheduled = notice.kind == "schedule"
             goes_on = scheduled or (notice.kind == "aws-rebalance" and not book.job)
             if goes_on:  # nobody's work is paused where the machine is not about to end
                 mine = replace(mine, save_argv=[])
