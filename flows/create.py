@@ -7,6 +7,7 @@ from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
+from tasks.programs import start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.shared.values import Machine
 
@@ -21,6 +22,9 @@ def create(workspace: Workspace | str) -> Machine:
     opened = open_workspace(workspace)
     probe_store(opened)
     with rented_machine(opened) as tenancy:
+        if opened.spec.programs:
+            with open_session(opened, tenancy.machine) as session:
+                start_programs(opened, session, tenancy)
         hand_over(tenancy, alone=True)
     if opened.spec.save_minutes:
         with open_session(opened, tenancy.machine) as session:

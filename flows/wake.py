@@ -13,6 +13,7 @@ from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
+from tasks.programs import start_programs
 from tasks.restore import (
     NEWEST,
     check_restore,
@@ -81,8 +82,9 @@ def wake_workspace(
                 restore_parts(restore, "wake", tenancy.machine)
                 finish_restore(restore)
                 check_restore(restore, full_check)
+            programs = start_programs(opened, session, tenancy)
             hand_over(tenancy, restore.plan, alone=True)
             start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
-    return replace(report, budgets=budgets)
+    return replace(report, budgets=budgets, programs=programs)

@@ -133,6 +133,12 @@ class OpenWorkspace(StoredWorkspace):
         store = block.open_store()
         identity = block.open_identity()
         store_key = block.store_key()
+        if spec.process != "never" and spec.programs and store_key is None:
+            raise InvalidInput(
+                f"workspace {spec.name}: with `process` {spec.process}, snapshots hold the memory "
+                "of its programs, and its store block has no key to seal them with: give that one "
+                "a `key`, or set `process` to never"
+            )
         return cls(
             spec=spec,
             store=store,

@@ -32,8 +32,9 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "pipeline": {"tree"},
         "sampler": set(),
         "gate": {"sampler"},
-        "agent": {"gate", "pipeline", "sampler", "supervisor", "tree"},
-        "supervisor": {"gate", "sampler"},
+        "checkpoint": set(),
+        "agent": {"checkpoint", "gate", "pipeline", "sampler", "supervisor", "tree"},
+        "supervisor": {"checkpoint", "gate", "sampler"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),

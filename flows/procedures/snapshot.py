@@ -15,6 +15,7 @@ from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
+from tasks.programs import quiesce
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -23,7 +24,6 @@ from tasks.snapshot import (
     confirm,
     log_losses,
     look_for_losses,
-    quiesce,
     scan,
     store_part,
     verify,
@@ -128,7 +128,9 @@ class Snapshot:
         self._passes = 0
         self._read_unix = 0.0
         self._restless: list[str] = []
-        self._rested = not workspace.spec.quiesce
+        self._programs: list[str] = []
+        freezes = self._ends and workspace.spec.process != "never" and workspace.spec.programs
+        self._rested = not (workspace.spec.quiesce or freezes)
         self._parts: list[PartReport] = []
         self._last: Scanned
         self._stored: StoredSnapshot
@@ -176,7 +178,7 @@ class Snapshot:
                 continue
             if not self._rested:
                 check_guards(self._guards, Ending(self._machine, self._lost))
-                quiesce(self._remote)
+                self._programs = quiesce(self._remote, self._session, ends=self._ends)
                 self._rested = True
                 continue
             if seen.unaccepted_count and (self._ends or number < most):
@@ -281,6 +283,7 @@ class Snapshot:
             warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
             shrunk=bool(last.missed.vanished or last.missed.disks),
+            programs=self._programs,
             seconds=seconds_by_phase(),
             saved_usd_h=self._machine.price_usd_h if self._destroyed else 0.0,
         )

@@ -187,6 +187,7 @@ class Want(msgspec.Struct, frozen=True):
     architecture: str = ""  # as ``uname -m`` says it
     cuda: tuple[int, int] | None = None  # the driver must support at least this
     driver: tuple[int, ...] | None = None  # NVIDIA's, at least this
+    freezes: bool = False  # whether processes have to be frozen there
 
     @property
     def least_cuda(self) -> tuple[int, int] | None:
@@ -308,6 +309,10 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""
     compression: Compression = Compression()
+    programs: list[str] = []
+    """Command lines that a wake starts on the machine."""
+    process: Literal["never", "try", "require"] = "never"
+    """Whether a hibernate freezes their processes, so that they go on after a wake."""
     save_minutes: int = 0
     """How often a rented machine stores the workspace by itself; 0: never."""
     idle: IdleRules = IdleRules()

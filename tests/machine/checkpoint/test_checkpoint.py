@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +17,17 @@ import pytest
 from tests.fixtures.near_agent import NearAgent
 from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
-from torpor.control.remote.bundle import default_cache
-from torpor.control.remote.criu import criu_archive
-from torpor.machine.checkpoint.criu import CheckpointFailed
+from torpor.control.remote.criu import criu_bundle
+from torpor.machine.agent.programs import end_frozen, freeze_programs, let_go_on
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.wire.job import (
-    FreezeJob,
     JobState,
-    LetJobGoOn,
     LookAtJob,
     StartJob,
     StopJob,
     TryFreezing,
 )
+from torpor.shared.wire.snapshot import Froze, Program
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
@@ -50,7 +50,7 @@ def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
     folder = shared_folder / "criu"
 
     def start() -> Known:
-        with tarfile.open(criu_archive(default_cache())) as archive:
+        with tarfile.open(criu_bundle().archive) as archive:
             archive.extractall(folder / "unpacked", filter="data")
         return {}
 
@@ -85,9 +85,13 @@ class Chain:
             until(lambda: len(self.lines()) > grown + 3, "it works")
         return state
 
-    def freeze(self) -> int:
-        asked = FreezeJob(JOB, str(self.images), str(self.criu), 20.0)
-        return self.agent.call(asked).bytes
+    @property
+    def program(self) -> Program:
+        return Program(JOB, str(self.images))
+
+    def freeze(self) -> Froze:
+        said = freeze_programs(self.agent.home, [self.program], str(self.criu), 20.0, lambda: None)
+        return next(said)
 
     def vanish(self) -> None:
         """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
@@ -97,6 +101,11 @@ class Chain:
         for pid in [*folder.processes(kept), kept.supervisor.pid]:
             os.kill(pid, signal.SIGKILL)
         until(lambda: not kept.supervisor.lives and not folder.processes(kept), "all are gone")
+
+    def older_kernel(self) -> None:
+        """As on a machine with a newer kernel than this one."""
+        facts = json.loads((self.images / "tree.json").read_text())
+        (self.images / "tree.json").write_text(json.dumps({**facts, "kernel": "99.1"}))
 
     def lines(self) -> list[str]:
         chain = self.place / "chain"
@@ -120,7 +129,7 @@ def chain(tmp_path: Path, criu: Path) -> Iterator[Chain]:
 def test_a_command_goes_on_where_it_was_also_a_second_time(chain: Chain) -> None:
     assert not chain.start().went_on
     for _ in range(2):
-        assert chain.freeze() > 0
+        assert chain.freeze().bytes > 0
         chain.vanish()
         state = chain.start(chain.images)
         assert (state.went_on, state.afresh) == (True, "")
@@ -139,7 +148,7 @@ def test_a_command_that_was_frozen_in_vain_goes_on_here(chain: Chain) -> None:
     chain.start()
     chain.freeze()
     stopped = len(chain.lines())
-    chain.agent.call(LetJobGoOn(JOB, str(chain.images)))
+    let_go_on(chain.agent.home, [chain.program])
     until(lambda: len(chain.lines()) > stopped, "it goes on")
     assert chain.is_whole()
     assert not chain.images.exists()
@@ -149,31 +158,43 @@ def test_a_command_that_was_frozen_in_vain_goes_on_here(chain: Chain) -> None:
     ("harm", "why"),
     [
         (lambda chain: (chain.place / "chain").unlink(), "chain"),
-        (lambda chain: (chain.place / "chain").write_text("short"), "size"),
         (lambda chain: (chain.images / "tree.json").write_text("{}"), "holds no process tree"),
-        (lambda chain: next(chain.images.glob("pages-*.img")).unlink(), "pages"),
+        (lambda chain: next(chain.images.glob("pages-*.img")).unlink(), ""),
+        (lambda chain: chain.older_kernel(), "this machine has the older"),
     ],
+    ids=["a file is gone", "no facts", "no memory", "an older kernel"],
 )
 def test_where_they_cannot_go_on_the_command_starts_afresh_and_says_why(
-    chain: Chain, harm: object, why: str
+    chain: Chain, harm: Callable[[Chain], object], why: str
 ) -> None:
     chain.start()
     chain.freeze()
     chain.vanish()
-    assert callable(harm)
     harm(chain)
-    (chain.place / "chain").write_text("")
     state = chain.start(chain.images)
     assert not state.went_on
     assert state.afresh
-    assert chain.is_whole()
+    assert why in state.afresh
+    assert not chain.images.exists()
+
+
+def test_a_machine_that_ends_kills_what_is_frozen_and_nothing_else(chain: Chain) -> None:
+    chain.start()
+    end_frozen(chain.agent.home, [chain.program])
+    assert chain.agent.call(LookAtJob(JOB, 0, 1000)).state.state == "running"
+    chain.freeze()
+    end_frozen(chain.agent.home, [chain.program])
+
+    def killed() -> bool:
+        return chain.agent.call(LookAtJob(JOB, 0, 1000)).state.status == -signal.SIGKILL
+
+    assert until(killed, "it is killed")
 
 
 def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
     chain.start()
     chain.criu = tmp_path / "none"
-    with pytest.raises(CheckpointFailed, match="CRIU cannot be started"):
-        chain.freeze()
+    assert chain.freeze().why_not.startswith("CRIU cannot be started")
     seen = len(chain.lines())
     until(lambda: len(chain.lines()) > seen, "it goes on")
     assert not chain.images.exists()
@@ -184,3 +205,11 @@ def test_the_canary_is_a_proof(chain: Chain) -> None:
     assert told.why_not == ""
     assert told.dump_s > 0
     assert told.restore_s > 0
+
+
+@pytest.mark.parametrize("lacks", ["net_admin", "sys_admin", "sys_time"])
+def test_without_a_capability_it_says_so_before_anything_is_sent(lacks: str) -> None:
+    code = "from torpor.machine.checkpoint.tree import why_not; print(why_not())"
+    argv = ["setpriv", f"--bounding-set=-{lacks}", sys.executable, "-c", code]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert f"lacks the capabilities {lacks.upper()}, as in containers" in said

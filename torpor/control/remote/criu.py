@@ -17,37 +17,41 @@ from typing import Final
 
 import httpx
 
+from torpor.control.remote.bundle import Bundle, default_cache
 from torpor.shared.errors import MachineUnfit
+from torpor.shared.wire.job import CRIU
 
 MIRRORS: Final = (
     "http://deb.debian.org/debian",
     "http://snapshot.debian.org/archive/debian/20261120T000000Z",  # keeps what Debian replaces
 )
 FETCH_S: Final = 120.0
-PROGRAM: Final = "criu"
-LOADER: Final = "ld-linux-x86-64.so.2"
-_PINS: Final = Path(__file__).with_name("criu.txt")
+PINS: Final = Path(__file__).with_name("criu.txt")
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu/"
 
 
-def criu_archive(cache: Path) -> Path:
+def criu_bundle(cache: Path | None = None) -> Bundle:
     """A gzipped tar of the program and its libraries in one folder, from the cache if it is there.
 
     MachineUnfit where no mirror has a package, or has another one.
     """
-    pins = _PINS.read_bytes()
-    archive = cache / "criu" / f"{hashlib.sha256(pins).hexdigest()[:16]}.tar.gz"
-    if archive.is_file():
-        return archive
+    pins = PINS.read_bytes()
+    name = f"{CRIU}{hashlib.sha256(pins).hexdigest()[:16]}"
+    archive = (cache or default_cache()) / "criu" / f"{name}.tar.gz"
+    if not archive.is_file():
+        _make(archive, pins.decode())
+    return Bundle(name, archive, hashlib.sha256(archive.read_bytes()).hexdigest())
+
+
+def _make(archive: Path, pins: str) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as scratch:
         try:
-            _fill(scratch.name, pins.decode())
+            _fill(scratch.name, pins)
             os.replace(scratch.name, archive)
         except BaseException:
             os.unlink(scratch.name)
             raise
-    return archive
 
 
 def _fill(name: str, pins: str) -> None:
@@ -69,13 +73,15 @@ def _fetched(client: httpx.Client, path: str, sha256: str) -> bytes:
     for mirror in MIRRORS:
         try:
             answer = client.get(f"{mirror}/{path}")
-            answer.raise_for_status()
         except httpx.HTTPError as error:
             faults.append(f"{mirror}: {error}")
             continue
-        if hashlib.sha256(answer.content).hexdigest() == sha256:
+        if answer.status_code != httpx.codes.OK:
+            faults.append(f"{mirror} answered {answer.status_code}")
+        elif hashlib.sha256(answer.content).hexdigest() != sha256:
+            faults.append(f"{mirror} has another one")
+        else:
             return answer.content
-        faults.append(f"{mirror} has another one")
     raise MachineUnfit(
         f"the Debian package {path}, which CRIU needs, cannot be had ({'; '.join(faults)}): "
         "processes are not kept; let this host reach one of these"

@@ -31,11 +31,13 @@ from torpor.shared.wire.snapshot import (
     Confirm,
     Confirmed,
     EndSnapshot,
+    Froze,
     KnownSnapshot,
     ListPacks,
     PackClaim,
     PartPlan,
     PartReport,
+    Program,
     Quiesce,
     RereadPacks,
     Scan,
@@ -127,10 +129,19 @@ class RemoteSnapshot(RemoteRun):
             self._begin_again()
             return self._store_part(number, plan, on_event)
 
-    def quiesce(self) -> None:
-        """Run the user's hook on the machine; the end of this run resumes what it stopped."""
+    def quiesce(self, programs: Sequence[Program] = (), criu: str = "") -> list[Froze]:
+        """Run the user's hook on the machine, and freeze ``programs`` by the CRIU in that folder;
+        the end of this run resumes what was stopped. Returns what became of those that run."""
         spec = self.spec
-        self._held(Quiesce(self.run, spec.quiesce, spec.quiesce_timeout_s, spec.resume))
+        request = Quiesce(
+            self.run,
+            spec.quiesce,
+            spec.quiesce_timeout_s,
+            spec.resume,
+            [*programs],
+            criu,
+        )
+        return self._held(request).programs
 
     def lost_packs(self) -> list[ObjectKey]:
         """Packs that the manifest must not name: the store does not have them as written, or prune

@@ -147,9 +147,11 @@ def version(bundle: Path) -> str:
 
 def _remove_other_bundles(bundle: Path, home: Path) -> None:
     """Only one agent lives in a HOME, so the other bundles there are old or half-installed, but for
-    those that other processes run from. Where that cannot be known, all of them stay."""
+    those that other processes run from, and for CRIU. Where that cannot be known, all of them
+    stay."""
     from torpor.machine.agent.autosave import used_bundles
     from torpor.machine.supervisor.folder import all_kept
+    from torpor.shared.wire.job import CRIU
 
     if not (bundle / COMPLETE).is_file():
         return
@@ -161,7 +163,8 @@ def _remove_other_bundles(bundle: Path, home: Path) -> None:
         return
     for other in bundle.parent.iterdir():
         fresh = time.time() - other.lstat().st_mtime < _STALE_S
-        if other != bundle and other not in used and not (other.name.startswith(".") and fresh):
+        kept = other.name.startswith(CRIU) or (other.name.startswith(".") and fresh)
+        if other != bundle and other not in used and not kept:
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,8 +20,7 @@ import msgspec
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
-from torpor.machine.checkpoint.criu import CheckpointFailed
-from torpor.machine.checkpoint.tree import freeze, why_not
+from torpor.machine.checkpoint.tree import why_not
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -34,13 +31,10 @@ from torpor.shared.errors import (
     WorkspaceBusy,
     from_wire,
 )
-from torpor.shared.values import workspace_name
+from torpor.shared.values import learned, workspace_name
 from torpor.shared.wire.job import (
-    FreezeJob,
-    Frozen,
     JobLook,
     JobState,
-    LetJobGoOn,
     LookAtJob,
     StandBy,
     StartJob,
@@ -120,26 +114,6 @@ def stop_job(request: StopJob, call: Call) -> JobState:
         return state
 
 
-def freeze_job(request: FreezeJob, call: Call) -> Frozen:
-    kept = JobFolder(call.home, request.job).look()[1]
-    if kept is None or not kept.at_work:
-        raise CheckpointFailed("its command does not run")
-    pid, first = kept.command.pid, None
-    if kept.root is not None:
-        pid, first = kept.root, pid
-    images = Path(os.path.expanduser(request.images))
-    return Frozen(freeze(Path(request.criu), pid, first, images, request.within_s))
-
-
-def let_job_go_on(request: LetJobGoOn, call: Call) -> Nothing:
-    folder = JobFolder(call.home, request.job)
-    for pid in folder.processes(folder.look()[1]):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    shutil.rmtree(os.path.expanduser(request.images), ignore_errors=True)
-    return Nothing()
-
-
 def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
     """``canary``: the argv of a process that flies it, apart from this one and its threads."""
     if (words := why_not()) or not request.criu:
@@ -152,7 +126,7 @@ def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
             timeout=CANARY_S,
             check=False,
         )
-        return msgspec.json.decode(done.stdout, type=Tried)
+        return msgspec.json.decode(done.stdout, type=learned(Tried))
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
         return Tried(f"the canary's process failed: {error}")
 
@@ -199,8 +173,8 @@ def _resolved(request: StartJob) -> StartJob:
     """The request with absolute paths; InvalidInput for what can never be started."""
     if not request.argv or not request.argv[0]:
         raise InvalidInput("a job's command is empty: give a program and its arguments")
-    paths = [os.path.expanduser(path) for path in (request.folder, request.log)]
-    for path in paths:
+    paths = [os.path.expanduser(path) for path in (request.folder, request.log, request.images)]
+    for path in paths[: 3 if request.images else 2]:
         if not os.path.isabs(path):
             raise InvalidInput(f"{path!r} must be an absolute path, or begin with ~/")
     if any("\0" in text for text in (*request.argv, *paths)):
@@ -215,7 +189,7 @@ def _resolved(request: StartJob) -> StartJob:
         workspace_name(request.gate)
     if request.attempt < 1:
         raise InvalidInput(f"attempts count from 1; this is {request.attempt}")
-    return msgspec.structs.replace(request, folder=paths[0], log=paths[1])
+    return msgspec.structs.replace(request, folder=paths[0], log=paths[1], images=paths[2])
 
 
 def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:

@@ -13,8 +13,6 @@ from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
 from torpor.machine.agent.jobs import (
-    freeze_job,
-    let_job_go_on,
     look_at_job,
     stand_by,
     start_job,
@@ -31,8 +29,6 @@ from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
 from torpor.shared.wire.job import (
-    FreezeJob,
-    LetJobGoOn,
     LookAtJob,
     StandBy,
     StartJob,
@@ -105,8 +101,6 @@ def operations(
     table.add(LookAtJob, look_at_job)
     table.add(StopJob, stop_job)
     table.add(StandBy, stand_by)
-    table.add(FreezeJob, freeze_job)
-    table.add(LetJobGoOn, let_job_go_on)
     table.add(TryFreezing, lambda request, call: try_freezing(request, call, canary))
     table.add(NoteReady, note_ready)
     table.add(Autosave, lambda request, call: autosave(request, call, autosaves))

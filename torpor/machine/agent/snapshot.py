@@ -19,6 +19,7 @@ from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
+from torpor.machine.agent.programs import freeze_programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index
@@ -62,7 +63,6 @@ from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.losses import LookForLosses, Losses, summary
-from torpor.shared.wire.request import Nothing
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
@@ -77,6 +77,7 @@ from torpor.shared.wire.snapshot import (
     PartPlan,
     PartReport,
     Quiesce,
+    Quiesced,
     Reread,
     RereadPacks,
     Scan,
@@ -239,12 +240,15 @@ class SnapshotRun(AgentRun):
         )
         return PartReport(stored.new_bytes, stored.stored_bytes)
 
-    def quiesce(self, request: Quiesce, call: Call) -> Nothing:
-        """Run the user's hook; from then on its counterpart is owed."""
-        if request.resume:
-            self._resumption.owe(request.resume, request.timeout_s)
-        run_hook(request.argv, request.timeout_s, partial(self.check, call))
-        return Nothing()
+    def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
+        """Run the user's hook, and freeze programs; from then on their counterpart is owed."""
+        check, limit_s = partial(self.check, call), request.timeout_s
+        if request.resume or request.programs:
+            self._resumption.owe(request.resume, limit_s, programs=request.programs)
+        if request.argv:
+            run_hook(request.argv, limit_s, check)
+        criu, programs = request.criu, request.programs
+        return Quiesced([*freeze_programs(self.home, programs, criu, limit_s, check)])
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:
         """Begin to look for what the snapshot lacks, or what was found."""

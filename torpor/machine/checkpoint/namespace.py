@@ -90,8 +90,8 @@ def _first(restore: Callable[[], None], root: int, tell: int) -> None:
 
 
 def _leave_all_but(kept: int) -> None:
-    """Close what the process that forked has open, such as its locks, but for its standard streams,
-    and hear signals as any program does."""
+    """Close what the process that forked has open, such as its locks and the pipe that it answers
+    through, but for standard error, and hear signals as any program does."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -99,6 +99,10 @@ def _leave_all_but(kept: int) -> None:
         if int(name) > 2 and int(name) != kept:
             with suppress(OSError):  # that of the list itself
                 os.close(int(name))
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(null, stream)
+    os.close(null)
 
 
 def _mount(what: bytes, where: bytes, kind: bytes | None, flags: int) -> None:

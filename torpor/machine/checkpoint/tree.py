@@ -5,10 +5,10 @@ Its images are a folder with CRIU's files and ``tree.json``, which says what mus
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +16,11 @@ import msgspec
 
 from torpor.machine.checkpoint.criu import OLDEST, CheckpointFailed, Criu
 from torpor.machine.checkpoint.namespace import begin
+from torpor.shared.values import learned
 
 _FACTS: Final = "tree.json"
+_LOADER: Final = "ld-linux-x86-64.so.2"
+_PROGRAM: Final = "criu"
 _CPU_S: Final = 10.0
 _NEEDED: Final = {
     # The bit of each capability in linux/capability.h. Tried one by one, CRIU 4.1.1 and 4.2.1.
@@ -52,6 +55,9 @@ def why_not() -> str:
 
 def program(folder: Path) -> Criu:
     """CRIU as the control side has sent it into ``folder``; CheckpointFailed for one too old."""
+    for name in (_LOADER, _PROGRAM):  # a bundle's files are not for running
+        with suppress(FileNotFoundError):
+            (folder / name).chmod(0o700)
     criu = Criu(_argv(folder))
     if criu.version() < OLDEST:
         raise CheckpointFailed(f"CRIU {criu.version()} in {folder} is older than {OLDEST}")
@@ -90,7 +96,7 @@ def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
 
 def _tree(images: Path) -> _Tree:
     try:
-        tree = msgspec.json.decode((images / _FACTS).read_bytes(), type=_Tree)
+        tree = msgspec.json.decode((images / _FACTS).read_bytes(), type=learned(_Tree))
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointFailed(f"{images} holds no process tree: {error}") from None
     here = platform.release()
@@ -113,5 +119,4 @@ def _capabilities() -> int:
 
 
 def _argv(folder: Path) -> list[str]:
-    loader = os.path.join(folder, "ld-linux-x86-64.so.2")
-    return [loader, "--library-path", str(folder), os.path.join(folder, "criu")]
+    return [str(folder / _LOADER), "--library-path", str(folder), str(folder / _PROGRAM)]

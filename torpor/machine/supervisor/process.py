@@ -103,7 +103,7 @@ class Supervisor:
 
     def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
         began = log.size_of(request.log)
-        thawed, afresh = _thawed(request) if request.images else (None, "")
+        thawed, afresh = _thawed(request) if os.path.isdir(request.images) else (None, "")
         log.say(request.log, f"attempt {request.attempt} {'goes on' if thawed else 'begins'}")
         if afresh:
             log.say(request.log, f"its processes did not go on: {afresh}")
@@ -213,6 +213,8 @@ def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
     """The command whose processes go on, or why they do not. Its images are removed."""
     images = Path(request.images)
     try:
+        if not request.criu:
+            return None, "they cannot go on here"
         return Thawed(*thaw(Path(request.criu), images, THAW_S)), ""
     except CheckpointFailed as error:
         return None, str(error)

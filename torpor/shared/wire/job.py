@@ -5,13 +5,16 @@ These requests hold no workspace: a job runs while snapshots are taken.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Count, Nothing, Request, Words
 from torpor.shared.wire.snapshot import KnownSnapshot
+
+CRIU: Final = "criu-"
+"""The name of CRIU's folder on a machine, among the bundles, begins so."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -124,30 +127,6 @@ class StopJob(Request[JobState], frozen=True):
     grace_s: float
 
 
-class Frozen(msgspec.Struct, frozen=True):
-    bytes: Count
-
-
-class FreezeJob(Request[Frozen], frozen=True):
-    """Stop the command's processes and write their memory into the new folder ``images``, for
-    ``within_s`` at most, by the CRIU in the folder ``criu``. MachineError says why that cannot be;
-    the processes go on then."""
-
-    op = "job.freeze"
-    job: str
-    images: str
-    criu: str
-    within_s: float
-
-
-class LetJobGoOn(Request[Nothing], frozen=True):
-    """Remove the images of a command that was frozen here, and let its processes go on."""
-
-    op = "job.go_on"
-    job: str
-    images: str
-
-
 class Tried(msgspec.Struct, frozen=True):
     """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
     was, and went on, in so many seconds."""
@@ -159,7 +138,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 class TryFreezing(Request[Tried], frozen=True):
     """Freeze a small process tree of torpor's own, and let it go on: the only proof that the
-    machine can do that. ``criu`` as in FreezeJob; empty: only say what can be said without it."""
+    machine can do that. ``criu`` as in StartJob; empty: only say what can be said without it."""
 
     op = "freeze.try"
     criu: str
