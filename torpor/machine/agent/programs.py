@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from torpor.machine.checkpoint.criu import CheckpointFailed
-from torpor.machine.checkpoint.tree import freeze
+from torpor.machine.checkpoint.tree import freeze, give_gpus_back
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.wire.snapshot import Froze, Program
+
+GPUS_S: Final = 120.0
 
 
 def freeze_programs(
@@ -43,6 +46,11 @@ def let_go_on(home: Path, programs: Sequence[Program]) -> None:
     """Let the frozen ones of them go on, and remove their images."""
     for program in programs:
         _signal(home, program, signal.SIGCONT)
+        _, kept = JobFolder(home, program.job).look()
+        with suppress(CheckpointFailed):  # it goes on without its GPU, and says so itself
+            if kept is not None:
+                first = None if kept.root is None else kept.command.pid
+                give_gpus_back(_images(program), first, GPUS_S)
         shutil.rmtree(_images(program), ignore_errors=True)
 
 

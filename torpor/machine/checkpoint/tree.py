@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from torpor.machine.checkpoint.criu import OLDEST, CheckpointFailed, Criu
+from torpor.machine.checkpoint.cuda import GpuState, check_driver, resume, suspend
 from torpor.machine.checkpoint.namespace import begin
 from torpor.shared.values import learned
 
@@ -36,6 +37,7 @@ class _Tree(msgspec.Struct, frozen=True):
     pid: int
     kernel: str
     machine: str
+    gpus: GpuState = GpuState()
 
 
 def why_not() -> str:
@@ -68,18 +70,27 @@ def freeze(folder: Path, pid: int, first: int | None, images: Path, within_s: fl
     """Stop the tree of ``pid`` and write it into ``images``, which is new; its bytes. ``first``:
     the first process of the namespace that it was restored in before, by its id here."""
     images.mkdir(mode=0o700, parents=True)
+    gpus = GpuState()
     try:
         program(folder)
-        inside = [] if first is None else ["nsenter", "-t", str(first), "-p", "-m"]
-        criu = Criu([*inside, *_argv(folder)])
+        criu = Criu([*_inside(first), *_argv(folder)])
+        gpus = suspend(pid, within_s, _inside(first))
+        facts = _Tree(pid, platform.release(), platform.machine(), gpus)
+        (images / _FACTS).write_bytes(msgspec.json.encode(facts))
         criu.dump(pid, images, within_s)
         criu.write_cpu(images, _CPU_S)
-        facts = _Tree(pid, platform.release(), platform.machine())
-        (images / _FACTS).write_bytes(msgspec.json.encode(facts))
     except BaseException:
+        resume(gpus, within_s, _inside(first))
         shutil.rmtree(images, ignore_errors=True)
         raise
     return sum(file.stat().st_size for file in images.iterdir())
+
+
+def give_gpus_back(images: Path, first: int | None, within_s: float) -> None:
+    """Give the tree of ``images``, which goes on where it was frozen, what it had on its GPUs."""
+    with suppress(FileNotFoundError):
+        tree = msgspec.json.decode((images / _FACTS).read_bytes(), type=learned(_Tree))
+        resume(tree.gpus, within_s, _inside(first))
 
 
 def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
@@ -91,7 +102,17 @@ def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
     tree = _tree(images)
     criu = program(folder)
     criu.check_cpu(images, _CPU_S)
-    return begin(lambda: criu.restore(images, within_s), tree.pid), tree.pid
+    check_driver(tree.gpus)
+
+    def restore() -> None:
+        criu.restore(images, within_s)
+        resume(tree.gpus, within_s)
+
+    return begin(restore, tree.pid), tree.pid
+
+
+def _inside(first: int | None) -> list[str]:
+    return [] if first is None else ["nsenter", "-t", str(first), "-p", "-m"]
 
 
 def _tree(images: Path) -> _Tree:
