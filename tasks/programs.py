@@ -5,43 +5,51 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Final
+from typing import Final, NamedTuple
 
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.criu import criu_bundle
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.rental.renting import Tenancy
 from torpor.shared.errors import MachineUnfit, TorporError
-from torpor.shared.format.roots import PROGRAMS
-from torpor.shared.values import WorkspaceSpec
-from torpor.shared.wire.job import JobState, StartJob, TryFreezing
+from torpor.shared.values import PROGRAMS, WorkspaceSpec
+from torpor.shared.wire.job import JobState, LookAtJob, StartJob, TryFreezing
 from torpor.shared.wire.snapshot import Froze, Program
 
 START_S: Final = 300.0
+_UNSEALED: Final = (
+    "snapshots would hold its memory, and the store block has no `encryption_key` to seal them with"
+)
+
+
+class Freezer(NamedTuple):
+    """``criu``: its folder on the machine; empty where nothing is frozen there, and ``why_not``."""
+
+    criu: str = ""
+    why_not: str = ""
 
 
 @step("quiesce", retries=ONCE, phase="quiesce")
-def quiesce(snapshot: RemoteSnapshot, session: Agent, *, ends: bool) -> list[str]:
+def quiesce(
+    snapshot: RemoteSnapshot, session: Agent, *, hook: bool, freezes: bool, sealed: bool
+) -> list[str]:
     """Run the user's hook, and freeze the programs of a machine that ends. Returns what became of
     each, for people. MachineUnfit where one that has to be frozen cannot be."""
     spec = snapshot.spec
+    if not freezes:
+        snapshot.quiesce(hook=hook)
+        return []
     programs = {_id(line): line for line in spec.programs}
     wanted = [Program(name, _images(spec, line)) for name, line in programs.items()]
-    if not ends or spec.process == "never" or not wanted:
-        snapshot.quiesce()
-        return []
-    try:
-        criu, why_not = session.send_bundle(criu_bundle()), ""
-    except MachineUnfit as error:
-        criu, why_not = "", str(error)
-    froze = snapshot.quiesce([] if why_not else wanted, criu)
-    if why_not:
-        froze = [Froze(program.job, why_not=why_not) for program in wanted]
-    faults = [f"{programs[one.job]!r}: {one.why_not}" for one in froze if one.why_not]
+    freezer = _freezer(session) if sealed else Freezer(why_not=_UNSEALED)
+    froze = snapshot.quiesce(wanted if freezer.criu else [], freezer.criu, hook=hook)
+    if freezer.why_not:
+        froze = [Froze(program.job, why_not=freezer.why_not) for program in wanted]
+    faults = [f"{programs[one.job]}: {one.why_not}" for one in froze if one.why_not]
     if faults and spec.process == "require":
         raise MachineUnfit(
             f"workspace {spec.name} requires that its programs are frozen, and they were not: "
@@ -53,79 +61,114 @@ def quiesce(snapshot: RemoteSnapshot, session: Agent, *, ends: bool) -> list[str
     return [_frozen(programs[one.job], one) for one in froze]
 
 
-@step("start programs", retries=ONCE)
-def start_programs(opened: OpenWorkspace, session: Agent, tenancy: Tenancy) -> list[str]:
-    """Start the workspace's programs on a machine that was restored and is not handed over yet.
-    Returns how each began, for people. MachineUnfit where they have to be frozen one day, and the
-    machine cannot do that; nothing else fails a wake."""
-    spec = opened.spec
-    if not spec.programs:
-        return []
-    criu, why_not = _proven(session) if spec.process != "never" else ("", "")
-    if why_not and spec.process == "require":
+@step("prove freezing", retries=ONCE)
+def prove_freezing(opened: OpenWorkspace, session: Agent) -> Freezer:
+    """Freeze a small process tree of torpor's own and let it go on: nothing else proves that this
+    machine can. MachineUnfit where it has to, and cannot."""
+    spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
+    if opened.seal.sealed:
+        freezer = _freezer(session)
+    if freezer.criu:
+        try:
+            told = session.call(TryFreezing(freezer.criu), request_id=_request(), within_s=START_S)
+        except TorporError as error:
+            freezer = Freezer(why_not=str(error))
+        else:
+            freezer = Freezer(why_not=told.why_not) if told.why_not else freezer
+    if freezer.why_not and spec.process == "require":
         raise MachineUnfit(
-            f"workspace {spec.name} requires a machine that can freeze its programs: {why_not}. "
-            "Set `process` to try in the workspace block, or rent a virtual machine"
+            f"workspace {spec.name} requires a machine that can freeze its programs: "
+            f"{freezer.why_not}. Set `process` to try in the workspace block, or rent a virtual "
+            "machine"
         )
-    elsewhere = [
-        rental.machine or rental.provider
-        for rental in opened.rentals.open()
-        if tenancy.rental is None or rental.label != tenancy.rental.label
-    ]
-    if elsewhere and criu:  # it may still run there
-        why_not = f"the workspace is also on machine {', '.join(elsewhere)}"
-    begun = []
+    return freezer
+
+
+@step("start programs", retries=ONCE)
+def start_programs(
+    opened: OpenWorkspace, session: Session, tenancy: Tenancy, freezer: Freezer
+) -> list[str]:
+    """Start the workspace's programs on a machine that was handed over: no other run can have it.
+    Returns how each began, for people. Nothing here fails a wake."""
+    spec = opened.spec
+    if freezer.criu:
+        freezer = _alone(opened, tenancy, freezer)
+    begun, went_on = [], False
     for line in spec.programs:
         try:
-            state = _start(session, spec, line, "" if why_not else criu)
+            state = _start(session, spec, line, freezer)
         except TorporError as error:
-            runner().log.warning("program %r was not started: %s", line, error)
             begun.append(f"{line}: not started: {error}")
         else:
-            begun.append(f"{line}: {_begun(state, why_not)}")
+            went_on = went_on or state.went_on
+            begun.append(f"{line}: {_begun(state, freezer)}")
+    if went_on and spec.resume:  # they were frozen after `quiesce`
+        done = session.execute(spec.resume, timeout_s=spec.quiesce_timeout_s)
+        if done.exit:
+            begun.append(f"the resume command ended with status {done.exit}")
+    for words in begun:
+        runner().log.info("program %s", words)
     return begun
 
 
-def _proven(session: Agent) -> tuple[str, str]:
-    """The folder of CRIU on the machine, or why no processes can be frozen there. Only a small tree
-    that went on there is a proof."""
+def _freezer(session: Agent) -> Freezer:
+    """CRIU, where the architecture and the capabilities are no reason against it."""
     try:
-        why_not = session.call(TryFreezing(""), request_id=_request(), within_s=START_S).why_not
-        if why_not:
-            return "", why_not
-        criu = session.send_bundle(criu_bundle())
-        told = session.call(TryFreezing(criu), request_id=_request(), within_s=START_S)
-    except MachineUnfit as error:
-        return "", str(error)
-    return criu, told.why_not
+        asked = TryFreezing("")
+        why_not = session.call(asked, request_id=_request(), within_s=START_S).why_not
+        return Freezer(why_not=why_not) if why_not else Freezer(session.send_bundle(criu_bundle()))
+    except TorporError as error:
+        return Freezer(why_not=str(error))
 
 
-def _start(session: Agent, spec: WorkspaceSpec, line: str, criu: str) -> JobState:
-    images = _images(spec, line)
+def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer:
+    """Frozen programs go on on one machine at a time. Nobody knows which machines of a user's own
+    still hold them."""
+    if tenancy.rental is None:
+        return Freezer(why_not="this is a machine of your own, where torpor cannot tell whether "
+                       "they run elsewhere")  # fmt: skip
+    others = [
+        rental.machine or rental.provider
+        for rental in opened.rentals.open()
+        if rental.label != tenancy.rental.label and rental.state == "handed over"
+    ]
+    if others:
+        return Freezer(why_not=f"the workspace is also on machine {', '.join(others)}")
+    return freezer
+
+
+def _start(session: Agent, spec: WorkspaceSpec, line: str, freezer: Freezer) -> JobState:
+    job, images = _id(line), _images(spec, line)
+    look = LookAtJob(job, 0, 0)
+    was = session.call(look, request_id=_request(), within_s=START_S).state
     request = StartJob(
-        _id(line),
-        1,
+        job,
+        was.attempt + (was.state != "running"),
         ["bash", "-lc", line],
         spec.paths[0],
         f"{images}.log",
         [],
         serves=True,
         images=images,
-        criu=criu,
+        criu=freezer.criu,
     )
     return session.call(request, request_id=_request(), within_s=START_S)
 
 
-def _begun(state: JobState, why_not: str) -> str:
-    if state.went_on:
-        return "went on where it was frozen"
-    why = state.afresh and (why_not or state.afresh)
-    return f"started afresh: {why}" if why else "started"
+def _begun(state: JobState, freezer: Freezer) -> str:
+    if state.error:
+        return f"not started: {state.error}"
+    words = "went on where it was frozen" if state.went_on else "started"
+    if state.afresh:
+        words = f"started afresh: {freezer.why_not or state.afresh}"
+    return words if state.state == "running" else f"{words}, and has ended ({state.status})"
 
 
 def _frozen(line: str, froze: Froze) -> str:
     if froze.why_not:
         return f"{line}: not frozen, a wake starts it afresh: {froze.why_not}"
+    if not froze.bytes:
+        return f"{line}: has ended, a wake starts it afresh"
     return f"{line}: frozen, {froze.bytes:,} bytes in {froze.seconds:.1f} s"
 
 

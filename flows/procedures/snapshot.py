@@ -129,8 +129,8 @@ class Snapshot:
         self._read_unix = 0.0
         self._restless: list[str] = []
         self._programs: list[str] = []
-        freezes = self._ends and workspace.spec.process != "never" and workspace.spec.programs
-        self._rested = not (workspace.spec.quiesce or freezes)
+        self._freezes = self._ends and workspace.spec.freezes
+        self._hook = bool(workspace.spec.quiesce)  # which runs once
         self._parts: list[PartReport] = []
         self._last: Scanned
         self._stored: StoredSnapshot
@@ -168,6 +168,7 @@ class Snapshot:
         lost: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
         most = left if self._ends else min(left, KEPT_PASSES)
+        rested = not (self._hook or self._freezes)  # an earlier round's programs may run again
         for number in range(1, most + 1):
             self._passes += 1
             self._read_unix = time.time()
@@ -176,10 +177,16 @@ class Snapshot:
             self._store_parts(seen)
             if seen.unaccepted_count and number < 2:
                 continue
-            if not self._rested:
+            if not rested:
                 check_guards(self._guards, Ending(self._machine, self._lost))
-                self._programs = quiesce(self._remote, self._session, ends=self._ends)
-                self._rested = True
+                self._programs = quiesce(
+                    self._remote,
+                    self._session,
+                    hook=self._hook,
+                    freezes=self._freezes,
+                    sealed=self._workspace.seal.sealed,
+                )
+                rested, self._hook = True, False
                 continue
             if seen.unaccepted_count and (self._ends or number < most):
                 time.sleep(PAUSE_S)

@@ -130,13 +130,32 @@ def test_a_program_that_was_frozen_in_vain_goes_on_where_it_is(
     assert not [path for path in (_place(world) / ".torpor-process").iterdir() if path.is_dir()]
 
 
-def test_a_snapshot_of_a_machine_that_lives_never_runs_twice(world: World) -> None:
+def test_memory_that_is_older_than_the_files_never_goes_on(world: World) -> None:
+    """Nor what was frozen of a program that the workspace has no more."""
+    _begin(world)
+    hibernate_plainly(world.opened)
+    shutil.rmtree(_place(world))
+    wake_plainly(_changed(world, programs=["exec sleep 600"]).opened)
+    hibernate_plainly(_changed(world, programs=[]).opened)
+    shutil.rmtree(_place(world))
+    assert wake_plainly(world.opened).programs == [f"{LINE}: started"]
+
+
+def test_on_a_machine_of_the_user_s_own_they_start_afresh(world: World) -> None:
+    """Nobody knows whether they run on another one."""
     _begin(world)
     hibernate_plainly(world.opened)
     shutil.rmtree(_place(world))
     at = endpoint_of(world.rent())
     woken = wake_plainly(world.opened, machine=f"{at.user}@{at.host}:{at.port}")
-    assert woken.programs[0].startswith(f"{LINE}: started afresh: the workspace is also on machine")
+    assert woken.programs[0].startswith(f"{LINE}: started afresh: this is a machine of your own")
+
+
+def test_a_program_that_prints_keeps_no_machine(world: World) -> None:
+    world = _changed(world, programs=["while sleep 0.05; do echo $RANDOM; done"], process="never")
+    _place(world).mkdir()
+    run_plainly(world.opened, create)
+    assert hibernate_plainly(world.opened).destroyed
 
 
 def test_one_that_cannot_go_on_starts_afresh_with_all_its_files(world: World) -> None:
@@ -158,7 +177,7 @@ def test_where_it_is_required_a_machine_that_cannot_is_refused(
     wanting = _changed(world, process="require")
     monkeypatch.setattr(criu_packages, "PINS", world.folder / "other")
     (world.folder / "other").write_text(f"{'0' * 64} pool/main/c/criu/none.deb\n")
-    with pytest.raises(MachineUnfit, match=r"cannot be had .* The machine was kept"):
+    with pytest.raises(MachineUnfit, match=r"(?s)cannot be had .* The machine was kept"):
         hibernate_plainly(wanting.opened)
     _grows(world)
     monkeypatch.undo()

@@ -271,6 +271,10 @@ class Compression(msgspec.Struct, frozen=True):
     gpu: GpuUse | None = None
 
 
+PROGRAMS: Final = ".torpor-process"
+"""In the first directory: the log of each of the workspace's programs, and what is frozen of it."""
+
+
 class IdleRules(msgspec.Struct, frozen=True):
     """When a machine counts as idle: in ``share`` of the seconds of the last ``minutes``, no figure
     was higher than these. 0 of CPU, network and disk: do not look at it."""
@@ -320,6 +324,16 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     """What `watch` does with a machine of a killed run, which was never handed over."""
     accept_paths: list[str] = []
     """Further directories that a snapshot may name: the user named them in this call."""
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a hibernate freezes programs."""
+        return bool(self.programs) and self.process != "never"
+
+    @property
+    def may_change(self) -> list[str]:
+        """Patterns of files that may change while they are read."""
+        return [*self.accept_changed, f"{PROGRAMS}/*.log"] if self.programs else self.accept_changed
 
     @property
     def restorable(self) -> list[str]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from tests.fixtures.near_agent import NearAgent
 from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
 from torpor.control.remote.criu import criu_bundle
-from torpor.machine.agent.programs import end_frozen, freeze_programs, let_go_on
+from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
 from torpor.machine.supervisor.folder import JobFolder
+from torpor.machine.tree.walk import compile_excludes
+from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.job import (
     JobState,
     LookAtJob,
@@ -41,6 +44,16 @@ with open("chain", "a") as chain:
         link = hashlib.sha256(link.encode()).hexdigest()[:16]
         time.sleep(0.01)
 sys.exit(7)
+"""
+
+_STRAY = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
 """
 
 
@@ -65,13 +78,15 @@ class Chain:
         self.agent = NearAgent(folder / "home")
         self.place = folder / "workspace"
         self.place.mkdir()
-        self.images = self.place / ".torpor-process/job"
+        self.images = self.place / PROGRAMS / JOB
         self.criu = criu
+        self.exclude: list[str] = []
+        self.code = _CHAIN
         self._attempts = 0
 
     def start(self, images: Path | None = None) -> JobState:
         self._attempts += 1
-        argv = [sys.executable, "-c", _CHAIN]
+        argv = [sys.executable, "-c", self.code]
         log = str(self.place / "log")
         state = self.agent.call(
             StartJob(
@@ -90,8 +105,9 @@ class Chain:
         return Program(JOB, str(self.images))
 
     def freeze(self) -> Froze:
-        said = freeze_programs(self.agent.home, [self.program], str(self.criu), 20.0, lambda: None)
-        return next(said)
+        root = os.fsencode(self.place)
+        programs = Programs(self.agent.home, root, compile_excludes(self.exclude))
+        return next(programs.freeze([self.program], str(self.criu), 20.0, lambda: None))
 
     def vanish(self) -> None:
         """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
@@ -99,13 +115,19 @@ class Chain:
         kept = folder.look()[1]
         assert kept is not None
         for pid in [*folder.processes(kept), kept.supervisor.pid]:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # a namespace ends with its first process
+                os.kill(pid, signal.SIGKILL)
         until(lambda: not kept.supervisor.lives and not folder.processes(kept), "all are gone")
 
     def older_kernel(self) -> None:
         """As on a machine with a newer kernel than this one."""
         facts = json.loads((self.images / "tree.json").read_text())
         (self.images / "tree.json").write_text(json.dumps({**facts, "kernel": "99.1"}))
+
+    def goes_on(self) -> None:
+        seen = len(self.lines())
+        until(lambda: len(self.lines()) > seen, "it goes on")
+        assert not self.images.exists()
 
     def lines(self) -> list[str]:
         chain = self.place / "chain"
@@ -191,13 +213,69 @@ def test_a_machine_that_ends_kills_what_is_frozen_and_nothing_else(chain: Chain)
     assert until(killed, "it is killed")
 
 
+def test_what_no_snapshot_would_hold_is_not_frozen(chain: Chain) -> None:
+    chain.start()
+    chain.exclude = ["*.img"]
+    assert "the workspace's `exclude` leaves out .torpor-process/" in chain.freeze().why_not
+    chain.goes_on()
+
+
+def test_one_that_is_frozen_already_stays_so(chain: Chain) -> None:
+    chain.start()
+    frozen = chain.freeze()
+    assert chain.freeze().bytes == frozen.bytes
+    chain.vanish()
+    assert chain.start(chain.images).went_on
+    assert chain.is_whole()
+
+
+def test_what_no_run_has_frozen_now_is_forgotten(chain: Chain, tmp_path: Path) -> None:
+    """Else old memory might go on beside newer files. Nothing else is touched."""
+    chain.start()
+    chain.freeze()
+    programs = Programs(chain.agent.home, os.fsencode(chain.place), None)
+    programs.forget([chain.program])
+    assert chain.images.is_dir()
+    programs.forget([])
+    assert not chain.images.exists()
+    (tmp_path / "elsewhere" / JOB).mkdir(parents=True)
+    chain.images.parent.rmdir()
+    chain.images.parent.symlink_to(tmp_path / "elsewhere")
+    programs.forget([])
+    assert (tmp_path / "elsewhere" / JOB).is_dir()
+    let_go_on(chain.agent.home, [chain.program])
+
+
+def test_what_runs_outside_of_the_tree_is_named(chain: Chain) -> None:
+    chain.code = "import os\nif os.fork() and os.fork(): pass\nelse: os.setsid()\n" + _CHAIN
+    chain.code = _STRAY + _CHAIN
+    chain.start()
+    assert "run in the background, outside of its tree" in chain.freeze().why_not
+    chain.goes_on()
+
+
+def test_one_whose_supervisor_was_killed_goes_on_in_its_namespace(chain: Chain) -> None:
+    """Also where its environment names the folder of another machine."""
+    chain.start()
+    chain.freeze()
+    chain.vanish()
+    folder = chain.agent.home / "jobs"
+    folder.rename(chain.agent.home / "other")
+    assert chain.start(chain.images).went_on
+    kept = JobFolder(chain.agent.home, JOB).look()[1]
+    assert kept is not None
+    os.kill(kept.supervisor.pid, signal.SIGKILL)
+    until(lambda: not kept.supervisor.lives, "it is gone")
+    assert chain.freeze().bytes > 0
+    let_go_on(chain.agent.home, [chain.program])
+    chain.goes_on()
+
+
 def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
     chain.start()
     chain.criu = tmp_path / "none"
     assert chain.freeze().why_not.startswith("CRIU cannot be started")
-    seen = len(chain.lines())
-    until(lambda: len(chain.lines()) > seen, "it goes on")
-    assert not chain.images.exists()
+    chain.goes_on()
 
 
 def test_the_canary_is_a_proof(chain: Chain) -> None:

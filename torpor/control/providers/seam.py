@@ -74,7 +74,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
         root which may load modules and dump processes. Only a try on a machine proves it."""
         if self.privileged:
             return "claimed"
-        return "unknown" if self.kind == "vm" else "no"
+        return "unknown" if self.kind in ("vm", "folder") else "no"
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

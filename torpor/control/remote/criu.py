@@ -11,6 +11,7 @@ import io
 import os
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,9 @@ MIRRORS: Final = (
     "http://snapshot.debian.org/archive/debian/20261120T000000Z",  # keeps what Debian replaces
 )
 FETCH_S: Final = 120.0
+"""For all of them."""
+_ANSWER_S: Final = 15.0
+_MOST_BYTES: Final = 16 << 20
 PINS: Final = Path(__file__).with_name("criu.txt")
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu/"
 
@@ -38,9 +42,14 @@ def criu_bundle(cache: Path | None = None) -> Bundle:
     pins = PINS.read_bytes()
     name = f"{CRIU}{hashlib.sha256(pins).hexdigest()[:16]}"
     archive = (cache or default_cache()) / "criu" / f"{name}.tar.gz"
-    if not archive.is_file():
-        _make(archive, pins.decode())
-    return Bundle(name, archive, hashlib.sha256(archive.read_bytes()).hexdigest())
+    try:
+        if not archive.is_file():
+            _make(archive, pins.decode())
+        return Bundle(name, archive, hashlib.sha256(archive.read_bytes()).hexdigest())
+    except OSError as error:
+        raise MachineUnfit(
+            f"CRIU cannot be kept in {archive.parent} of this host: {error}"
+        ) from error
 
 
 def _make(archive: Path, pins: str) -> None:
@@ -56,11 +65,12 @@ def _make(archive: Path, pins: str) -> None:
 
 def _fill(name: str, pins: str) -> None:
     files: dict[str, bytes] = {}
-    with httpx.Client(timeout=FETCH_S, follow_redirects=True) as client:
+    until_s = time.monotonic() + FETCH_S
+    with httpx.Client(timeout=_ANSWER_S, follow_redirects=True) as client:
         for line in pins.splitlines():
             if not line.startswith("#"):
                 sha256, path = line.split()
-                files |= dict(_unpacked(_fetched(client, path, sha256)))
+                files |= dict(_unpacked(_fetched(client, path, sha256, until_s)))
     with tarfile.open(name, "w:gz") as tar:
         for file, content in sorted(files.items()):
             member = tarfile.TarInfo(file)
@@ -68,24 +78,35 @@ def _fill(name: str, pins: str) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
-def _fetched(client: httpx.Client, path: str, sha256: str) -> bytes:
+def _fetched(client: httpx.Client, path: str, sha256: str, until_s: float) -> bytes:
     faults = []
     for mirror in MIRRORS:
         try:
-            answer = client.get(f"{mirror}/{path}")
+            with client.stream("GET", f"{mirror}/{path}") as answer:
+                content = b"".join(_limited(answer.iter_raw(), until_s))
         except httpx.HTTPError as error:
             faults.append(f"{mirror}: {error}")
             continue
         if answer.status_code != httpx.codes.OK:
             faults.append(f"{mirror} answered {answer.status_code}")
-        elif hashlib.sha256(answer.content).hexdigest() != sha256:
+        elif hashlib.sha256(content).hexdigest() != sha256:
             faults.append(f"{mirror} has another one")
         else:
-            return answer.content
+            return content
     raise MachineUnfit(
         f"the Debian package {path}, which CRIU needs, cannot be had ({'; '.join(faults)}): "
         "processes are not kept; let this host reach one of these"
     )
+
+
+def _limited(pieces: Iterator[bytes], until_s: float) -> Iterator[bytes]:
+    """No more than a package may hold, for as long as all of them may take."""
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > _MOST_BYTES or time.monotonic() > until_s:
+            raise httpx.ReadTimeout("it sends too much, or too slowly")
+        yield piece
 
 
 def _unpacked(package: bytes) -> Iterator[tuple[str, bytes]]:

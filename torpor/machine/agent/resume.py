@@ -88,6 +88,16 @@ class Resumption:
             except OSError as error:  # a full disk: the end of this run still knows of it
                 what = f"{argv[0]!r} will not run" if argv else "frozen programs do not go on"
                 self._log.write(f"if this agent is killed, {what}: {error}")
+        elif programs:
+            owed = self._owed
+            both = [*owed.programs, *(one for one in programs if one not in owed.programs)]
+            self._owed = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
+            self._write(self._owed)
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """Those that may be frozen."""
+        return () if self._owed is None else self._owed.programs
 
     def settle(self) -> str:
         """Do what is owed; returns what went wrong. Nothing stops it but its time limit."""

@@ -52,9 +52,11 @@ def _between(restore: Callable[[], None], root: int, tell: int) -> None:
     try:
         _leave_all_but(tell)
         _call("unshare", _libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
+        wait, go = os.pipe()
         first = os.fork()
         if first == 0:
-            _first(restore, root, tell)
+            os.close(go)
+            _first(restore, root, tell, wait)
         os.write(tell, f"{first}\n".encode())  # before what the first one says: it waits for us
     except BaseException as error:  # noqa: BLE001  nobody else tells it
         with suppress(OSError):
@@ -63,10 +65,10 @@ def _between(restore: Callable[[], None], root: int, tell: int) -> None:
         os._exit(0)
 
 
-def _first(restore: Callable[[], None], root: int, tell: int) -> None:
+def _first(restore: Callable[[], None], root: int, tell: int, wait: int) -> None:
     try:
-        while os.getppid() != 0:  # the one between has written its line, and ended
-            signal.sigtimedwait([], 0.01)
+        os.read(wait, 1)  # the end of the one between, which has written its line
+        os.close(wait)
         os.setsid()
         _mount(b"none", b"/", None, _RECURSIVE | _PRIVATE)
         _mount(b"proc", b"/proc", b"proc", _NO_SET_UID | _NO_DEVICES | _NO_PROGRAMS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from torpor.machine.checkpoint.namespace import begin
 from torpor.shared.values import learned
 
 _FACTS: Final = "tree.json"
+_COMPLETE: Final = "complete"
 _LOADER: Final = "ld-linux-x86-64.so.2"
 _PROGRAM: Final = "criu"
 _CPU_S: Final = 10.0
@@ -68,22 +70,38 @@ def program(folder: Path) -> Criu:
 
 def freeze(folder: Path, pid: int, first: int | None, images: Path, within_s: float) -> int:
     """Stop the tree of ``pid`` and write it into ``images``, which is new; its bytes. ``first``:
-    the first process of the namespace that it was restored in before, by its id here."""
+    the first process of the namespace that it was restored in before, by its id here. After an
+    error the caller lets the tree go on, gives its GPUs back, and removes the images."""
     images.mkdir(mode=0o700, parents=True)
-    gpus = GpuState()
+    program(folder)
+    criu = Criu([*_inside(first), *_argv(folder)])
+    gpus = suspend(pid, within_s, _inside(first))
     try:
-        program(folder)
-        criu = Criu([*_inside(first), *_argv(folder)])
-        gpus = suspend(pid, within_s, _inside(first))
         facts = _Tree(pid, platform.release(), platform.machine(), gpus)
         (images / _FACTS).write_bytes(msgspec.json.encode(facts))
-        criu.dump(pid, images, within_s)
-        criu.write_cpu(images, _CPU_S)
-    except BaseException:
+    except OSError:
         resume(gpus, within_s, _inside(first))
-        shutil.rmtree(images, ignore_errors=True)
         raise
-    return sum(file.stat().st_size for file in images.iterdir())
+    criu.dump(pid, images, within_s)
+    criu.write_cpu(images, _CPU_S)
+    (images / _COMPLETE).touch()
+    return frozen_bytes(images)
+
+
+def frozen_bytes(images: Path) -> int:
+    """How large the images of a whole tree are; 0 where there is none."""
+    if not _is_folder(images) or not (images / _COMPLETE).is_file():
+        return 0
+    return sum(file.lstat().st_size for file in images.iterdir())
+
+
+def remove_images(images: Path) -> None:
+    """Also what only stands in their place: a link, a file."""
+    if _is_folder(images):
+        shutil.rmtree(images, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            images.unlink()
 
 
 def give_gpus_back(images: Path, first: int | None, within_s: float) -> None:
@@ -99,6 +117,8 @@ def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
 
     Only for a process without threads.
     """
+    if not frozen_bytes(images):
+        raise CheckpointFailed(f"{images} holds no whole process tree")
     tree = _tree(images)
     criu = program(folder)
     criu.check_cpu(images, _CPU_S)
@@ -109,6 +129,13 @@ def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
         resume(tree.gpus, within_s)
 
     return begin(restore, tree.pid), tree.pid
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _inside(first: int | None) -> list[str]:

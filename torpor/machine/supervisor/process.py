@@ -10,7 +10,6 @@ of a command that started before its files were there, as long as any process of
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -22,8 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.machine.checkpoint.criu import CheckpointFailed
-from torpor.machine.checkpoint.tree import thaw
+from torpor.machine.checkpoint.tree import remove_images, thaw
 from torpor.machine.gate.calls import this_machine
 from torpor.machine.gate.keeper import Keeper
 from torpor.machine.gate.listener import Listener
@@ -103,7 +101,8 @@ class Supervisor:
 
     def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
         began = log.size_of(request.log)
-        thawed, afresh = _thawed(request) if os.path.isdir(request.images) else (None, "")
+        frozen = request.images and os.path.lexists(request.images)
+        thawed, afresh = _thawed(request) if frozen else (None, "")
         log.say(request.log, f"attempt {request.attempt} {'goes on' if thawed else 'begins'}")
         if afresh:
             log.say(request.log, f"its processes did not go on: {afresh}")
@@ -212,14 +211,15 @@ class Supervisor:
 def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
     """The command whose processes go on, or why they do not. Its images are removed."""
     images = Path(request.images)
+    if not request.criu:
+        remove_images(images)
+        return None, "they cannot go on here"
     try:
-        if not request.criu:
-            return None, "they cannot go on here"
         return Thawed(*thaw(Path(request.criu), images, THAW_S)), ""
-    except CheckpointFailed as error:
+    except Exception as error:  # noqa: BLE001  the command is started in any case
         return None, str(error)
     finally:
-        shutil.rmtree(images, ignore_errors=True)
+        remove_images(images)
 
 
 def _keeper_of(home: Path, request: StartJob) -> Callable[[int], None] | None:

@@ -17,8 +17,6 @@ _LONGEST: Final = 200
 
 USER_HOME: Final = "user_home"
 """In a manifest's record of its machine: the home of the user that torpor logged in as."""
-PROGRAMS: Final = ".torpor-process"
-"""In the first directory: the log of each of the workspace's programs, and what is frozen of it."""
 
 
 def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
