@@ -49,7 +49,7 @@ def quiesce(
     froze = snapshot.quiesce(wanted if freezer.criu else [], freezer.criu, hook=hook)
     if freezer.why_not:
         froze = [Froze(program.job, why_not=freezer.why_not) for program in wanted]
-    faults = [f"{programs[one.job]}: {one.why_not}" for one in froze if one.why_not]
+    faults = [f"{programs[found.job]}: {found.why_not}" for found in froze if found.why_not]
     if faults and spec.process == "require":
         raise MachineUnfit(
             f"workspace {spec.name} requires that its programs are frozen, and they were not: "
@@ -58,7 +58,7 @@ def quiesce(
         )
     for fault in faults:
         runner().log.warning("a program is not frozen, and a wake starts it afresh: %s", fault)
-    return [_frozen(programs[one.job], one) for one in froze]
+    return [_frozen(programs[found.job], found) for found in froze]
 
 
 @step("prove freezing", retries=ONCE)

@@ -279,10 +279,9 @@ def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
 
 
 def test_the_canary_is_a_proof(chain: Chain) -> None:
-    told = chain.agent.call(TryFreezing(str(chain.criu)))
-    assert told.why_not == ""
-    assert told.dump_s > 0
-    assert told.restore_s > 0
+    assert chain.agent.call(TryFreezing(str(chain.criu))).why_not == ""
+    chain.criu = chain.place
+    assert "CRIU cannot be started" in chain.agent.call(TryFreezing(str(chain.criu))).why_not
 
 
 @pytest.mark.parametrize("lacks", ["net_admin", "sys_admin", "sys_time"])

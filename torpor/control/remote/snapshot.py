@@ -144,7 +144,7 @@ class RemoteSnapshot(RemoteRun):
             criu,
         )
         froze = self._held(request).programs
-        if [one.job for one in froze] != [program.job for program in programs]:
+        if [program.job for program in froze] != [program.job for program in programs]:
             raise hostile(self.machine, "names other programs than it was asked to freeze")
         return froze
 

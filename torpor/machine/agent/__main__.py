@@ -82,7 +82,8 @@ def _canary(home: Path) -> int:
     from torpor.shared.wire.job import Tried
 
     try:
-        told = Tried("", *fly(program(Path(sys.stdin.read())), home))
+        fly(program(Path(sys.stdin.read())), home)
+        told = Tried()
     except CheckpointFailed as error:
         told = Tried(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(told))

@@ -90,7 +90,10 @@ class Resumption:
                 self._log.write(f"if this agent is killed, {what}: {error}")
         elif programs:
             owed = self._owed
-            both = [*owed.programs, *(one for one in programs if one not in owed.programs)]
+            both = [
+                *owed.programs,
+                *(program for program in programs if program not in owed.programs),
+            ]
             self._owed = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
             self._write(self._owed)
 

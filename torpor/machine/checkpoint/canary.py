@@ -39,7 +39,9 @@ if os.fork() == 0:
     os._exit(0)
 its.close()
 open("began", "x").close()
-while not os.path.exists("go"):
+for _ in range(3000):  # a minute, also where whoever started it is killed
+    if os.path.exists("go"):
+        break
     time.sleep(0.02)
 mine.send(token)
 with open("said.new", "wb") as file:

@@ -129,11 +129,9 @@ class StopJob(Request[JobState], frozen=True):
 
 class Tried(msgspec.Struct, frozen=True):
     """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
-    was, and went on, in so many seconds."""
+    was, and went on."""
 
     why_not: Words = ""
-    dump_s: float = 0.0
-    restore_s: float = 0.0
 
 
 class TryFreezing(Request[Tried], frozen=True):
