@@ -253,7 +253,8 @@ class FakeAzure(FakeMarket):
             if group not in self.groups:
                 return self._no_group(group)
             rows += list(self._things(group))
-        return self._page(request, rows)
+        kind = request.query.get("$filter", "").removeprefix("resourceType eq ").strip("'")
+        return self._page(request, [row for row in rows if kind in ("", row["type"])])
 
     def _things(self, name: str) -> Iterator[dict[str, Any]]:
         group = self.groups[name]

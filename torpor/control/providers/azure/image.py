@@ -19,7 +19,6 @@ IMAGE: Final = re.compile(r"([\w.-]{1,80}):([\w.-]{1,80}):([\w.-]{1,80}):([\w.-]
 _API: Final = "2024-07-01"
 _DEFAULT_GIB: Final = 64
 """The size of an image that Azure does not state."""
-_ARCHITECTURES: Final = {"x64": "x86_64", "Arm64": "aarch64"}
 
 
 class _Version(msgspec.Struct):
@@ -40,7 +39,6 @@ class _Disk(msgspec.Struct, rename="camel"):
 class _Details(msgspec.Struct, rename="camel"):
     os_disk_image: _Disk
     architecture: str = "x64"
-    hyper_v_generation: str = "V1"
     plan: dict[str, Any] | None = None
 
 
@@ -53,13 +51,6 @@ class Image(msgspec.Struct, frozen=True):
 
     reference: dict[str, str]
     gib: int
-    architecture: str  # as ``uname -m`` says it
-    generation: str
-
-    def runs_on(self, architecture: str, generations: str) -> bool:
-        """Whether a size with these capabilities boots it."""
-        same = _ARCHITECTURES.get(architecture or "x64") == self.architecture
-        return same and (not generations or self.generation in generations.split(","))
 
 
 class AzureImages:
@@ -85,15 +76,14 @@ class AzureImages:
         )
         number = self._newest(path, named) if version == "latest" else version
         shown = self._asked(f"{path}/{number}", named, _Shown).properties
-        if shown.os_disk_image.operating_system != "Linux" or shown.plan:
+        disk = shown.os_disk_image
+        if (disk.operating_system, shown.architecture) != ("Linux", "x64") or shown.plan:
             raise InvalidInput(
-                f"image {named} cannot become a machine: torpor needs Linux, and an image without "
-                "a purchase plan"
+                f"image {named} cannot become a machine: torpor needs Linux for x64, and an image "
+                "without a purchase plan"
             )
         reference = {"publisher": publisher, "offer": offer, "sku": sku, "version": number}
-        architecture = _ARCHITECTURES.get(shown.architecture, shown.architecture)
-        generation = shown.hyper_v_generation
-        return Image(reference, shown.os_disk_image.gib, architecture, generation)
+        return Image(reference, disk.gib)
 
     def _newest(self, path: str, named: str) -> str:
         rows: list[_Version] = self._asked(path, named, list[_Version])

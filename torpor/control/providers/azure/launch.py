@@ -38,8 +38,7 @@ _NO_CAPACITY: Final = frozenset(
      "OverconstrainedZonalAllocationRequest", "OperationPreempted"}
 )  # fmt: skip
 """``OperationPreempted``: a spot machine that was taken while it was made."""
-OTHER: Final = "PropertyChangeNotAllowed"
-"""The group has another machine than the one that is asked for."""
+ABANDONED: Final = "The attempt is abandoned; reconcile ends the machine if it appears"
 
 
 def group_name(order: Order) -> str:
@@ -136,9 +135,12 @@ def machine_request(order: Order, group: str, image: Image, beside_usd_h: float)
     }
 
 
-def launch_refused(client: AzureClient, order: Order, fault: Fault) -> ProviderError:
+def launch_refused(
+    client: AzureClient, order: Order, fault: Fault, *, conflict: bool = False
+) -> ProviderError:
     """The error for a fault of one of these requests, or of what it began: Azure says the same in
-    either way, and only its code says what it concerns."""
+    either way, and only its code says what it concerns. ``conflict``: it may be that something else
+    of the same name is there."""
     asked = f"Azure refused {order.offer.id}: {fault}"
     if fault.code in _NO_CAPACITY:
         return NoCapacity(asked)
@@ -149,11 +151,8 @@ def launch_refused(client: AzureClient, order: Order, fault: Fault) -> ProviderE
         )
     if fault.code in DENIED or fault.code in ("401", "403"):
         return client.not_allowed(fault, f"create {order.offer.id}")
-    if fault.code == OTHER:
-        return CreateUncertain(
-            f"{asked} An earlier attempt with this label asked for another machine, which may "
-            "exist. The attempt is abandoned; reconcile ends the machine if it appears"
-        )
+    if conflict or fault.code == "PropertyChangeNotAllowed":
+        return CreateUncertain(f"{asked}. Another machine may have this name. {ABANDONED}")
     return CreateFailed(asked)
 
 

@@ -140,10 +140,11 @@ class AzureOffers:
             sold = sku.name in self._sizes if self._sizes else gpu is not None
             if sku.resource_type != "virtualMachines" or not sold or sku.is_refused:
                 continue
+            if sku.says("CpuArchitectureType") == "Arm64":
+                continue
             if region not in map(str.lower, sku.locations) or (sku.says("GPUs") and gpu is None):
                 continue
-            if image.runs_on(sku.says("CpuArchitectureType"), sku.says("HyperVGenerations")):
-                yield _Ware(sku, region, gpu, image)
+            yield _Ware(sku, region, gpu, image)
 
     def _offer(self, want: Want, ware: _Ware, prices: Prices, spot: bool) -> Offer:
         sku, image = ware.sku, ware.image
@@ -167,7 +168,6 @@ class AzureOffers:
             priced_unix=time.time(),
             spot=spot,
             most_usd_h=most_usd_h,
-            architecture=image.architecture,
             ram_gib=float(sku.says("MemoryGB") or 0) or None,
             cores=float(sku.says("vCPUs") or 0) or None,
         )

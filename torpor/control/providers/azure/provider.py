@@ -24,6 +24,7 @@ from torpor.control.providers.azure.client import (
 )
 from torpor.control.providers.azure.image import AzureImages
 from torpor.control.providers.azure.launch import (
+    ABANDONED,
     FIREWALL,
     MACHINE,
     NETWORK,
@@ -55,9 +56,8 @@ _COMPUTE: Final = "2024-07-01"
 _NETWORKS: Final = "2024-05-01"
 _SUBSCRIPTION: Final = "2022-12-01"
 _NAME: Final = re.compile(r"torpor-[0-9a-f]{32}")
-_SETTLING_S: Final = 300.0
 _FORCED: Final = "&forceDeletionTypes=Microsoft.Compute/virtualMachines"
-_OURS: Final = "&$filter=substringof('torpor-',resourceGroup)"
+_MACHINES: Final = "&$filter=resourceType%20eq%20'Microsoft.Compute/virtualMachines'"
 _POLL_S: Final = 2.0
 """A look is three requests. Azure takes 25 reads a second of a subscription, after a first 250
 (Azure Resource Manager, request limits)."""
@@ -72,7 +72,6 @@ _STATES: Final = {
 }  # fmt: skip
 """``stopped``: by its own system, and billed in full; ``deallocated``: by Azure, and only its disk
 and address are billed."""
-_ABANDONED: Final = "The attempt is abandoned; reconcile ends the machine if it appears"
 
 
 class _Provisioned(msgspec.Struct, rename="camel"):
@@ -136,7 +135,7 @@ class AzureProvider:
         privileged=True,
         host_key="installed",
         idempotency="name",
-        settling_s=_SETTLING_S,
+        settling_s=300.0,
         ready_s=1200.0,
         poll_s=_POLL_S,
         stop_keeps="disk",
@@ -195,26 +194,27 @@ class AzureProvider:
     def create(self, order: Order) -> Machine:
         _, region, _ = offer_parts(order.offer.id)
         image = self._images.image(region, order.image)
-        beside_usd_h = self._offers.beside_usd_h(region, image.gib + order.disk_gib)
+        beside_usd_h = 0.0
+        if order.bid_usd_h is not None:
+            beside_usd_h = self._offers.beside_usd_h(region, image.gib + order.disk_gib)
         name = group_name(order)
-        group = self._group_path(name)
-        body = machine_request(order, group, image, beside_usd_h)
+        body = machine_request(order, self._group_path(name), image, beside_usd_h)
         path = self._client.at(f"/resourceGroups/{name}/{MACHINE}", _COMPUTE)
         if self._client.seek("GET", path, _Vm, f"show machine {name}") is not None:
-            return self._of_label(name, order.label)
+            made = self.find(MachineId(name))
+            if isinstance(made, Machine) and made.label == order.label:
+                return made
+            raise self._client.uncertain(f"{name} does not show {order.label}", "an earlier create")
         self._make_place(order, name)
         answer = self._client.create("PUT", path, _Vm, body, reads_conflict=True)
         if isinstance(answer, Refusal):
-            fault = fault_of(answer)
-            if answer.status == 409 and fault.code == "409":  # of a gateway
-                raise self._client.uncertain(answer, f"PUT {path}")
-            raise self._given_up(order, name, fault)
+            raise self._given_up(order, name, fault_of(answer), conflict=answer.status == 409)
         try:
             found = self._client.settled(path)
         except TorporError as cause:  # whatever it is: the request was sent
             raise CreateUncertain(
                 f"{self.identity} was asked to rent {name} and does not say how it went: {cause}. "
-                f"{_ABANDONED}"
+                f"{ABANDONED}"
             ) from cause
         if found is not None:
             raise self._given_up(order, name, found)
@@ -289,42 +289,34 @@ class AzureProvider:
         if not any(thing.type.lower() in _LEFT for thing in self._things(name)):
             self._delete(name)
 
-    def _given_up(self, order: Order, name: str, fault: Fault) -> ProviderError:
+    def _given_up(
+        self, order: Order, name: str, fault: Fault, *, conflict: bool = False
+    ) -> ProviderError:
         """The error for a rental that failed, whose group is deleted: a failed machine stays, with
         its disk and address."""
-        error = launch_refused(self._client, order, fault)
+        error = launch_refused(self._client, order, fault, conflict=conflict)
         if isinstance(error, CreateUncertain):
             return error
         try:
             self._delete(name)
         except ProviderError as cause:
             return CreateUncertain(
-                f"{error}. Its resource group {name} was not deleted: {cause}. {_ABANDONED}"
+                f"{error}. Its resource group {name} was not deleted: {cause}. {ABANDONED}"
             )
         return error
-
-    def _of_label(self, name: str, label: Label) -> Machine:
-        """The machine of an earlier create."""
-        found = self.find(MachineId(name))
-        if isinstance(found, Machine) and found.label == label:
-            return found
-        raise CreateUncertain(
-            f"{self.identity} has a machine in resource group {name} that does not show "
-            f"{label}. {_ABANDONED}"
-        )
 
     def _groups(self) -> list[_Group]:
         return self._client.pages(_Group, self._client.at("/resourcegroups", _GROUPS))
 
     def _bare(self) -> list[_Group]:
         """The groups with our label whose machine is proved to be gone."""
-        rows = self._client.pages(_Thing, self._client.at("/resources", _GROUPS, _OURS))
-        kept = {row.id.lower().split("/")[4] for row in rows if row.type.lower() == _MACHINE_TYPE}
+        rows = self._client.pages(_Thing, self._client.at("/resources", _GROUPS, _MACHINES))
+        kept = {row.id.lower().split("/")[4] for row in rows}
         return [
             group
             for group in self._groups()
             if _label(group) is not None and group.name.lower() not in kept
-            if isinstance(self._seen(group), Absent)
+            if isinstance(seen := self._seen(group), Absent) and seen.proof
         ]
 
     def _things(self, name: str) -> list[_Thing]:
@@ -340,11 +332,15 @@ class AzureProvider:
             return self._machine(group, "stopping", None, "Azure says Deleting")
         path = f"/resourceGroups/{group.name}/{MACHINE}"
         path = self._client.at(path, _COMPUTE, "&$expand=instanceView")
-        vm = self._client.seek("GET", path, _Vm, f"show the machine of {group.name}")
-        if vm is not None:
-            return self._shown(group, vm.properties)
+        answer = self._client.ask("GET", path, _Vm)
+        if isinstance(answer, _Vm):
+            return self._shown(group, answer.properties)
+        if fault_of(answer).code == NO_GROUP:
+            return Absent()  # it went a moment ago
+        if not self._client.is_gone(answer):
+            raise self._client.refused(answer, f"show the machine of {group.name}")
         since = _number((group.tags or {}).get(SINCE_TAG, ""))
-        made = since is not None and self._clock() >= since + _SETTLING_S
+        made = since is not None and self._clock() >= since + self.abilities.settling_s
         if not made or any(
             thing.type.lower() == _MACHINE_TYPE for thing in self._things(group.name)
         ):
