@@ -23,6 +23,7 @@ REGIONS: Final = ("eastus", "westeurope")
 ADDRESS_USD_H: Final = 0.005
 TIERS: Final = {32: ("P4", 5.28), 64: ("P6", 10.21), 128: ("P10", 19.71), 256: ("P15", 38.02),
                 512: ("P20", 73.22), 4096: ("P50", 491.52)}  # fmt: skip
+_TOKEN: Final = f"/{TENANT}/oauth2/v2.0/token"
 _IMAGE: Final = "microsoft-dsvm/artifacttypes/vmimage/offers/ubuntu-hpc/skus/2204/versions"
 _VERSIONS: Final = ("22.04.2024102301", "22.04.2026091502", "22.04.202609150")
 _GROUP: Final = r"/resource[gG]roups/([\w.-]+)"
@@ -110,9 +111,8 @@ class FakeAzure(FakeMarket):
     # -- FakeMarket
 
     def answer(self, request: Request, authorization: str) -> Answer | None:
-        if request.path == f"/{TENANT}/oauth2/v2.0/token":
-            asked = dict(parse_qsl(request.body))
-            if (asked["client_id"], asked["client_secret"]) != (APPLICATION, self.secret):
+        if request.path == _TOKEN:
+            if (request.body["client_id"], authorization) != (APPLICATION, self.secret):
                 told = {"error": "invalid_client", "error_description": "AADSTS7000215: Invalid "
                         "client secret provided.\r\nTrace ID: 1"}  # fmt: skip
                 return Answer(401, told)
@@ -122,6 +122,13 @@ class FakeAzure(FakeMarket):
         if request.path == "/api/retail/prices":
             return self._prices(request)
         return super().answer(request, authorization)
+
+    def login_of(self, request: Request, header: str) -> str:
+        """A login has the client secret in its form; no other request has it."""
+        if request.path != _TOKEN:
+            return header
+        request.body = dict(parse_qsl(request.body))
+        return str(request.body.pop("client_secret"))
 
     def settings(self) -> dict[str, Any]:
         """As a provider block states them."""
