@@ -54,6 +54,7 @@ class FakeAzure(FakeMarket):
     operation running before it ends, ``deletion_looks`` answers show a group as Deleting."""
 
     operation_looks: int = 0
+    links = "https://management.azure.com"  # where links of answers lead
     deletion_looks: int = 0
     wares = staticmethod(azure_wares)
     body = "vm"
@@ -65,6 +66,7 @@ class FakeAzure(FakeMarket):
         r"GET /providers/Microsoft\.Compute/locations/(\w+)/publishers/(.+)": ("account", "_image"),
         r"GET /providers/Microsoft\.Compute/locations/(\w+)/usages": ("account", "_usages"),
         r"GET /operations/(\w+)": ("account", "_operation"),
+        r"GET /operationresults/([\w-]+)": ("account", "_deletion"),
         r"GET /resourcegroups": ("list", "_groups"),
         r"GET /resources": ("account", "_resources"),
         rf"GET {_GROUP}/resources": ("account", "_resources"),
@@ -74,6 +76,7 @@ class FakeAzure(FakeMarket):
         rf"GET {_GROUP}": ("find", "_group"),
         rf"PUT {_GROUP}/providers/Microsoft\.Compute/virtualMachines/(\w+)": ("create", "_put_vm"),
         rf"PUT {_THING}": ("account", "_put_network"),
+        rf"GET {_GROUP}/providers/Microsoft\.Network/(\w+)/(\w+)": ("account", "_network"),
         rf"GET {_GROUP}/providers/Microsoft\.Compute/virtualMachines/(\w+)": ("find", "_vm"),
         r"\w+ /subscriptions/([\w-]+).*": ("account", "_no_subscription"),
     }
@@ -239,7 +242,7 @@ class FakeAzure(FakeMarket):
         if first + len(page) < len(rows):
             version = request.query["api-version"]
             path = f"{request.path}?api-version={version}&$skiptoken={first + len(page)}"
-            answer["nextLink"] = f"https://management.azure.com{path}"
+            answer["nextLink"] = f"{self.links}{path}"
         return Answer(200, answer)
 
     def _delete_group(self, request: Request, name: str) -> Answer:
@@ -252,7 +255,11 @@ class FakeAzure(FakeMarket):
             self._looks.setdefault(name, self.deletion_looks)
             if not self.deletion_looks:
                 self._there(name)
-        return Answer(202, None)
+        link = f"{self.links}{self.prefix}/operationresults/{name}?api-version=2021-04-01"
+        return Answer(202, None, headers={"Location": link})
+
+    def _deletion(self, request: Request, name: str) -> Answer:
+        return Answer(202 if self._there(name) else 200, None)
 
     def _resources(self, request: Request, name: str = "") -> Answer:
         rows = []
@@ -289,6 +296,10 @@ class FakeAzure(FakeMarket):
         things[kind] = request.body
         body = {**request.body, "name": name, "id": request.path}
         return Answer(201, body, headers=self._began(None))
+
+    def _network(self, request: Request, group: str, kind: str, name: str) -> Answer:
+        body = {**self.groups[group]["things"][kind], "name": name, "id": request.path}
+        return Answer(200, body)
 
     def _put_vm(self, request: Request, name: str, named: str) -> Answer:
         asked: dict[str, Any] = request.body or {}
@@ -383,7 +394,7 @@ class FakeAzure(FakeMarket):
         self.operations[number] = ended
         self._looks[number] = self.operation_looks
         path = f"{self.prefix}/operations/{number}?api-version=2024-07-01&t=1"
-        return {"Azure-AsyncOperation": f"https://management.azure.com{path}"}
+        return {"Azure-AsyncOperation": f"{self.links}{path}"}
 
     def _operation(self, request: Request, number: str) -> Answer:
         left = self._looks[number]
