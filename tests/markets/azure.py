@@ -40,6 +40,7 @@ def azure_wares() -> list[Ware]:
         ("StandardNCadsH100v5Family", 1, 94, 6.98, "eastus", "Standard_NC40ads_H100_v5", None),
         ("StandardNCadsH100v5Family", 2, 94, 13.96, "westeurope", "Standard_NC80adis_H100_v5", 6.0),
         ("StandardNVADSA10v5Family", 1, 4, 0.454, "eastus", "Standard_NV6ads_A10_v5", 0.14),
+        ("standardNDISv5MI300XFamily", 0, 0, 62.9, "eastus", "Standard_ND96is_MI300X_v5", None),
         ("standardDSv5Family", 0, 0, 0.192, "eastus", "Standard_D4s_v5", 0.04),
     ]
     return [Ware(*sold, name=name, spot_usd_h=spot) for *sold, name, spot in rows]

@@ -1,9 +1,10 @@
 """What others wrote about the markets, against our adapters and our fakes: ``make oracles``.
 
 An adapter asks a fake through Prism, which checks each request and each answer against the market's
-own specification. Requests to Google are held against its discovery document, those to Azure against
-the models of Microsoft's clients. These and Vast.ai's own client ask the fakes too. Specifications are not ours to ship, so
-these tests are collected only by name, where ../shared/specs has them.
+own specification. Requests to Google are held against its discovery document, those to Azure
+against the models of Microsoft's clients, which ask the fake too, as Vast.ai's own client does.
+Specifications are not ours to ship, so these tests are collected only by name, where
+../shared/specs has them.
 """
 
 from __future__ import annotations

@@ -278,7 +278,8 @@ class TestAzure(MarketContract):
         assert {offer.gpu_count for offer in of_model(found, "H100")} == {1, 2}
         shop.fake.restricted = {"Standard_NC4as_T4_v3"}
         assert of_model(shop.plain.offers(want), "T4") == []
-        named = shop.connect(sizes=["Standard_D4s_v5", "Standard_NV6ads_A10_v5"])
+        sizes = ["Standard_D4s_v5", "Standard_NV6ads_A10_v5", "Standard_ND96is_MI300X_v5"]
+        named = shop.connect(sizes=sizes)
         (plain,) = named.offers(Want(disk_gib=20))
         assert (plain.id, plain.gpu, plain.gpu_count) == ("Standard_D4s_v5/eastus", None, 0)
         assert named.create(shop.changed(offer=plain, label=label())).state == "starting"

@@ -22,6 +22,8 @@ from torpor.shared.values import Want
 
 _SKUS: Final = "2021-07-01"
 _USAGES: Final = "2024-07-01"
+_GPUS: Final = "Standard_N"
+"""All sizes with GPUs begin so, also those of which Azure does not say that they have some."""
 _SPOT_QUOTA: Final = "lowprioritycores"
 FAMILIES: Final = {
     "standardncasv3_t4family": Gpu("T4", "", 16),
@@ -44,7 +46,6 @@ class _Capability(msgspec.Struct):
 
 class _Restriction(msgspec.Struct, rename="camel"):
     type: str
-    reason_code: str = ""
 
 
 class _Sku(msgspec.Struct, rename="camel"):
@@ -58,10 +59,13 @@ class _Sku(msgspec.Struct, rename="camel"):
     def says(self, name: str) -> str:
         return next((told.value for told in self.capabilities if told.name == name), "")
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether Azure rents this size to nobody of this subscription in the region."""
-        return any(limit.type == "Location" for limit in self.restrictions)
+    def fits(self, region: str) -> bool:
+        """Whether Azure rents this size to this subscription in the region, and it runs images for
+        x64."""
+        refused = any(limit.type == "Location" for limit in self.restrictions)
+        there = region in map(str.lower, self.locations) and not refused
+        arm = self.says("CpuArchitectureType") == "Arm64"
+        return there and not arm and self.resource_type == "virtualMachines"
 
 
 class _Named(msgspec.Struct):
@@ -138,13 +142,8 @@ class AzureOffers:
         for sku in self._client.pages(_Sku, path):
             gpu = FAMILIES.get(_plain(sku.family)) if sku.says("GPUs") else None
             sold = sku.name in self._sizes if self._sizes else gpu is not None
-            if sku.resource_type != "virtualMachines" or not sold or sku.is_refused:
-                continue
-            if sku.says("CpuArchitectureType") == "Arm64":
-                continue
-            if region not in map(str.lower, sku.locations) or (sku.says("GPUs") and gpu is None):
-                continue
-            yield _Ware(sku, region, gpu, image)
+            if sold and sku.fits(region) and (gpu is not None or not sku.name.startswith(_GPUS)):
+                yield _Ware(sku, region, gpu, image)
 
     def _offer(self, want: Want, ware: _Ware, prices: Prices, spot: bool) -> Offer:
         sku, image = ware.sku, ware.image
