@@ -106,6 +106,8 @@ class FakeAzure(FakeMarket):
         self.operations: dict[str, dict[str, Any]] = {}
         self.exhausted = ("AllocationFailed", "We do not have sufficient capacity for the VM size.")
         self.exhausted_at_once = False  # in the answer, or in the operation that it begins
+        self.for_networks: list[Answer] = []  # instead of making the next ones
+        self.for_operations: list[Answer] = []  # instead of showing the next ones
         self.restricted: set[str] = set()  # sizes that this subscription may not rent
         self.state = "Enabled"
         self._numbers = itertools.count(1)
@@ -288,6 +290,8 @@ class FakeAzure(FakeMarket):
     # -- networks and machines
 
     def _put_network(self, request: Request, group: str, room: str, kind: str, name: str) -> Answer:
+        if self.for_networks:
+            return self.for_networks.pop(0)
         if group not in self.groups:
             return self._no_group(group)
         things = self.groups[group].setdefault("things", {})
@@ -398,6 +402,8 @@ class FakeAzure(FakeMarket):
         return {"Azure-AsyncOperation": f"{self.links}{path}"}
 
     def _operation(self, request: Request, number: str) -> Answer:
+        if self.for_operations:
+            return self.for_operations.pop(0)
         left = self._looks[number]
         self._looks[number] = max(0, left - 1)
         return Answer(200, {"status": "InProgress"} if left else self.operations[number])

@@ -21,7 +21,7 @@ from tests.markets.azure import (
     disk_usd_h,
 )
 from tests.markets.azure_rules import IMAGE_GIB
-from tests.markets.server import Answer, Request
+from tests.markets.server import Answer
 from torpor.control.providers.azure.client import AzureLogin
 from torpor.control.providers.seam import Absent
 from torpor.shared.errors import (
@@ -30,7 +30,6 @@ from torpor.shared.errors import (
     InvalidInput,
     NoCapacity,
     ProviderDenied,
-    ProviderError,
     ProviderUnavailable,
     QuotaReached,
 )
@@ -124,13 +123,8 @@ class TestAzure(MarketContract):
         assert shop.find(failed).proof
         assert shop.fake.groups == {}
 
-    def test_a_refused_network_leaves_nothing(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_: object) -> Answer:
-            return FakeAzure.error(403, "RequestDisallowedByPolicy", "Disallowed by policy.")
-
-        monkeypatch.setattr(shop.fake, "_put_network", refuse)
+    def test_a_refused_network_leaves_nothing(self, shop: Shop) -> None:
+        shop.fake.for_networks = [FakeAzure.error(403, "RequestDisallowedByPolicy", "No.")]
         with pytest.raises(CreateFailed, match="RequestDisallowedByPolicy"):
             shop.create()
         assert shop.fake.groups == {}
@@ -157,20 +151,13 @@ class TestAzure(MarketContract):
         assert shop.market.alive() == []
 
     def test_a_group_that_azure_does_not_know_everywhere_yet_is_asked_for_again(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+        self, shop: Shop
     ) -> None:
         """One of its regions may not know what another one made."""
-        put, refused = shop.fake._put_network, []
-
-        def late(request: Request, group: str, *more: str) -> Answer:
-            if len(refused) < 2:
-                refused.append(group)
-                return FakeAzure.error(404, "ResourceGroupNotFound", "not found")
-            return put(request, group, *more)
-
-        monkeypatch.setattr(shop.fake, "_put_network", late)
+        unknown = FakeAzure.error(404, "ResourceGroupNotFound", "not found")
+        shop.fake.for_networks = [unknown, unknown]
         shop.create()
-        assert len(refused) == 2
+        assert len(shop.slept) == 2
         assert len(shop.market.rented) == 1
 
     def test_a_machine_that_is_not_shown_at_once_is_starting(self, shop: Shop) -> None:
@@ -187,14 +174,10 @@ class TestAzure(MarketContract):
         assert shop.create(label=label()).state == "starting"
         shop.fake.operation_looks = 0
 
-    def test_a_create_whose_operation_is_not_seen_is_uncertain(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(
-            shop.fake, "_operation", lambda *_: FakeAzure.error(403, "AuthorizationFailed", "no")
-        )
-        monkeypatch.setattr(shop.fake, "_put_network", lambda *_: Answer(200, {}))
-        monkeypatch.setattr("tests.markets.azure.machine_fault", lambda *_: "")
+    def test_a_create_whose_operation_is_not_seen_is_uncertain(self, shop: Shop) -> None:
+        ended = Answer(200, {"status": "Succeeded"})
+        denied = FakeAzure.error(403, "AuthorizationFailed", "No.")
+        shop.fake.for_operations = [ended, ended, denied]  # of firewall, network and machine
         with pytest.raises(CreateUncertain, match="does not say how it went"):
             shop.create()
         assert len(shop.market.rented) == 1
@@ -448,5 +431,3 @@ def test_the_login_goes_to_no_other_host() -> None:
         provider = fake.connect()
         assert provider.list_own() == []
         assert len([call for call in fake.calls if call[1].endswith("/resourcegroups")]) == 2
-        with pytest.raises(ProviderError):
-            provider._client.read(dict, "/subscriptions/x?api-version=1")
