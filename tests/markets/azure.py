@@ -420,7 +420,8 @@ class FakeAzure(FakeMarket):
     def _skus(self, request: Request) -> Answer:
         region = request.query["$filter"].removeprefix("location eq '").removesuffix("'")
         wares = [ware for ware in self.market.wares if ware.region == region]
-        disk = {"resourceType": "disks", "name": "Premium_LRS", "locations": [region]}
+        disk = {"resourceType": "disks", "name": "Premium_LRS", "locations": [region],
+                "family": None, "capabilities": None, "restrictions": None}  # fmt: skip
         return self._page(request, [disk, *map(self._sku, wares)])
 
     def _sku(self, ware: Ware) -> dict[str, Any]:

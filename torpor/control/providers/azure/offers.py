@@ -51,19 +51,19 @@ class _Restriction(msgspec.Struct, rename="camel"):
 class _Sku(msgspec.Struct, rename="camel"):
     resource_type: str
     name: str
-    family: str = ""
-    locations: list[str] = []
-    capabilities: list[_Capability] = []
-    restrictions: list[_Restriction] = []
+    family: str | None = None
+    locations: list[str] | None = None
+    capabilities: list[_Capability] | None = None
+    restrictions: list[_Restriction] | None = None
 
     def says(self, name: str) -> str:
-        return next((told.value for told in self.capabilities if told.name == name), "")
+        return next((told.value for told in self.capabilities or () if told.name == name), "")
 
     def fits(self, region: str) -> bool:
         """Whether Azure rents this size to this subscription in the region, and it runs images for
         x64."""
-        refused = any(limit.type == "Location" for limit in self.restrictions)
-        there = region in map(str.lower, self.locations) and not refused
+        refused = any(limit.type == "Location" for limit in self.restrictions or ())
+        there = region in map(str.lower, self.locations or ()) and not refused
         arm = self.says("CpuArchitectureType") == "Arm64"
         return there and not arm and self.resource_type == "virtualMachines"
 
@@ -140,7 +140,7 @@ class AzureOffers:
         asked = f"&$filter=location%20eq%20'{region}'"
         path = self._client.at("/providers/Microsoft.Compute/skus", _SKUS, asked)
         for sku in self._client.pages(_Sku, path):
-            gpu = FAMILIES.get(_plain(sku.family)) if sku.says("GPUs") else None
+            gpu = FAMILIES.get(_plain(sku.family or "")) if sku.says("GPUs") else None
             sold = sku.name in self._sizes if self._sizes else gpu is not None
             if sold and sku.fits(region) and (gpu is not None or not sku.name.startswith(_GPUS)):
                 yield _Ware(sku, region, gpu, image)

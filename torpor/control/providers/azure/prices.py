@@ -46,7 +46,7 @@ class _Row(msgspec.Struct, rename="camel"):
     product_name: str
     sku_name: str
     meter_name: str
-    arm_sku_name: str = ""
+    arm_sku_name: str | None = None
 
 
 class _Listed(msgspec.Struct):
@@ -83,7 +83,7 @@ class AzurePrices:
                     continue
                 if any(word in row.product_name for word in _OTHERS) or row.retail_price <= 0:
                     continue
-                key = (row.arm_sku_name, row.sku_name.endswith(_SPOT))
+                key = (str(row.arm_sku_name), row.sku_name.endswith(_SPOT))
                 found[key] = max(row.retail_price, found.get(key, 0.0))
         return found
 
