@@ -414,8 +414,8 @@ def test_the_login_of_this_host_is_denied_where_there_is_none(
 
     assert AzureLogin.of_this_host().token() == "a-token"
     assert asked == ["https://management.azure.com/.default"]
-    answer = ClientAuthenticationError("az login")
-    with pytest.raises(ProviderDenied, match="Run az login"):
+    answer = ClientAuthenticationError("nothing found.\nAttempted credentials: many")
+    with pytest.raises(ProviderDenied, match=r"Azure: nothing found\. Run az login"):
         AzureLogin.of_this_host().token()
     answer = AzureError("no route")
     with pytest.raises(ProviderUnavailable):

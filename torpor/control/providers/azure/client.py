@@ -141,8 +141,9 @@ class AzureLogin:
             try:
                 told = credential.get_token(_SCOPE)
             except azure.core.exceptions.ClientAuthenticationError as cause:
+                words = str(cause).splitlines()[0]  # the others name each kind of login
                 raise ProviderDenied(
-                    f"this host has no login at Azure: {cause}. Run az login, or fill in the "
+                    f"this host has no login at Azure: {words} Run az login, or fill in the "
                     "application and its secret in the provider block"
                 ) from cause
             except azure.core.exceptions.AzureError as cause:
