@@ -184,16 +184,33 @@ class TestAzure(MarketContract):
 
     def test_a_group_that_is_being_deleted_is_stopping_and_no_proof(self, shop: Shop) -> None:
         machine = shop.create()
-        shop.fake.deletion_looks = 20
+        shop.fake.deletion_looks = 40
         shop.destroy(machine)
         found = shop.find(machine)
         assert (found.state, found.endpoint) == ("stopping", None)
         assert shop.market.alive() == []
         with pytest.raises(CreateFailed, match="ResourceGroupBeingDeleted"):
             shop.create()
-        seen = [shop.find(machine) for _ in range(20)]
+        seen = [shop.find(machine) for _ in range(30)]
         assert {type(look) for look in seen[:9]} == {Machine}
         assert "neither by its name nor in its list" in seen[-1].proof
+
+    def test_a_machine_has_ended_before_its_group_has(self, shop: Shop) -> None:
+        """What costs money is gone in a minute or two, the rest of the group later."""
+        clock = shop.market.clock
+        provider = shop.connect(clock=lambda: clock.now_unix)
+        machine = provider.create(shop.order)
+        clock.advance(provider.abilities.settling_s)
+        shop.fake.deletion_looks = 1000
+        shop.arm("lives", "destroy")
+        shop.destroy(machine, provider)
+        assert provider.find(machine.id).state == "running"
+        shop.destroy(machine, provider)
+        shop.fake.groups[machine.id]["left"] = [("Microsoft.Network/publicIPAddresses", "ip")]
+        assert "no machine in resource group" in provider.find(machine.id).proof
+        assert [residue.kind for residue in provider.residue()] == ["address"]
+        del shop.fake.groups[machine.id]["left"]
+        assert provider.residue() == []
 
     # -- spot
 

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import msgspec
@@ -61,10 +61,11 @@ _MACHINES: Final = "&$filter=resourceType%20eq%20'Microsoft.Compute/virtualMachi
 _POLL_S: Final = 2.0
 """A look is three requests. Azure takes 25 reads a second of a subscription, after a first 250
 (Azure Resource Manager, request limits)."""
-_LEFT: Final = {
-    "microsoft.compute/disks": "disk", "microsoft.network/publicipaddresses": "address",
-}  # fmt: skip
-_MACHINE_TYPE: Final = "microsoft.compute/virtualmachines"
+_LEFT: Final[dict[str, Literal["disk", "address"]]] = {
+    "microsoft.compute/disks": "disk",
+    "microsoft.network/publicipaddresses": "address",
+}
+_MACHINE: Final = "microsoft.compute/virtualmachines"
 _POWER: Final = "PowerState/"
 _STATES: Final = {
     "running": "running", "starting": "starting", "stopping": "stopping",
@@ -257,12 +258,12 @@ class AzureProvider:
             Residue(
                 id=f"{group.name}/{thing.name}",
                 provider=self.identity,
-                kind=_LEFT[thing.type.lower()],  # type: ignore[arg-type]
+                kind=_LEFT[_kind(thing)],
                 label=_label(group),
             )
             for group in self._bare()
             for thing in self._things(group.name)
-            if thing.type.lower() in _LEFT
+            if _kind(thing) in _LEFT
         ]
 
     def _make_place(self, order: Order, name: str) -> None:
@@ -286,7 +287,7 @@ class AzureProvider:
     def _delete_shell(self, name: str) -> None:
         """Delete a group without a machine, unless something in it costs or holds anything: Azure
         deletes a spot machine that it takes, and leaves its network."""
-        if not any(thing.type.lower() in _LEFT for thing in self._things(name)):
+        if not any(_kind(thing) in _LEFT for thing in self._things(name)):
             self._delete(name)
 
     def _given_up(
@@ -327,28 +328,30 @@ class AzureProvider:
         return f"/subscriptions/{self._client.subscription}/resourceGroups/{name}"
 
     def _seen(self, group: _Group) -> Machine | Absent:
-        """What a group that Azure shows is."""
-        if group.properties.provisioning_state == "Deleting":
-            return self._machine(group, "stopping", None, "Azure says Deleting")
+        """What a group that Azure shows is. Its machine ends before the group does."""
+        ends = group.properties.provisioning_state == "Deleting"
         path = f"/resourceGroups/{group.name}/{MACHINE}"
         path = self._client.at(path, _COMPUTE, "&$expand=instanceView")
         answer = self._client.ask("GET", path, _Vm)
-        if isinstance(answer, _Vm):
+        if isinstance(answer, _Vm) and not ends:
             return self._shown(group, answer.properties)
-        if fault_of(answer).code == NO_GROUP:
-            return Absent()  # it went a moment ago
-        if not self._client.is_gone(answer):
-            raise self._client.refused(answer, f"show the machine of {group.name}")
+        if isinstance(answer, Refusal):
+            if fault_of(answer).code == NO_GROUP:
+                return Absent()  # it went a moment ago
+            if not self._client.is_gone(answer):
+                raise self._client.refused(answer, f"show the machine of {group.name}")
+            if self._is_old(group) and _MACHINE not in map(_kind, self._things(group.name)):
+                return Absent(
+                    f"Azure has no machine in resource group {group.name}, neither by its name nor "
+                    "in the group's list"
+                )
+        note = "Azure says Deleting" if ends else "Azure shows no machine yet"
+        return self._machine(group, "stopping" if ends else "starting", None, note)
+
+    def _is_old(self, group: _Group) -> bool:
+        """Whether a machine that was asked for would be shown by now."""
         since = _number((group.tags or {}).get(SINCE_TAG, ""))
-        made = since is not None and self._clock() >= since + self.abilities.settling_s
-        if not made or any(
-            thing.type.lower() == _MACHINE_TYPE for thing in self._things(group.name)
-        ):
-            return self._machine(group, "starting", None, "Azure shows no machine yet")
-        return Absent(
-            f"Azure has no machine in resource group {group.name}, neither by its name nor in the "
-            "group's list"
-        )
+        return since is not None and self._clock() >= since + self.abilities.settling_s
 
     def _shown(self, group: _Group, vm: _State) -> Machine:
         codes = [status.code for status in vm.instance_view.statuses]
@@ -396,6 +399,10 @@ class AzureProvider:
 
 def _label(group: _Group) -> Label | None:
     return label_among(group.tags or {}) if _NAME.fullmatch(group.name) else None
+
+
+def _kind(thing: _Thing) -> str:
+    return thing.type.lower()
 
 
 def _number(text: str) -> float | None:
