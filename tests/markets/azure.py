@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from tests.markets.azure_rules import IMAGE_GIB, group_fault, machine_fault, network_fault
 from tests.markets.market import Market, Rented, Ware
@@ -243,9 +243,8 @@ class FakeAzure(FakeMarket):
         page = rows[first : first + self.market.page]
         answer: dict[str, Any] = {"value": page}
         if first + len(page) < len(rows):
-            version = request.query["api-version"]
-            path = f"{request.path}?api-version={version}&$skiptoken={first + len(page)}"
-            answer["nextLink"] = f"{self.links}{path}"
+            asked = {**request.query, "$skiptoken": str(first + len(page))}
+            answer["nextLink"] = f"{self.links}{request.path}?{urlencode(asked)}"
         return Answer(200, answer)
 
     def _delete_group(self, request: Request, name: str) -> Answer:

@@ -284,6 +284,13 @@ class TestAzure(MarketContract):
         assert (plain.id, plain.gpu, plain.gpu_count) == ("Standard_D4s_v5/eastus", None, 0)
         assert named.create(shop.changed(offer=plain, label=label())).state == "starting"
 
+    def test_all_pages_are_read(self, shop: Shop) -> None:
+        want = Want(spot="allowed", disk_gib=20)
+        found = [offer.id for offer in shop.plain.offers(want)]
+        shop.market.page = 2
+        assert [offer.id for offer in shop.plain.offers(want)] == found
+        assert shop.plain.check() == shop.another().plain.check()
+
     def test_a_price_is_of_linux_with_disk_and_address(self, shop: Shop) -> None:
         for gib, tier in ((20, 128), (64, 128), (65, 256), (400, 512)):
             offer, *_ = of_model(shop.plain.offers(Want(disk_gib=gib)), "T4")
