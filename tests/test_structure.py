@@ -425,6 +425,7 @@ _SEE_PRIVATE_NAMES = {
 }
 _PATCHING = (".setattr", "patch.object", "patch")
 _OF_LIBRARIES = {"_fields", "_exit", "_asdict", "_replace", "_logo_url"}
+_OF_LIBRARIES |= {"_attr_to_rest_field", "_rest_name", "_visibility"}  # Microsoft's models
 
 
 def _private_names(path: Path) -> Iterator[str]:
