@@ -6,6 +6,7 @@ their settings, budgets, stacks.
 
 from typing import Final, TypeAlias
 
+from blocks.azure_provider import AzureProvider
 from blocks.budget import Budget
 from blocks.connection import connect
 from blocks.ec2_provider import Ec2Provider
@@ -27,6 +28,7 @@ from blocks.tuning import Tuning
 from blocks.workspace import Workspace
 
 __all__ = [
+    "AzureProvider",
     "Budget",
     "Ec2Provider",
     "GcpProvider",
@@ -55,6 +57,7 @@ ProviderBlock: TypeAlias = (
     | KubernetesProvider
     | TensordockProvider
     | HostkeyProvider
+    | AzureProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
@@ -66,6 +69,7 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     KubernetesProvider,
     TensordockProvider,
     HostkeyProvider,
+    AzureProvider,
 )
 """The provider blocks, the default first."""
 

@@ -32,8 +32,9 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "pipeline": {"tree"},
         "sampler": set(),
         "gate": {"sampler"},
-        "agent": {"gate", "pipeline", "sampler", "supervisor", "tree"},
-        "supervisor": {"gate", "sampler"},
+        "checkpoint": set(),
+        "agent": {"checkpoint", "gate", "pipeline", "sampler", "supervisor", "tree"},
+        "supervisor": {"checkpoint", "gate", "sampler"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),
@@ -424,6 +425,7 @@ _SEE_PRIVATE_NAMES = {
 }
 _PATCHING = (".setattr", "patch.object", "patch")
 _OF_LIBRARIES = {"_fields", "_exit", "_asdict", "_replace", "_logo_url"}
+_OF_LIBRARIES |= {"_attr_to_rest_field", "_rest_name", "_visibility"}  # Microsoft's models
 
 
 def _private_names(path: Path) -> Iterator[str]:

@@ -48,6 +48,7 @@ LIMITS: Final[dict[str, Limit]] = {
     "kubernetes": Limit(300, "not stated; 5 a second is what Kubernetes' own clients keep to"),
     "tensordock": Limit(100, "100 a minute"),
     "hostkey": Limit(None, "not stated"),
+    "azure": Limit(1500, "25 reads and 10 writes a second, after the first 250 and 200"),
 }
 """Sources stand in the adapters, beside their ``_POLL_S``."""
 

@@ -24,6 +24,7 @@ import blocks
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server
+from tests.markets.azure import FakeAzure
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.ec2 import REGION, FakeEc2
 from tests.markets.gcp import FakeGcp
@@ -50,6 +51,7 @@ FAKES: Final[dict[str, type[FakeMarket]]] = {
     "kubernetes": FakeKubernetes,
     "tensordock": FakeTensorDock,
     "hostkey": FakeHostkey,
+    "azure": FakeAzure,
 }
 """The name is also that of the provider's address, and of its block: ``NAME-provider``."""
 NAMES: Final = tuple(FAKES)
@@ -68,6 +70,8 @@ def _blocks(fake: FakeMarket, name: str) -> list[Block]:
         return [login, account]
     if isinstance(fake, FakeGcp):
         return [blocks.GcpProvider(**fake.settings())]
+    if isinstance(fake, FakeAzure):
+        return [blocks.AzureProvider(**fake.settings(), **fake.login())]
     if isinstance(fake, FakeKubernetes):
         config = SecretStr(kubeconfig(fake.url, fake.key))
         (ware,) = fake.wares()

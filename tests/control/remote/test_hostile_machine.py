@@ -56,11 +56,14 @@ from torpor.shared.wire.restore import (
     WantedPacks,
 )
 from torpor.shared.wire.snapshot import (
+    Froze,
     ListPacks,
     PackClaim,
     Packs,
     PartPlan,
     PartReport,
+    Program,
+    Quiesced,
     Scanned,
     StorePart,
 )
@@ -241,6 +244,16 @@ def test_a_plan_beyond_the_limits_is_refused(
     agent = Hostile(_honest(Scan=Scanned(0, 0, [], parts)))
     with pytest.raises(MachineError, match=f"machine hostile .*{says}"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").scan(1)
+
+
+@pytest.mark.parametrize("named", [[], ["1" * 12, "0" * 12], ["0" * 12] * 2, ["x"]])
+def test_other_programs_than_were_to_be_frozen_are_refused(
+    memory_store: MemoryStore, named: list[str]
+) -> None:
+    agent = Hostile(_honest(Quiesce=Quiesced([Froze(job, 1) for job in named])))
+    remote = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
+    with pytest.raises(MachineError, match="machine hostile names other programs"):
+        remote.quiesce([Program("0" * 12, "~/work/.torpor-process/0")], "criu")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosa
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
-from torpor.machine.agent.jobs import look_at_job, stand_by, start_job, stop_job
+from torpor.machine.agent.jobs import (
+    look_at_job,
+    stand_by,
+    start_job,
+    stop_job,
+    try_freezing,
+)
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
@@ -22,7 +28,13 @@ from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
-from torpor.shared.wire.job import LookAtJob, StandBy, StartJob, StopJob
+from torpor.shared.wire.job import (
+    LookAtJob,
+    StandBy,
+    StartJob,
+    StopJob,
+    TryFreezing,
+)
 from torpor.shared.wire.losses import LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
@@ -74,9 +86,11 @@ Turn = Callable[[AgentRun, Call], AbstractContextManager[None]]
 """What a request waits for and holds while it is served: other requests of its run, or a worker."""
 
 
-def operations(runs: RunRegistry, supervise: list[str], autosaves: list[str]) -> Operations:
-    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise`` and
-    ``autosaves``: the argv that start a supervisor and an autosave process."""
+def operations(
+    runs: RunRegistry, supervise: list[str], autosaves: list[str], canary: list[str]
+) -> Operations:
+    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise``,
+    ``autosaves`` and ``canary``: the argv that start such a process."""
     table = Operations()
     table.add(MakeContent, _make_content)
     table.add(RemoveContent, _remove_content)
@@ -87,6 +101,7 @@ def operations(runs: RunRegistry, supervise: list[str], autosaves: list[str]) ->
     table.add(LookAtJob, look_at_job)
     table.add(StopJob, stop_job)
     table.add(StandBy, stand_by)
+    table.add(TryFreezing, lambda request, call: try_freezing(request, call, canary))
     table.add(NoteReady, note_ready)
     table.add(Autosave, lambda request, call: autosave(request, call, autosaves))
     table.add(LookAtAutosave, look_at_autosave)

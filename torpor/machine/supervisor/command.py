@@ -78,6 +78,24 @@ class Command:
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
+class Thawed:
+    """A command whose processes went on in a namespace of their own. ``root``: their root's id
+    there. The namespace's first process, which is a child of this process, ends with its status."""
+
+    def __init__(self, first: int, root: int) -> None:
+        self.id: Final[ProcessId] = identify(first)
+        self.root = root
+
+    def go(self) -> str:
+        """It runs already."""
+        return ""
+
+    def poll(self) -> int | None:
+        """Its exit status, 128 and the number of a signal; None while it runs."""
+        pid, status = os.waitpid(self.id.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
 def _become(
     argv: list[str],
     folder: str,
