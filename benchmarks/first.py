@@ -3,8 +3,9 @@
     python -m benchmarks.first [--gib 1] [--line-mib-s 50] [--rounds 3] [--keep NAME]
 
 Prints a table and JSON; --keep keeps the JSON under benchmarks/results. A quarter of the workspace
-comes first: as the user's list says, and as was learned on a machine where all of it was read. The
-S3 server (SeaweedFS) and the local machine share this host.
+comes first: as the user's list says, as was learned on a machine where all of it was read, and as
+a command behind the gate asks for it, which starts at once and reads all of it. The S3 server
+(SeaweedFS) and the local machine share this host.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ def main() -> None:
 
 
 def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[str, Any]:
-    """Restore without an order, in the user's and in the learned one, ``rounds`` times in turn."""
-    runs: dict[str, list[dict[str, float]]] = {"usual": [], "first": [], "learned": []}
+    """Restore without an order, in the user's and in the learned one, and behind the gate,
+    ``rounds`` times in turn."""
+    runs: dict[str, list[dict[str, float]]] = {
+        "usual": [],
+        "first": [],
+        "learned": [],
+        "gate": [],
+    }
     with tempfile.TemporaryDirectory(prefix="torpor-first-", dir=folder) as scratch:
         place = Path(scratch)
         keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
@@ -77,9 +84,17 @@ def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[st
                         ("usual", plain, []),
                         ("first", plain, ["server"]),
                         ("learned", learned, []),
+                        ("gate", plain, []),
                     ):
                         runs[name].append(
-                            _restore(other, place / "restored", wanted, first, shaper)
+                            _restore(
+                                other,
+                                place / "restored",
+                                wanted,
+                                first,
+                                shaper,
+                                gate=name == "gate",
+                            )
                         )
     result: dict[str, Any] = {
         "benchmark": "first",
@@ -93,10 +108,11 @@ def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[st
             for name, all_ in runs.items()
         },
     }
-    usual, ordered, learnt = (result[name] for name in runs)
+    usual, ordered, learnt, asked = (result[name] for name in runs)
     needed_share = usual["line_bytes"]["median"] * needed / size
     result["bound_s"] = needed_share / (line_mib_s * MIB)
     result["learned_over_bound"] = learnt["usable_s"]["median"] / result["bound_s"]
+    result["gate_over_bound"] = asked["usable_s"]["median"] / result["bound_s"]
     result["learned_over_usual"] = learnt["usable_s"]["median"] / usual["wall_s"]["median"]
     result["time_over_usual"] = ordered["usable_s"]["median"] / usual["wall_s"]["median"]
     result["whole_over_usual"] = ordered["wall_s"]["median"] / usual["wall_s"]["median"]
@@ -117,7 +133,13 @@ def _learned(folder: Path, store: EmbeddedStore) -> StoredSnapshot:
 
 
 def _restore(
-    machine: BenchMachine, target: Path, wanted: StoredSnapshot, first: list[str], shaper: Shaper
+    machine: BenchMachine,
+    target: Path,
+    wanted: StoredSnapshot,
+    first: list[str],
+    shaper: Shaper,
+    *,
+    gate: bool,
 ) -> dict[str, float]:
     """One restore, every byte compared: seconds until it can be used and in all, and bytes."""
     shaper.carried.clear()
@@ -126,10 +148,12 @@ def _restore(
     began = time.monotonic()
 
     def when_first() -> None:
+        if gate:
+            machine.read_all(target / "server")
         usable.append(time.monotonic() - began)
         before_usable.append(sum(shaper.carried.values()))
 
-    cost = machine.restore(target, first, when_first, wanted)
+    cost = machine.restore(target, first, when_first, wanted, gate=gate)
     if not usable:  # all of it can be used at the end
         when_first()
     shutil.rmtree(target)
@@ -148,7 +172,7 @@ def _print(result: dict[str, Any]) -> None:
         f"first; a line of {result['line_mib_s']:g} MiB/s"
     )
     print(f"{'':8}{'usable s':>10}{'whole s':>10}{'CPU s':>9}{'over the line':>16}")
-    for name in ("usual", "first", "learned"):
+    for name in ("usual", "first", "learned", "gate"):
         row = {figure: spread["median"] for figure, spread in result[name].items()}
         print(
             f"{name:8}{row['usable_s']:>10.2f}{row['wall_s']:>10.2f}{row['cpu_s']:>9.2f}"
@@ -159,6 +183,7 @@ def _print(result: dict[str, Any]) -> None:
         f"learned: {result['learned_over_usual']:.3f}, and {result['learned_over_bound']:.2f} x "
         f"the line's bound of {result['bound_s']:.2f} s"
     )
+    print(f"gate: {result['gate_over_bound']:.2f} x the line's bound")
     print(f"whole over the usual whole: {result['whole_over_usual']:.3f}")
     print(f"fetched over the usual: {result['fetched_over_usual']:.4f} (at most {MOST_FETCHED})")
 

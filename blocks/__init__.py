@@ -6,6 +6,7 @@ their settings, budgets, stacks.
 
 from typing import Final, TypeAlias
 
+from blocks.azure_provider import AzureProvider
 from blocks.budget import Budget
 from blocks.connection import connect
 from blocks.ec2_provider import Ec2Provider
@@ -28,6 +29,7 @@ from blocks.tuning import Tuning
 from blocks.workspace import Workspace
 
 __all__ = [
+    "AzureProvider",
     "Budget",
     "Ec2Provider",
     "GcpProvider",
@@ -58,6 +60,7 @@ ProviderBlock: TypeAlias = (
     | TensordockProvider
     | HostkeyProvider
     | VerdaProvider
+    | AzureProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
@@ -70,6 +73,7 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     TensordockProvider,
     HostkeyProvider,
     VerdaProvider,
+    AzureProvider,
 )
 """The provider blocks, the default first."""
 

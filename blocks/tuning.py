@@ -99,7 +99,10 @@ class Tuning(Block):
         gt=0,
         le=3600,
         title="Quiesce timeout (seconds)",
-        description="The time limit of the quiesce command and of the resume command, in seconds.",
+        description=(
+            "The time limit of the quiesce command, of the resume command, and for freezing each "
+            "program, in seconds."
+        ),
     )
     move_aside: bool = Field(
         default=False,

@@ -71,6 +71,8 @@ class Workspace(Block):
         resume: A command that continues that work, when the machine is kept.
         accept_changed: Patterns of files that may change while they are read.
         accept_lost: Directories outside of the workspace that may be lost with the machine.
+        programs: Command lines that a wake starts on the machine.
+        process: Whether a hibernate freezes these programs, so that they go on after a wake.
         save_minutes: How often a rented machine stores its workspace by itself, in minutes.
         when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
         idle: The block of idle rules.
@@ -225,6 +227,23 @@ class Workspace(Block):
             "/data/cache: absolute paths, or paths that begin with ~/. They are not looked at."
         ),
     )
+    programs: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Command lines that a wake starts on the machine, by bash in the first directory, such "
+            "as jupyter lab --no-browser. A job's machine and replicas start none."
+        ),
+    )
+    process: Literal["never", "try", "require"] = Field(
+        default="never",
+        description=(
+            "Whether a hibernate freezes these programs, so that they go on where they were after "
+            "the next wake. Needs a store block with a key, as the snapshot then holds their "
+            "memory, and a virtual machine. Where that fails, `try` starts them afresh and says "
+            "why; `require` rents no machine that cannot, and keeps one whose programs were not "
+            "frozen."
+        ),
+    )
     save_minutes: int = Field(
         default=0,
         ge=0,
@@ -299,6 +318,7 @@ class Workspace(Block):
                 image=self.image,
                 cuda=cuda_version(self.cuda),
                 driver=driver_version(self.driver),
+                freezes=self.process == "require" and bool(self.programs),
             ),
             quiesce=list(self.quiesce),
             resume=list(self.resume),
@@ -311,6 +331,8 @@ class Workspace(Block):
             parts=tuning.parts,
             part_bytes=tuning.part_bytes,
             compression=tuning.compression(),
+            programs=list(self.programs),
+            process=self.process,
             save_minutes=self.save_minutes,
             idle=idleness.rules(hibernate=self.when_idle == "hibernate"),
             when_left=idleness.when_left,
@@ -320,7 +342,7 @@ class Workspace(Block):
         """The same store, provider and identity under a reserved name; never saved."""
         changes = {
             "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [], "resume": [],
-            "accept_changed": [], "accept_lost": [], "save_minutes": 0,
+            "accept_changed": [], "accept_lost": [], "save_minutes": 0, "programs": [],
         }  # fmt: skip
         tuning = {"left_behind": "report", "parts": parts, "part_mib": part_mib}
         scratch = self.model_copy(update=changes)
@@ -413,6 +435,13 @@ class Workspace(Block):
     @classmethod
     def _trimmed(cls, value: str) -> str:
         return value.strip()
+
+    @field_validator("programs", mode="after")
+    @classmethod
+    def _programs(cls, value: list[str]) -> list[str]:
+        if not all(line.strip() for line in value) or len({*value}) < len(value):
+            raise ValueError("each program is a command line of its own, and none is empty")
+        return value
 
     @field_validator("quiesce", "resume", mode="after")
     @classmethod

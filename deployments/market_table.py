@@ -13,7 +13,6 @@ from typing import Final, get_type_hints
 
 from blocks import PROVIDERS, ProviderBlock
 from deployments.installation import CHECKOUT
-from torpor.control.compare.choices import checkpoint_of
 from torpor.control.providers.seam import Abilities
 
 PAGE: Final = CHECKOUT / "docs" / "providers.md"
@@ -25,7 +24,7 @@ PROPERTIES: Final[dict[str, Callable[[Abilities], str]]] = {
     "a trial machine is also ended by": lambda able: able.ends_machines or "nothing",
     "image of your choice": lambda able: _yes(able.images),
     "root that may dump processes": lambda able: _yes(able.privileged),
-    "checkpoint": checkpoint_of,
+    "checkpoint": lambda able: able.checkpoint,
     "host key": lambda able: able.host_key,
     "recognises a repeated request by": lambda able: able.idempotency,
     "may hide a new machine for": lambda able: _time(able.settling_s),

@@ -7,6 +7,7 @@ from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
+from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.shared.values import Machine
 
@@ -20,9 +21,15 @@ def create(workspace: Workspace | str) -> Machine:
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    spec, freezer = opened.spec, Freezer()
     with rented_machine(opened) as tenancy:
+        if spec.freezes:
+            with open_session(opened, tenancy.machine) as session:
+                freezer = prove_freezing(opened, session)
         hand_over(tenancy, alone=True)
-    if opened.spec.save_minutes:
+    if spec.save_minutes or spec.programs:
         with open_session(opened, tenancy.machine) as session:
+            if spec.programs:
+                start_programs(opened, session, tenancy, freezer)
             start_autosave(opened, session, tenancy.machine)
     return tenancy.machine

@@ -13,6 +13,7 @@ from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
+from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
     check_restore,
@@ -77,12 +78,16 @@ def wake_workspace(
             open_session(opened, tenancy.machine) as session,
             arrival(new_restore(opened, session, wanted), tenancy) as restore,
         ):
+            freezer = prove_freezing(opened, session) if opened.spec.freezes else Freezer()
             if not restore.plan.complete:  # else an earlier run has restored all of it
                 restore_parts(restore, "wake", tenancy.machine)
                 finish_restore(restore)
                 check_restore(restore, full_check)
             hand_over(tenancy, restore.plan, alone=True)
+            programs = []
+            if opened.spec.programs:
+                programs = start_programs(opened, session, tenancy, freezer)
             start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
-    return replace(report, budgets=budgets)
+    return replace(report, budgets=budgets, programs=programs)

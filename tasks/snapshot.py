@@ -30,7 +30,6 @@ def store_part(
     return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
 
 
-quiesce = step("quiesce", retries=ONCE, phase="quiesce")(RemoteSnapshot.quiesce)
 look_for_losses = step("look for losses", phase="look")(RemoteSnapshot.losses)
 
 

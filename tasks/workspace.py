@@ -106,6 +106,13 @@ class OpenWorkspace(StoredWorkspace):
     places: Sequence[str] = ()
     """The paths of that snapshot's directories on its machine; empty where they are unknown."""
 
+    @property
+    def without_programs(self) -> OpenWorkspace:
+        """The same for a job: its machine runs nothing else."""
+        want = msgspec.structs.replace(self.spec.want, freezes=False)
+        spec = msgspec.structs.replace(self.spec, programs=[], want=want)
+        return replace(self, spec=spec)
+
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
         """The environment of a stack, as a workspace of its own in the same store."""
         of = self.spec

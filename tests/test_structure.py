@@ -31,8 +31,10 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "tree": set(),
         "pipeline": {"tree"},
         "sampler": set(),
-        "agent": {"pipeline", "sampler", "supervisor", "tree"},
-        "supervisor": {"sampler"},
+        "gate": {"sampler"},
+        "checkpoint": set(),
+        "agent": {"checkpoint", "gate", "pipeline", "sampler", "supervisor", "tree"},
+        "supervisor": {"checkpoint", "gate", "sampler"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),
@@ -423,6 +425,7 @@ _SEE_PRIVATE_NAMES = {
 }
 _PATCHING = (".setattr", "patch.object", "patch")
 _OF_LIBRARIES = {"_fields", "_exit", "_asdict", "_replace", "_logo_url"}
+_OF_LIBRARIES |= {"_attr_to_rest_field", "_rest_name", "_visibility"}  # Microsoft's models
 
 
 def _private_names(path: Path) -> Iterator[str]:

@@ -145,7 +145,7 @@ def _provider(market: str) -> str:
     }
     if not market:
         print(f"Markets: {', '.join(keyed)}; `local` makes machines on this host.")
-        print("The blocks of EC2, GCP and Kubernetes are made on the UI's page Blocks.")
+        print("The blocks of EC2, GCP, Azure and Kubernetes are made on the UI's page Blocks.")
         market = _ask("Market", "local")
     if market == "local":
         return "local-provider/default"

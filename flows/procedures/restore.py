@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from typing import Final
 
 from flows.procedures.parts import do_parts
 from tasks.phases import phase
 from tasks.restore import begin_restore, check_restore, finish_first, finish_restore, restore_part
+from tasks.runner import runner
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.renting import Tenancy
 from torpor.shared.errors import InvalidInput, RestoreUnfinished, RunCancelled, TorporError
 from torpor.shared.values import Machine
+
+_AT_ONCE: Final = 4
+"""Packs that a command waits for, fetched at the same time: more connections fill the line."""
+_WAIT_S: Final = 5.0
+"""For one question what a command waits for; the end of a restore that fails waits for it."""
 
 
 @contextmanager
@@ -57,10 +67,11 @@ def restore_parts(
     when_first: Callable[[], None] = lambda: None,
 ) -> None:
     """Fetch everything from the store. What the workspace wants first is finished as soon as it is
-    there, while the rest follows; an event says so of ``machine``.
+    there, while the rest follows; an event says so of ``machine``. Behind a gate the command starts
+    at once, and what it waits for is fetched before the parts.
 
     ``when_submitted`` is called when every part waits for its turn. ``when_first`` is called once:
-    when what comes first can be used. What it raises ends the restore.
+    when the command can start. What it raises ends the restore.
     """
     plan, wanted = restore.plan, restore.wanted
 
@@ -68,7 +79,10 @@ def restore_parts(
         finish_first(restore, machine)
         when_first()
 
-    with phase("restore"):
+    after = (sum(part.first for part in plan.parts), reached) if plan.first else None
+    if plan.gated:
+        after = (0, when_first)
+    with phase("restore"), _wanted_fetched(restore):
         do_parts(
             f"{flow}-{wanted.workspace}-progress",
             f"Workspace {wanted.workspace} from {wanted.snapshot}",
@@ -76,8 +90,34 @@ def restore_parts(
             plan.parts,
             lambda part, progress: restore_part.submit(restore, part, progress),
             submitted=when_submitted,
-            after=(sum(part.first for part in plan.parts), reached) if plan.first else None,
+            after=after,
         )
+
+
+@contextmanager
+def _wanted_fetched(restore: RemoteRestore) -> Iterator[None]:
+    """Meanwhile, fetch what a command behind the gate waits for."""
+    if not restore.plan.gated:
+        yield
+        return
+    ended = threading.Event()
+
+    def fetch() -> None:
+        going = True
+        while going and not ended.is_set():
+            try:
+                going = restore.fetch_wanted(_WAIT_S)
+            except TorporError as error:  # the parts bring the same
+                runner().log.warning("what the command waits for comes in its turn: %s", error)
+                return
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="wanted") as threads:
+        for _ in range(_AT_ONCE):
+            threads.submit(copy_context().run, fetch)
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def restore_all(restore: RemoteRestore, flow: str, *, full_check: bool = True) -> None:

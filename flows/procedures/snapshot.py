@@ -15,6 +15,7 @@ from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
+from tasks.programs import quiesce
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -23,7 +24,6 @@ from tasks.snapshot import (
     confirm,
     log_losses,
     look_for_losses,
-    quiesce,
     scan,
     store_part,
     verify,
@@ -128,7 +128,9 @@ class Snapshot:
         self._passes = 0
         self._read_unix = 0.0
         self._restless: list[str] = []
-        self._rested = not workspace.spec.quiesce
+        self._programs: list[str] = []
+        self._freezes = self._ends and workspace.spec.freezes
+        self._hook = bool(workspace.spec.quiesce)  # which runs once
         self._parts: list[PartReport] = []
         self._last: Scanned
         self._stored: StoredSnapshot
@@ -166,6 +168,7 @@ class Snapshot:
         lost: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
         most = left if self._ends else min(left, KEPT_PASSES)
+        rested = not (self._hook or self._freezes)  # an earlier round's programs may run again
         for number in range(1, most + 1):
             self._passes += 1
             self._read_unix = time.time()
@@ -174,10 +177,16 @@ class Snapshot:
             self._store_parts(seen)
             if seen.unaccepted_count and number < 2:
                 continue
-            if not self._rested:
+            if not rested:
                 check_guards(self._guards, Ending(self._machine, self._lost))
-                quiesce(self._remote)
-                self._rested = True
+                self._programs = quiesce(
+                    self._remote,
+                    self._session,
+                    hook=self._hook,
+                    freezes=self._freezes,
+                    sealed=self._workspace.seal.sealed,
+                )
+                rested, self._hook = True, False
                 continue
             if seen.unaccepted_count and (self._ends or number < most):
                 time.sleep(PAUSE_S)
@@ -281,6 +290,7 @@ class Snapshot:
             warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
             shrunk=bool(last.missed.vanished or last.missed.disks),
+            programs=self._programs,
             seconds=seconds_by_phase(),
             saved_usd_h=self._machine.price_usd_h if self._destroyed else 0.0,
         )

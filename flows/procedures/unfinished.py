@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flows.procedures.restore import arrival
 from tasks.machines import hand_over, open_session, renting
+from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -72,4 +73,7 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
     ):
         if not restore.plan.complete:
             raise RunCancelled("its run has gone, and its restore is not whole")
+        freezer = prove_freezing(opened, session) if opened.spec.freezes else Freezer()
         hand_over(tenancy, alone=False)
+        if opened.spec.programs:
+            start_programs(opened, session, tenancy, freezer)

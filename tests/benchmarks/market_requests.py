@@ -47,6 +47,7 @@ LIMITS: Final[dict[str, Limit]] = {
     "gcp": Limit(1500, "1,500 reads a minute, and as many lists"),
     "kubernetes": Limit(300, "not stated; 5 a second is what Kubernetes' own clients keep to"),
     "tensordock": Limit(100, "100 a minute"),
+    "azure": Limit(1500, "25 reads and 10 writes a second, after the first 250 and 200"),
 }
 """Of those that state one. Sources stand in the adapters, beside their ``_POLL_S``."""
 

@@ -24,6 +24,7 @@ import blocks
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server
+from tests.markets.azure import FakeAzure
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.ec2 import REGION, FakeEc2
 from tests.markets.gcp import FakeGcp
@@ -52,6 +53,7 @@ FAKES: Final[dict[str, type[FakeMarket]]] = {
     "tensordock": FakeTensorDock,
     "hostkey": FakeHostkey,
     "verda": FakeVerda,
+    "azure": FakeAzure,
 }
 """The name is also that of the provider's address, and of its block: ``NAME-provider``."""
 NAMES: Final = tuple(FAKES)
@@ -84,6 +86,8 @@ def _blocks(fake: FakeMarket, name: str) -> list[Block]:
         named = f"aws-credentials/{name}"
         account = blocks.Ec2Provider(account=fake.account, credentials=named, region=REGION)
         return [login, account]
+    if isinstance(fake, FakeAzure):
+        return [blocks.AzureProvider(**fake.settings(), **fake.login())]
     kind = next(kind for kind, fakes in FAKES.items() if isinstance(fake, fakes))
     return [block_of(kind)(**fake.settings())]
 

@@ -1,9 +1,10 @@
 """What others wrote about the markets, against our adapters and our fakes: ``make oracles``.
 
 An adapter asks a fake through Prism, which checks each request and each answer against the market's
-own specification. Requests to Google are held against its discovery document. Vast.ai's own client
-asks the fake too. Specifications are not ours to ship, so
-these tests are collected only by name, where ../shared/specs has them.
+own specification. Requests to Google are held against its discovery document, those to Azure
+against the models of Microsoft's clients, which ask the fake too, as Vast.ai's own client does.
+Specifications are not ours to ship, so these tests are collected only by name, where
+../shared/specs has them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import yaml
 
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.waiting import PATIENCE_S, until
+from tests.markets.azure import SUBSCRIPTION, FakeAzure
 from tests.markets.discovery import Discovery
 from tests.markets.faults import Fault
 from tests.markets.gcp import PROJECT, ZONES, FakeGcp
@@ -433,3 +435,86 @@ def test_google_s_document_does_not_know_other_requests() -> None:
         discovery.violations.clear()
         discovery.judge(request, None)
         assert len(discovery.violations) == 1, request
+
+
+def test_microsoft_s_models_know_every_request_and_answer_and_its_clients_rent_at_the_fake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake, exchanges = FakeAzure(), []
+    answered = fake.answer
+
+    def heard(request: Request, authorization: str) -> Answer | None:
+        answer = answered(request, authorization)
+        if answer is not None and request.path.startswith("/subscriptions/"):
+            exchanges.append((request.method, request.path, request.body, answer.body))
+        return answer
+
+    monkeypatch.setattr(fake, "answer", heard)
+    provider = fake.connect(ports=(8000,))
+    try:
+        assert provider.check().name
+        for spot in ("never", "only"):
+            machine = rented(provider, Want(gpu="T4", disk_gib=20, spot=spot))  # type: ignore[arg-type]
+            assert type(provider.find(machine.id)) is Machine
+            assert [listed.id for listed in provider.list_own()] == [machine.id]
+            assert provider.residue() == []
+            group = f"/resourceGroups/{machine.id}"
+            bodies = {
+                name: next(
+                    asked
+                    for method, path, asked, _ in exchanges
+                    if method == "PUT" and part in path
+                )
+                for name, part in (
+                    ("ResourceGroup", group),
+                    ("NetworkSecurityGroup", f"{group}/providers/Microsoft.Network/networkSec"),
+                    ("VirtualNetwork", f"{group}/providers/Microsoft.Network/virtualNet"),
+                    ("VirtualMachine", f"{group}/providers/Microsoft.Compute/virtualM"),
+                )
+            }
+            provider.destroy(machine, never_handed_over(machine, label()))
+            gone = provider.find(machine.id)
+            assert isinstance(gone, Absent)
+            assert gone.proof
+        fake.links, fake.operation_looks = fake.url, 2  # the clients follow links
+        text = json.dumps({"exchanges": exchanges, "bodies": bodies})
+        fake.faults.arm(Fault("no capacity", "create", skip=1))
+        told = _microsoft_says(fake, text.replace(machine.id, "NAME"))
+        assert told["unknown"] == []
+        used = told["used"]
+        assert (used["state"], used["power"]) == ("Succeeded", ["PowerState/running"])
+        assert used["addresses"] == [fake.market.rented[-1].address]
+        assert "Standard_NC4as_T4_v3" in used["skus"]
+        assert "lowPriorityCores" in used["quotas"]
+        assert (len(used["groups"]), used["left"]) == (1, [])
+        assert used["failed"] == "AllocationFailed"
+    finally:
+        fake.close()
+
+
+def test_microsoft_s_models_do_not_know_other_requests() -> None:
+    path = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/torpor"
+    wrong: list[dict[str, Any]] = [
+        {"propertis": {}},
+        {"properties": {"hardwareProfile": {"vmSise": "Standard_NC4as_T4_v3"}}},
+        {"properties": {"networkProfile": {"networkInterfaceConfigurations": [{"card": 1}]}}},
+        {"properties": {"provisioningState": "Succeeded"}},
+    ]
+    text = json.dumps({"exchanges": [("PUT", path, asked, {}) for asked in wrong]})
+    with FakeAzure() as fake:
+        assert len(_microsoft_says(fake, text)["unknown"]) == len(wrong)
+
+
+def _microsoft_says(fake: FakeAzure, text: str) -> dict[str, Any]:
+    script = Path(__file__).with_name("azure_models.py")
+    done = subprocess.run(
+        [str(TOOLS / "bin/python"), "-P", str(script), fake.url, SUBSCRIPTION, fake.key],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told

@@ -21,6 +21,7 @@ from deployments.server import Server
 from flows import create, hibernate, reconcile, wake
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server as Store
+from tests.markets.azure import FakeAzure
 from tests.markets.boot import BootedMachine
 from tests.markets.ec2 import REGION, FakeEc2
 from tests.markets.every import NAMES, Markets
@@ -146,6 +147,9 @@ def test_no_account_key_is_anywhere_but_in_requests_authorizations(
     google = markets.fakes["gcp"]
     assert isinstance(google, FakeGcp)
     keys["Google's private key"] = google.private_key.splitlines()[5]
+    azure = markets.fakes["azure"]
+    assert isinstance(azure, FakeAzure)
+    keys["Azure's client secret"] = azure.secret
     zone = Ware("H100", 8, 80, 55.04, f"{REGION}a", name="p5.48xlarge")
     aws.market.wares.append(zone)
     found: list[str] = []

@@ -90,6 +90,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
     warnings: list[str] = []
     skipped_names: list[str] = []  # the first FIFOs, sockets and devices, which are not kept
     blind: str = ""  # where a disk begins that does not show which files are read
+    programs: list[str] = []  # what became of their processes
 
     @property
     def ratio(self) -> float:
@@ -107,6 +108,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
             *(_row("warning", line) for line in self.warnings),
             *(_row("left behind", line) for line in self.lost),
+            *(_row("program", line) for line in self.programs),
             _row("files", f"{self.files:,}"),
             *([_row("not kept", _first(self.skipped, self.skipped_names))] if self.skipped else []),
             *([_row("hard links", self._parted())] if self.parted_count else []),
@@ -199,6 +201,7 @@ class WakeReport(WorkspaceReport, frozen=True):
     budgets: list[str] = []  # what is left of them
     provider: str = "own"  # the user's own machine
     first: FirstReport | None = None
+    programs: list[str] = []  # how each began
 
     def title(self) -> str:
         return f"Workspace {self.workspace} woken from {self.snapshot}"
@@ -214,6 +217,7 @@ class WakeReport(WorkspaceReport, frozen=True):
             _row("files", f"{self.files:,}"),
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
             *([_row("first", self.first.words())] if self.first else []),
+            *(_row("program", line) for line in self.programs),
             _row("checked", self.checked),
             *([_row("decoding", self.decoding)] if self.decoding else []),
             *(_row("budget", words) for words in self.budgets),

@@ -187,6 +187,7 @@ class Want(msgspec.Struct, frozen=True):
     architecture: str = ""  # as ``uname -m`` says it
     cuda: tuple[int, int] | None = None  # the driver must support at least this
     driver: tuple[int, ...] | None = None  # NVIDIA's, at least this
+    freezes: bool = False  # whether processes have to be frozen there
 
     @property
     def least_cuda(self) -> tuple[int, int] | None:
@@ -273,6 +274,10 @@ class Compression(msgspec.Struct, frozen=True):
     gpu: GpuUse | None = None
 
 
+PROGRAMS: Final = ".torpor-process"
+"""In the first directory: the log of each of the workspace's programs, and what is frozen of it."""
+
+
 class IdleRules(msgspec.Struct, frozen=True):
     """When a machine counts as idle: in ``share`` of the seconds of the last ``minutes``, no figure
     was higher than these. 0 of CPU, network and disk: do not look at it."""
@@ -311,6 +316,10 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""
     compression: Compression = Compression()
+    programs: list[str] = []
+    """Command lines that a wake starts on the machine."""
+    process: Literal["never", "try", "require"] = "never"
+    """Whether a hibernate freezes their processes, so that they go on after a wake."""
     save_minutes: int = 0
     """How often a rented machine stores the workspace by itself; 0: never."""
     idle: IdleRules = IdleRules()
@@ -318,6 +327,16 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     """What `watch` does with a machine of a killed run, which was never handed over."""
     accept_paths: list[str] = []
     """Further directories that a snapshot may name: the user named them in this call."""
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a hibernate freezes programs."""
+        return bool(self.programs) and self.process != "never"
+
+    @property
+    def may_change(self) -> list[str]:
+        """Patterns of files that may change while they are read."""
+        return [*self.accept_changed, f"{PROGRAMS}/*.log"] if self.programs else self.accept_changed
 
     @property
     def restorable(self) -> list[str]:

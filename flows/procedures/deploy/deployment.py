@@ -72,6 +72,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import Machine, StoredSnapshot, WorkspaceName, workspace_name
+from torpor.shared.wire.restore import RestorePlan
 
 
 @dataclass
@@ -85,13 +86,14 @@ class Trial:
 
 class Chosen(NamedTuple):
     """What a user asks for. ``early``: the server may start when what an earlier one used is there,
-    before all is restored."""
+    before all is restored. ``gate``: it may start at once, and wait for each file."""
 
     stack: Stack
     strategy: StrategyName
     full_check: bool
     trial: Trial | None
     early: bool = True
+    gate: bool = False
 
     @property
     def how(self) -> Strategy:
@@ -149,7 +151,9 @@ class Deployment:
         self._began = began
         self._reached = time.monotonic()
         self._served = 0.0
-        self._started_early = False  # though nobody has asked for that
+        self._started_early = False  # behind the gate, or though nobody has named what comes first
+        self._gated = False
+        self._gate = "nothing was restored" if chosen.gate else ""
         self._environment = "of the image"
         self._built = False
         self._mark = ""  # the record on the machine that this deploy makes the environment
@@ -211,6 +215,7 @@ class Deployment:
             strategy=f"{self._chosen.strategy}: {self._strategy.words}",
             snapshot=None if self._wanted is None else self._wanted.snapshot,
             environment=self._environment,
+            gate=self._gate,
             machine=self._machine.id,
             host=endpoint.host,
             port=endpoint.port,
@@ -239,7 +244,7 @@ class Deployment:
 
     def _serve(self) -> None:
         self._fetch_model()
-        self._serving.serve()
+        self._serving.serve(gated=self._gated)
         self._served = time.monotonic()
         if self._tenancy is not None:  # else its user has worked there too
             note_ready(self._session, self._opened.spec.name)
@@ -296,15 +301,18 @@ class Deployment:
         running: list[Future[None]] = []
 
         def when_first() -> None:
-            if self._stack.fetch or not (spec.first or self._chosen.early):
+            if self._stack.fetch or not (spec.first or self._chosen.early or self._gated):
                 return
             for environment in made:
                 environment.result()
-            self._started_early = not spec.first
+            self._started_early = self._gated or not spec.first
             try:
                 deploy.run(self._serve)
+            except InvalidInput:  # it can never be started
+                self._started_early = False
+                raise
             except DeployFailed as error:
-                if spec.first:
+                if spec.first and not self._gated:
                     raise
                 # It was learned from an earlier server, and this one may need more.
                 self._stop()
@@ -344,14 +352,17 @@ class Deployment:
     def _restore_workspace(
         self, tenancy: Tenancy, wanted: StoredSnapshot, when_first: Callable[[], None]
     ) -> None:
-        restore = new_restore(self._opened, self._session, wanted)
+        gate = self._chosen.gate and self._chosen.early and not self._stack.fetch
+        restore = new_restore(self._opened, self._session, wanted, gate=gate)
         self._restoring.append(restore)
         with self._measured("workspace"), arrival(restore, tenancy):
+            self._note_gate(restore.plan)
             self._environment_lined_up.wait()
             self._check_wanted()
             if not restore.plan.complete:
-                restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
-                with self._early_start_named():
+                with self._early_start_named(InvalidInput):
+                    restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
+                with self._early_start_named(InvalidInput, SnapshotDamaged):
                     finish_restore(restore)
                     check_restore(restore, self._chosen.full_check)
         self._warnings += [
@@ -359,18 +370,28 @@ class Deployment:
             *restore.finished.warnings,
         ]
 
+    def _note_gate(self, plan: RestorePlan) -> None:
+        self._gated = plan.gated
+        if plan.gated:
+            self._gate = "the server started before its files were there"
+        elif self._chosen.gate and not plan.complete:
+            why = "a server that started early wrote to what was still restored"
+            if self._stack.fetch:
+                why = "the fetch command needs the whole workspace"
+            self._gate = f"not used: {plan.ungated or why}"
+
     @contextmanager
-    def _early_start_named(self) -> Iterator[None]:
-        """StartedTooEarly, where what was restored is not as it was and only a server that nobody
-        has asked to start early can have changed it."""
+    def _early_start_named(self, *errors: type[TorporError]) -> Iterator[None]:
+        """StartedTooEarly, where one of ``errors`` says that a directory or file is not as it was
+        restored, and only a server that has started early can have changed it."""
         try:
             yield
-        except (InvalidInput, SnapshotDamaged) as error:
+        except errors as error:
             if not self._started_early:
                 raise
             raise StartedTooEarly(
-                f"the server started when what an earlier one had used was there, and wrote to "
-                f"files that were still restored: {error}"
+                f"the server started before all was restored, and wrote to files that were still "
+                f"restored: {error}"
             ) from error
 
     @contextmanager

@@ -21,6 +21,8 @@ _STORED: Final = {
     "left_behind_gib": "left_behind_gib",
     "quiesce": "the quiesce command",
     "resume": "the resume command",
+    "programs": "programs",
+    "process": "process",
 }
 
 

@@ -13,7 +13,6 @@ from torpor.control.compare.choices import (
     Choice,
     Compared,
     Terms,
-    checkpoint_of,
     compared,
     frame,
 )
@@ -163,4 +162,4 @@ def test_a_checkpoint_needs_root_that_may_dump_processes(
     kind: str, privileged: bool, said: str
 ) -> None:
     able = msgspec.structs.replace(VAST, kind=kind, privileged=privileged)
-    assert checkpoint_of(able) == said
+    assert able.checkpoint == said

@@ -84,6 +84,15 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     ]
 
 
+def test_where_processes_have_to_be_frozen_nothing_is_rented_that_surely_cannot() -> None:
+    container, machine = _market("container", 1), _market("machine", 2)
+    container.abilities = replace(container.abilities, kind="container", privileged=False)
+    machine.abilities = replace(machine.abilities, kind="vm")
+    found = find_offers([container, machine], Want(freezes=True))
+    assert [offer.provider for offer in found.fitting] == ["machine"]
+    assert "no processes can be frozen in its containers" in found.refused[0].outcome
+
+
 def test_nothing_that_fits_names_the_wish_and_the_reasons() -> None:
     with pytest.raises(NoOffer, match=r"gpu L4.*a a-1: its GPU is H100 SXM, L4 is wanted"):
         find_offers([_market("a", 1), _market("b")], Want(gpu="L4"))

@@ -18,6 +18,7 @@ from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.machine.agent.resume import Owed, Resumption
 from torpor.machine.agent.state import WorkspaceState
 from torpor.shared.errors import HookFailed
+from torpor.shared.wire.snapshot import Program
 
 
 def _began(engine: Engine, was: Path, said: Path, **spec: list[str]) -> RemoteSnapshot:
@@ -120,3 +121,16 @@ def test_after_a_start_of_the_machine_nothing_is_owed(tmp_path: Path) -> None:
     assert resumption.settle() == ""
     assert not (tmp_path / "said").exists()
     assert not (state.folder / "resume").exists()
+
+
+def test_what_a_killed_run_owes_is_owed_with_what_the_next_one_freezes(tmp_path: Path) -> None:
+    state = WorkspaceState(tmp_path / "home", WORKSPACE)
+    first, second = Resumption(state.folder), Resumption(state.folder)
+    first.owe(["touch", f"{tmp_path}/said"], 10.0)
+    first.leave()  # as the kernel does for one that is killed
+    second.take_up()
+    program = Program("0" * 12, str(tmp_path / "images"))
+    second.owe([], 10.0, programs=[program])
+    owed = msgspec.json.decode((state.folder / "resume").read_bytes(), type=Owed)
+    assert (owed.argv[0], owed.programs) == ("touch", [program])
+    second.drop()

@@ -258,7 +258,7 @@ def test_killed_at_any_step_it_leaves_one_command_at_most(
 ) -> None:
     own = machine.agent.table
     killed = _killed_at(_STEPS[step], machine, tmp_path)
-    machine.agent.table = operations(machine.agent.runs, killed, [])
+    machine.agent.table = operations(machine.agent.runs, killed, [], [])
     script = (
         "mkdir alone || touch two-at-once; trap 'rmdir alone; exit 1' TERM; "
         f"echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from torpor.control.compare.experience import Experience, Past
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.providers.seam import Abilities, Checkpoint, Provider
 from torpor.control.rental.search import Tried, billed_s, expected
 from torpor.control.store_prices import StorePrice
 from torpor.shared.values import GIB, Want
@@ -18,7 +18,6 @@ from torpor.shared.values import GIB, Want
 if TYPE_CHECKING:
     import pandas
 
-Checkpoint = Literal["claimed", "no", "unknown"]
 
 LIVE: Final = "live API"
 _GB: Final = 1e9
@@ -84,7 +83,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return checkpoint_of(self.able)
+        return self.able.checkpoint
 
 
 COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
@@ -200,14 +199,6 @@ def frame(found: Compared) -> pandas.DataFrame:
 def market_of(provider: str) -> str:
     """The market of an account."""
     return provider.partition("://")[0]
-
-
-def checkpoint_of(able: Abilities) -> Checkpoint:
-    """Whether processes can be frozen and stored there: that takes root which may load modules and
-    dump processes. Nothing is proved: torpor has stored no process on any machine yet."""
-    if able.privileged:
-        return "claimed"
-    return "unknown" if able.kind == "vm" else "no"
 
 
 def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:

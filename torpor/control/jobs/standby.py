@@ -102,7 +102,7 @@ def book_for(
         workspace=spec.name,
         roots=spec.paths,
         exclude=spec.exclude,
-        accepted=spec.accept_changed,
+        accepted=spec.may_change,
         compression=Compression(),
         key=None if key is None else key.hex(),
         known=known,

@@ -14,6 +14,8 @@ from torpor.shared.errors import UnsafeDestroy
 from torpor.shared.values import RESERVED, Label, Machine, MachineId, Want
 from torpor.shared.wire.job import NoticeSource
 
+Checkpoint = Literal["claimed", "no", "unknown"]
+
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What every machine of a provider is, and what the provider's API can do."""
@@ -65,6 +67,14 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether hosts may be of owners for whom the market does not vouch: what a machine has made
     is used by its own workspace alone."""
     tried: bool = False  # on the live service, not only on a fake
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Whether processes can be frozen and stored there, as far as its kind tells: that takes
+        root which may load modules and dump processes. Only a try on a machine proves it."""
+        if self.privileged:
+            return "claimed"
+        return "unknown" if self.kind in ("vm", "folder") else "no"
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,10 @@ def check_plan(machine: str, parts: Sequence[PartPlan], most: int) -> None:
     """MachineError unless these are at most ``most`` parts, and as many packs as they need."""
     _check_count(machine, len(parts), most)
     if len({part.part for part in parts}) < len(parts):
-        raise _hostile(machine, "names a part of its plan twice")
+        raise hostile(machine, "names a part of its plan twice")
     for part in parts:
         if part.packs > packs_needed(part.bytes):
-            raise _hostile(machine, f"asks for {part.packs} packs for {part.bytes} bytes")
+            raise hostile(machine, f"asks for {part.packs} packs for {part.bytes} bytes")
         _check_packs(machine, part.packs)
 
 
@@ -38,7 +38,7 @@ def check_fetches(
         _check_packs(machine, len(part.packs))
         for key in part.packs:
             if not is_pack_of(workspace, key):
-                raise _hostile(machine, f"asks for {key[:100]!r}, no pack of {workspace}")
+                raise hostile(machine, f"asks for {key[:100]!r}, no pack of {workspace}")
 
 
 def is_pack_of(workspace: WorkspaceName, key: ObjectKey) -> bool:
@@ -50,7 +50,7 @@ def is_pack_of(workspace: WorkspaceName, key: ObjectKey) -> bool:
 
 def _check_count(machine: str, parts: int, most: int) -> None:
     if parts > most:
-        raise _hostile(machine, f"cuts its work into {parts} parts instead of at most {most}")
+        raise hostile(machine, f"cuts its work into {parts} parts instead of at most {most}")
 
 
 def _check_packs(machine: str, packs: int) -> None:
@@ -61,7 +61,7 @@ def _check_packs(machine: str, packs: int) -> None:
         )
 
 
-def _hostile(machine: str, does: str) -> MachineError:
+def hostile(machine: str, does: str) -> MachineError:
     return MachineError(
         f"machine {machine} {does}, which no agent does: do not trust its host, and rent elsewhere"
     )

@@ -117,6 +117,10 @@ class Link:
         """Run a program beside the agent; AgentLost where the connection ends meanwhile."""
         return await execute(self._connection, argv, timeout_s=timeout_s)
 
+    async def send_bundle(self, bundle: Bundle) -> str:
+        """Install it unless it is there; its folder on the machine."""
+        return await install(self._connection, self._where, self.machine, bundle)
+
     async def forward(self, port: int) -> asyncssh.SSHListener:
         """Pass connections to a local port on to ``port`` of the machine's own 127.0.0.1."""
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVar
 
+from torpor.control.remote.bundle import Bundle
 from torpor.control.remote.probe import Probed
 from torpor.control.remote.ssh import Completed, Identity
 from torpor.shared.values import Endpoint
@@ -39,6 +40,9 @@ class Agent(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
+
+    def send_bundle(self, bundle: Bundle) -> str:
+        """Install it beside the agent, unless it is there; its folder on the machine."""
 
 
 class Session(Agent, Protocol):

@@ -13,6 +13,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from torpor.control.remote.bundle import Bundle
+from torpor.control.remote.install import INSTALL_S
 from torpor.control.remote.link import Link, Route, open_link
 from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed
 from torpor.control.remote.ssh import Completed, Identity
@@ -134,6 +136,9 @@ class SshSession:
 
     def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
         return self._await(self._attached().execute(argv, timeout_s), timeout_s + _CLOSE_S)
+
+    def send_bundle(self, bundle: Bundle) -> str:
+        return self._await(self._attached().send_bundle(bundle), INSTALL_S + _CLOSE_S)
 
     def listens(self, port: int) -> bool:
         return self._await(self._attached().listens(port), _CLOSE_S)

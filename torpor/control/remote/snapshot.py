@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from torpor.control.remote.limits import check_plan, is_pack_of
+from torpor.control.remote.limits import check_plan, hostile, is_pack_of
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.marks import COMMIT_S, marked_packs
@@ -31,11 +31,13 @@ from torpor.shared.wire.snapshot import (
     Confirm,
     Confirmed,
     EndSnapshot,
+    Froze,
     KnownSnapshot,
     ListPacks,
     PackClaim,
     PartPlan,
     PartReport,
+    Program,
     Quiesce,
     RereadPacks,
     Scan,
@@ -111,7 +113,7 @@ class RemoteSnapshot(RemoteRun):
                 self.spec.part_bytes,
                 self._resumed,
                 list(lost),
-                self.spec.accept_changed,
+                self.spec.may_change,
                 self.spec.accept_lost,
             )
         )
@@ -127,10 +129,24 @@ class RemoteSnapshot(RemoteRun):
             self._begin_again()
             return self._store_part(number, plan, on_event)
 
-    def quiesce(self) -> None:
-        """Run the user's hook on the machine; the end of this run resumes what it stopped."""
+    def quiesce(
+        self, programs: Sequence[Program] = (), criu: str = "", *, hook: bool = True
+    ) -> list[Froze]:
+        """Run the user's hook on the machine, and freeze ``programs`` by the CRIU in that folder;
+        the end of this run resumes what was stopped. Returns what became of each program."""
         spec = self.spec
-        self._held(Quiesce(self.run, spec.quiesce, spec.quiesce_timeout_s, spec.resume))
+        request = Quiesce(
+            self.run,
+            spec.quiesce if hook else [],
+            spec.quiesce_timeout_s,
+            spec.resume,
+            [*programs],
+            criu,
+        )
+        froze = self._held(request).programs
+        if [program.job for program in froze] != [program.job for program in programs]:
+            raise hostile(self.machine, "names other programs than it was asked to freeze")
+        return froze
 
     def lost_packs(self) -> list[ObjectKey]:
         """Packs that the manifest must not name: the store does not have them as written, or prune
@@ -164,7 +180,7 @@ class RemoteSnapshot(RemoteRun):
                 leave.snapshot,
                 int(leave.signed_unix),
                 statistics,
-                self.spec.accept_changed,
+                self.spec.may_change,
                 leave.grant,
             )
         )
@@ -191,7 +207,7 @@ class RemoteSnapshot(RemoteRun):
 
     def confirm(self) -> Confirmed:
         """Compare the machine's disk with what was committed."""
-        self.confirmed = self._held(Confirm(self.run, self.spec.accept_changed))
+        self.confirmed = self._held(Confirm(self.run, self.spec.may_change))
         return self.confirmed
 
     def end(self, *, committed: bool, kept: bool = True) -> str:

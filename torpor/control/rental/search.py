@@ -67,6 +67,8 @@ def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int =
             continue
         for offer in answer:
             reason = misfit(offer, want)
+            if want.freezes and provider.abilities.checkpoint == "no":
+                reason = "no processes can be frozen in its containers, and `process` requires it"
             if reason:
                 refused.append(Tried.of(offer, reason))
             else:

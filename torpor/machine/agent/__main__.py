@@ -1,5 +1,5 @@
-"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``,
-``rescue``, and with ``--lock FD`` also ``autosave``, ``sample`` and ``supervise``."""
+"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``canary``,
+``daemon``, ``rescue``, and with ``--lock FD`` also ``autosave``, ``sample`` and ``supervise``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
 _LOCKED: Final = ("autosave", "sample", "supervise")  # they are handed a lock that is held
-_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "rescue", *_LOCKED)
+_COMMANDS: Final = ("attach", "attach-and-sample", "canary", "daemon", "rescue", *_LOCKED)
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
 
@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
         return _sample(bundle, home, int(argv[5]))
     if argv[1] == "daemon":
         return _daemon(bundle, home)
+    if argv[1] == "canary":
+        return _canary(home)
     if argv[1] == "rescue":
         from torpor.machine.agent.rescue import rescue_by_stdin  # attach need not load it
 
@@ -67,6 +69,24 @@ def _sample(bundle: Path, home: Path, lock: int) -> int:
     from torpor.machine.sampler.process import sample  # attach need not load it
 
     sample(home, version(bundle), lock, MARKER, LIFE_LOCK)
+    return 0
+
+
+def _canary(home: Path) -> int:
+    """stdin names the folder of CRIU; stdout says how the canary fared."""
+    import msgspec
+
+    from torpor.machine.checkpoint.canary import fly  # attach need not load it
+    from torpor.machine.checkpoint.criu import CheckpointFailed
+    from torpor.machine.checkpoint.tree import program
+    from torpor.shared.wire.job import Tried
+
+    try:
+        fly(program(Path(sys.stdin.read())), home)
+        told = Tried()
+    except CheckpointFailed as error:
+        told = Tried(str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(told))
     return 0
 
 
@@ -106,8 +126,8 @@ def _daemon(bundle: Path, home: Path) -> int:
     os.chmod(SOCKET, 0o600)
     keep_freed_chunks()
     runs = RunRegistry(home)
-    supervise, autosave = (own_command(bundle, home, of) for of in ("supervise", "autosave"))
-    table = operations(runs, supervise, autosave)
+    own = [own_command(bundle, home, of) for of in ("supervise", "autosave", "canary")]
+    table = operations(runs, *own)
     daemon = Daemon(home, version(bundle), table, runs)
     signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
     listener.listen(64)
@@ -128,9 +148,11 @@ def version(bundle: Path) -> str:
 
 def _remove_other_bundles(bundle: Path, home: Path) -> None:
     """Only one agent lives in a HOME, so the other bundles there are old or half-installed, but for
-    those that other processes run from. Where that cannot be known, all of them stay."""
+    those that other processes run from, and for CRIU. Where that cannot be known, all of them
+    stay."""
     from torpor.machine.agent.autosave import used_bundles
     from torpor.machine.supervisor.folder import all_kept
+    from torpor.shared.wire.job import CRIU
 
     if not (bundle / COMPLETE).is_file():
         return
@@ -142,7 +164,8 @@ def _remove_other_bundles(bundle: Path, home: Path) -> None:
         return
     for other in bundle.parent.iterdir():
         fresh = time.time() - other.lstat().st_mtime < _STALE_S
-        if other != bundle and other not in used and not (other.name.startswith(".") and fresh):
+        kept = other.name.startswith(CRIU) or (other.name.startswith(".") and fresh)
+        if other != bundle and other not in used and not kept:
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ import msgspec
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
+from torpor.machine.checkpoint.tree import why_not
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -29,7 +31,17 @@ from torpor.shared.errors import (
     WorkspaceBusy,
     from_wire,
 )
-from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StandBy, StartJob, StopJob
+from torpor.shared.values import learned, workspace_name
+from torpor.shared.wire.job import (
+    JobLook,
+    JobState,
+    LookAtJob,
+    StandBy,
+    StartJob,
+    StopJob,
+    Tried,
+    TryFreezing,
+)
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
 from torpor.shared.wire.request import Nothing
@@ -39,6 +51,7 @@ LEFT_GRACE_S: Final = 10.0
 MOST_GRACE_S: Final = 3600.0
 LEAVE_S: Final = 5.0
 """A supervisor that has nothing to do leaves within this time."""
+CANARY_S: Final = 60.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
@@ -101,6 +114,23 @@ def stop_job(request: StopJob, call: Call) -> JobState:
         return state
 
 
+def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
+    """``canary``: the argv of a process that flies it, apart from this one and its threads."""
+    if (words := why_not()) or not request.criu:
+        return Tried(words)
+    try:
+        done = subprocess.run(
+            canary,
+            input=request.criu.encode(),
+            stdout=subprocess.PIPE,
+            timeout=CANARY_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=learned(Tried))
+    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+        return Tried(f"the canary's process failed: {error}")
+
+
 def stand_by(request: StandBy, call: Call) -> Nothing:
     """Pass the request on to the supervisor."""
     folder = JobFolder(call.home, request.job)
@@ -143,8 +173,8 @@ def _resolved(request: StartJob) -> StartJob:
     """The request with absolute paths; InvalidInput for what can never be started."""
     if not request.argv or not request.argv[0]:
         raise InvalidInput("a job's command is empty: give a program and its arguments")
-    paths = [os.path.expanduser(path) for path in (request.folder, request.log)]
-    for path in paths:
+    paths = [os.path.expanduser(path) for path in (request.folder, request.log, request.images)]
+    for path in paths[: 3 if request.images else 2]:
         if not os.path.isabs(path):
             raise InvalidInput(f"{path!r} must be an absolute path, or begin with ~/")
     if any("\0" in text for text in (*request.argv, *paths)):
@@ -155,9 +185,11 @@ def _resolved(request: StartJob) -> StartJob:
                 f"{name[:80]!r} cannot be an environment variable of a command: write letters, "
                 "digits and _, not TORPOR_ in front, and no zero byte in its value"
             )
+    if request.gate:
+        workspace_name(request.gate)
     if request.attempt < 1:
         raise InvalidInput(f"attempts count from 1; this is {request.attempt}")
-    return msgspec.structs.replace(request, folder=paths[0], log=paths[1])
+    return msgspec.structs.replace(request, folder=paths[0], log=paths[1], images=paths[2])
 
 
 def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:

@@ -12,7 +12,13 @@ from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosa
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
-from torpor.machine.agent.jobs import look_at_job, stand_by, start_job, stop_job
+from torpor.machine.agent.jobs import (
+    look_at_job,
+    stand_by,
+    start_job,
+    stop_job,
+    try_freezing,
+)
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
@@ -22,7 +28,13 @@ from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
-from torpor.shared.wire.job import LookAtJob, StandBy, StartJob, StopJob
+from torpor.shared.wire.job import (
+    LookAtJob,
+    StandBy,
+    StartJob,
+    StopJob,
+    TryFreezing,
+)
 from torpor.shared.wire.losses import LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
@@ -33,6 +45,7 @@ from torpor.shared.wire.machine import (
 )
 from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 from torpor.shared.wire.restore import (
+    AskWanted,
     BeginPath,
     BeginRestore,
     Checked,
@@ -42,6 +55,7 @@ from torpor.shared.wire.restore import (
     FinishFirst,
     FinishRestore,
     NoteReady,
+    RestoredPart,
     ServePacks,
 )
 from torpor.shared.wire.snapshot import (
@@ -72,9 +86,11 @@ Turn = Callable[[AgentRun, Call], AbstractContextManager[None]]
 """What a request waits for and holds while it is served: other requests of its run, or a worker."""
 
 
-def operations(runs: RunRegistry, supervise: list[str], autosaves: list[str]) -> Operations:
-    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise`` and
-    ``autosaves``: the argv that start a supervisor and an autosave process."""
+def operations(
+    runs: RunRegistry, supervise: list[str], autosaves: list[str], canary: list[str]
+) -> Operations:
+    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise``,
+    ``autosaves`` and ``canary``: the argv that start such a process."""
     table = Operations()
     table.add(MakeContent, _make_content)
     table.add(RemoveContent, _remove_content)
@@ -85,6 +101,7 @@ def operations(runs: RunRegistry, supervise: list[str], autosaves: list[str]) ->
     table.add(LookAtJob, look_at_job)
     table.add(StopJob, stop_job)
     table.add(StandBy, stand_by)
+    table.add(TryFreezing, lambda request, call: try_freezing(request, call, canary))
     table.add(NoteReady, note_ready)
     table.add(Autosave, lambda request, call: autosave(request, call, autosaves))
     table.add(LookAtAutosave, look_at_autosave)
@@ -114,7 +131,15 @@ def operations(runs: RunRegistry, supervise: list[str], autosaves: list[str]) ->
     table.add(ServePacks, restores.during(RestoreRun.serve))
     part = restores.during(RestoreRun.part, AgentRun.writing, worker)
     first_part = restores.during(RestoreRun.part, AgentRun.writing, first_worker)
-    table.add(FetchPart, lambda asked, call: (first_part if asked.pieces else part)(asked, call))
+    urgent_part = restores.during(RestoreRun.part, AgentRun.writing)
+
+    def fetch(asked: FetchPart, call: Call) -> RestoredPart:
+        if asked.urgent:
+            return urgent_part(asked, call)
+        return (first_part if asked.pieces else part)(asked, call)
+
+    table.add(FetchPart, fetch)
+    table.add(AskWanted, restores.during(RestoreRun.wanted))
     table.add(FinishFirst, restores.during(RestoreRun.first, AgentRun.writing))
     table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
     table.add(CheckRestore, restores.during(_compare, AgentRun.written))

@@ -96,7 +96,8 @@ class PathRun(RestoreRun):
         in_use = InUse(self.state.folder / "path-in-use", identity)
         writing = Writing(goal, plan, journal, NO_FIRST, in_use)
         writing.prepare()
-        return Begun(self._answer(goal, [placing.place], plan), wanted, goal, writing)
+        answer = self._answer(goal, [placing.place], plan)
+        return Begun(answer, wanted, goal, writing, identity)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
         if not compared.differences and self._placing is not None:

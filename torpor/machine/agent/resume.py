@@ -1,4 +1,5 @@
-"""The counterpart of the quiesce hook: a machine that is kept goes on with what the hook stopped.
+"""The counterpart of the quiesce hook: a machine that is kept goes on with what the hook stopped,
+and with the programs that were frozen.
 
 A run that quiesces leaves a record, and holds a lock as long as it lives. In the end it runs the
 command itself. A process of its own waits for the lock beside it: where the run has ended without
@@ -25,9 +26,11 @@ import msgspec
 from torpor.machine.agent.home import try_lock
 from torpor.machine.agent.hook import RESUME, run_hook
 from torpor.machine.agent.log import LOG_FILE, Log
+from torpor.machine.agent.programs import end_frozen, let_go_on
 from torpor.machine.sampler.ring import boot_id
 from torpor.shared.errors import HookFailed, InvalidInput, WorkspaceBusy
 from torpor.shared.values import learned
+from torpor.shared.wire.snapshot import Program
 
 GRACE_S: Final = 60.0
 """A control side that lives begins its run again within this time, at an agent that was started
@@ -39,20 +42,23 @@ _MODULE: Final = "torpor.machine.agent.resume"
 
 
 class Owed(msgspec.Struct, frozen=True):
-    """A command that has to run, unless the machine has started again since."""
+    """A command that has to run, and programs that have to go on, unless the machine has started
+    again since."""
 
     argv: list[str]
     timeout_s: float
     boot: str
+    programs: list[Program] = []
 
 
 class Resumption:
     """The resume command of one workspace on this machine, in the folder of its state."""
 
     def __init__(self, folder: Path) -> None:
+        self._home = folder.parents[1]
         self._record = folder / "resume"
         self._lock_path = folder / "resume.lock"
-        self._log = Log(folder.parents[1] / LOG_FILE)
+        self._log = Log(self._home / LOG_FILE)
         self._lock_fd: int | None = None
         self._owed: Owed | None = None
 
@@ -65,24 +71,46 @@ class Resumption:
         if self._owed is None:
             self._settled()
 
-    def owe(self, argv: list[str], timeout_s: float, grace_s: float = GRACE_S) -> None:
-        """From now on the command has to run, whatever ends."""
+    def owe(
+        self,
+        argv: list[str],
+        timeout_s: float,
+        grace_s: float = GRACE_S,
+        programs: Sequence[Program] = (),
+    ) -> None:
+        """From now on the command has to run, and the programs have to go on, whatever ends."""
         if self._owed is None:
-            self._owed = Owed(argv, timeout_s, boot_id())
+            self._owed = Owed(argv, timeout_s, boot_id(), [*programs])
             try:
                 self._lock(WAIT_S)
                 self._write(self._owed)
                 _watch(self._record.parent, grace_s)
             except OSError as error:  # a full disk: the end of this run still knows of it
-                self._log.write(f"if this agent is killed, {argv[0]!r} will not run: {error}")
+                what = f"{argv[0]!r} will not run" if argv else "frozen programs do not go on"
+                self._log.write(f"if this agent is killed, {what}: {error}")
+        elif programs:
+            owed = self._owed
+            both = [
+                *owed.programs,
+                *(program for program in programs if program not in owed.programs),
+            ]
+            self._owed = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
+            self._write(self._owed)
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """Those that may be frozen."""
+        return () if self._owed is None else self._owed.programs
 
     def settle(self) -> str:
-        """Run what is owed; returns what went wrong. Nothing stops it but its time limit."""
+        """Do what is owed; returns what went wrong. Nothing stops it but its time limit."""
         owed, self._owed = self._owed, None
         if owed is None:
             return ""
         try:
-            run_hook(owed.argv, owed.timeout_s, lambda: None, RESUME)
+            let_go_on(self._home, owed.programs)
+            if owed.argv:
+                run_hook(owed.argv, owed.timeout_s, lambda: None, RESUME)
         except (HookFailed, InvalidInput) as error:
             self._log.write(str(error))
             return str(error)
@@ -92,8 +120,11 @@ class Resumption:
             self._settled()
 
     def drop(self) -> None:
-        """The machine ends: nothing is owed any more."""
-        self._owed = None
+        """The machine ends: nothing is owed any more, and what is frozen runs nowhere but where its
+        images go on."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            end_frozen(self._home, owed.programs)
         self._settled()
 
     def leave(self) -> None:

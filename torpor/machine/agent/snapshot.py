@@ -19,6 +19,7 @@ from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
+from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index
@@ -62,7 +63,6 @@ from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.losses import LookForLosses, Losses, summary
-from torpor.shared.wire.request import Nothing
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
@@ -77,6 +77,7 @@ from torpor.shared.wire.snapshot import (
     PartPlan,
     PartReport,
     Quiesce,
+    Quiesced,
     Reread,
     RereadPacks,
     Scan,
@@ -95,6 +96,7 @@ class _Begun(NamedTuple):
     roots: list[bytes]
     named_roots: list[str]
     excluded: Callable[[bytes], bool] | None
+    programs: Programs
     seal: Seal
     encoder: Encoder
     known: KnownFiles
@@ -157,6 +159,9 @@ class SnapshotRun(AgentRun):
         self._settle_sync()
         self._resumption.take_up()
         roots = resolve_roots(request.roots)
+        excluded = compile_excludes(request.exclude)
+        programs = Programs(self.home, roots[0], excluded)
+        programs.forget(self._resumption.programs)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
         if request.compression.gpu is not None:
@@ -174,7 +179,8 @@ class SnapshotRun(AgentRun):
             answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
             roots=roots,
             named_roots=request.roots,
-            excluded=compile_excludes(request.exclude),
+            excluded=excluded,
+            programs=programs,
             seal=seal,
             encoder=Encoder(effort, self._gpu),
             known=KnownFiles(request.roots, index, known, resumable, self._before(own)),
@@ -239,12 +245,15 @@ class SnapshotRun(AgentRun):
         )
         return PartReport(stored.new_bytes, stored.stored_bytes)
 
-    def quiesce(self, request: Quiesce, call: Call) -> Nothing:
-        """Run the user's hook; from then on its counterpart is owed."""
-        if request.resume:
-            self._resumption.owe(request.resume, request.timeout_s)
-        run_hook(request.argv, request.timeout_s, partial(self.check, call))
-        return Nothing()
+    def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
+        """Run the user's hook, and freeze programs; from then on their counterpart is owed."""
+        check, limit_s = partial(self.check, call), request.timeout_s
+        if request.resume or request.programs:
+            self._resumption.owe(request.resume, limit_s, programs=request.programs)
+        if request.argv:
+            run_hook(request.argv, limit_s, check)
+        programs = self._has_begun().programs
+        return Quiesced([*programs.freeze(request.programs, request.criu, limit_s, check)])
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:
         """Begin to look for what the snapshot lacks, or what was found."""

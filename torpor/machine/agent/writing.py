@@ -3,20 +3,21 @@
 If anything comes first, every file is written in a directory of torpor's own, and gets its name
 when it is complete: a program that was started on what came first finds no file, not zeros.
 
-What comes first is in use from the moment it is finished: a program that was started on it may
-change it. It is not written again, and what was changed is not compared, as after a restore.
+What comes first is in use from the moment it is finished, and behind a gate each name from the
+moment it is given: a program may change it. It is not written again, and what was changed is not
+compared, as after a restore.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal, first_few, shown
-from torpor.machine.agent.in_use import InUse
+from torpor.machine.agent.in_use import UNKNOWN, InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
@@ -54,6 +55,12 @@ class Writing:
         self._in_use = in_use
         self._finished_ns = 0
         self._resumed = bool(plan.done)
+        self._read_back = False
+
+    @property
+    def in_use(self) -> Container[int]:
+        """The entries that programs may use already."""
+        return self._in_use.signatures
 
     @property
     def journal(self) -> RestoreJournal:
@@ -64,6 +71,7 @@ class Writing:
         is_new, was_staged = self._journal.done() is None, self._journal.staged
         if is_new:
             self._in_use.clear()
+        self._in_use.settle(lambda number: self.writer.is_given(self._entries[number]))
         in_use = self._in_use.signatures
         self._journal.begin(staged=self.writer.staged)
         afresh = not self.plan.done and not in_use
@@ -79,14 +87,17 @@ class Writing:
                 return afresh and not is_new
             return (in_pieces(entry) or not was_staged) and self._lacks(entry)
 
-        self.writer.prepare(
+        made = self.writer.prepare(
             self._others(),
             in_pieces,
             afresh=afresh,
             stale=is_stale,
-            passages=self._first.places(self._entries) if in_use else (),
+            passages=self._passages(),
         )
         self.writer.close()
+        # Their content is gone; and after a restart, nobody knows what programs have changed.
+        emptied = any(_chunks(entry) & self.plan.done for entry in made)
+        self._read_back = self._in_use.lapsed or emptied
 
     def finish_first(self, call: Call, check: Callable[[], None]) -> Comparison:
         """Finish and compare what comes first; without a difference it is in use from now on.
@@ -105,6 +116,34 @@ class Writing:
             self._in_use.add(dict(zip(numbers, compared.signatures, strict=True)))
         return compared
 
+    def give(self, together: Iterable[Sequence[int]], tell: Callable[[list[int]], None]) -> None:
+        """Finish complete files, each with its links, beside others. ``tell`` hears which have
+        their names and are in use now: not those after one whose name a program has taken, nor,
+        where one raises, those that follow.
+
+        They are in use before they have their names, so that the successor of an agent that is
+        killed knows of them.
+        """
+        files = [[*names] for names in together]
+        numbers = [number for names in files for number in names]
+        given: list[int] = []
+        self._in_use.note(dict.fromkeys(numbers, UNKNOWN))
+        try:
+            for names in files:
+                for number in names:
+                    if not self.writer.give(self._entries[number], in_pieces):
+                        break
+                    given.append(number)
+        finally:
+            left = {*numbers} - {*given}
+            self._in_use.note({number: self._seen(number) for number in given}, [*left])
+            tell(given)
+
+    def open_directories(self) -> None:
+        """Let others pass every directory, while it is still written in."""
+        self.writer.open_passages([entry for entry in self._entries if entry.kind == DIRECTORY])
+        self.writer.close()
+
     def finish(self) -> list[str]:
         """Finish the rest, once every chunk is there. Returns warnings."""
         self._finished_ns = time.time_ns() - RACY_NS  # the clock of files is behind
@@ -114,15 +153,16 @@ class Writing:
 
     def compare(self, call: Call, check: Callable[[], None], *, full: bool) -> Compared:
         """Compare everything but what programs have changed since it was in use."""
-        in_use = self._in_use.signatures
+        in_use, full = self._in_use.signatures, full or self._read_back
         if not in_use:
             return Compared(self._compare(self._entries, call, check, full=full), [])
-        changed = {number for number in in_use if self._is_changed(number)}
+        unknown = {number for number, seen in in_use.items() if seen == UNKNOWN}
+        changed = {n for n in in_use if n not in unknown and self._is_changed(n)}
         numbers = [number for number in range(len(self._entries)) if number not in changed]
         compared = self._compare(self._numbered(numbers), call, check, full=full)
         whole = Comparison(len(self._entries))
         for number, signature in zip(numbers, compared.signatures, strict=True):
-            whole.signatures[number] = signature
+            whole.signatures[number] = None if number in unknown else signature
         for place, words in compared.found:
             if numbers[place] in in_use and self._is_changed(numbers[place]):
                 changed.add(numbers[place])  # while it was compared
@@ -152,10 +192,16 @@ class Writing:
                 "before the programs start"
             )
 
+    def _passages(self) -> Container[tuple[int, bytes]]:
+        """The directories that programs may pass already: behind a gate all of them."""
+        in_use = self._in_use.signatures
+        if in_use.keys() <= self._first.ranks.keys():
+            return self._first.places(self._entries) if in_use else ()
+        return {(entry.root, entry.path) for entry in self._entries if entry.kind == DIRECTORY}
+
     def _lacks(self, entry: Entry) -> bool:
         """Whether content of a file is still to be fetched."""
-        done = self.plan.done
-        return any(extent.chunk != HOLE and extent.chunk not in done for extent in entry.extents)
+        return not _chunks(entry) <= self.plan.done
 
     def _others(self) -> list[Entry]:
         """Names that are not in use."""
@@ -178,6 +224,17 @@ class Writing:
             in_use_ns=self._finished_ns if self._in_use.signatures else None,
         )
 
+    def _seen(self, number: int) -> Signature:
+        """The signature of a name that was just given; UNKNOWN where a program was quicker."""
+        entry = self._entries[number]
+        try:
+            st = os.lstat(os.path.join(self._goal.targets[entry.root], entry.path))
+        except OSError:
+            return UNKNOWN
+        if entry.kind == FILE and (st.st_size, st.st_mtime_ns) != (entry.size, entry.mtime_ns):
+            return UNKNOWN
+        return Signature.of(st)
+
     def _is_changed(self, number: int) -> bool:
         """Whether the name differs from what it was when it was finished."""
         entry, then = self._entries[number], self._in_use.signatures[number]
@@ -186,3 +243,8 @@ class Writing:
         except OSError:
             return True
         return then is not None and Signature.of(now) != then
+
+
+def _chunks(entry: Entry) -> set[int]:
+    """What the content of a file consists of."""
+    return {extent.chunk for extent in entry.extents} - {HOLE}

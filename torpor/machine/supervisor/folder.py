@@ -31,7 +31,8 @@ _ID: Final = re.compile(r"[0-9a-f]{12}")
 
 class Kept(msgspec.Struct, frozen=True):
     """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
-    was started from. ``serves``: the command is a server."""
+    was started from. ``serves``: the command is a server. ``root``: of processes that went on in a
+    namespace of their own, the id of their root there; ``command`` is then its first process."""
 
     state: JobState
     supervisor: ProcessId
@@ -39,6 +40,7 @@ class Kept(msgspec.Struct, frozen=True):
     log: str
     bundle: str
     serves: bool = False
+    root: int | None = None
 
     @property
     def runs(self) -> bool:

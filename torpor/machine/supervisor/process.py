@@ -3,7 +3,8 @@ asks. It starts the command, waits for it, and writes how it ended.
 
 It also stands by: with what ``job.standby`` gave it, in memory only, it has the workspace saved
 when the machine will be taken away, also once the command has ended. A SIGTERM is a machine that
-shuts down. It leaves after the command's end when it is asked to, or cannot save.
+shuts down. It leaves after the command's end when it is asked to, or cannot save. It keeps the gate
+of a command that started before its files were there, as long as any process of it lives.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from torpor.machine.checkpoint.tree import remove_images, thaw
+from torpor.machine.gate.calls import this_machine
+from torpor.machine.gate.keeper import Keeper
+from torpor.machine.gate.listener import Listener
+from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor import log
-from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command
+from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command, Thawed
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.guard import Guard, News
 from torpor.machine.supervisor.processes import (
@@ -37,6 +45,7 @@ from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
+THAW_S: Final = 120.0
 _SHUTS_DOWN: Final = "the machine shuts down: the supervisor of the job got SIGTERM"
 
 
@@ -70,7 +79,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._shut_down)
         self._shuts_down = False
         adopt_orphans()
-        self._begin(request, bundle)
+        self._begin(request, bundle, _keeper_of(home, request))
         # Its threads start only now: the command is a fork of this process.
         self._guard = Guard(request.notices, save, self._requests.wake)
         self._look_at_orphans()
@@ -90,9 +99,13 @@ class Supervisor:
 
     # -- the command
 
-    def _begin(self, request: StartJob, bundle: str) -> None:
+    def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
         began = log.size_of(request.log)
-        log.say(request.log, f"attempt {request.attempt} begins")
+        frozen = request.images and os.path.lexists(request.images)
+        thawed, afresh = _thawed(request) if frozen else (None, "")
+        log.say(request.log, f"attempt {request.attempt} {'goes on' if thawed else 'begins'}")
+        if afresh:
+            log.say(request.log, f"its processes did not go on: {afresh}")
         output = log.open_log(request.log)
         environment = {
             **os.environ,
@@ -102,7 +115,9 @@ class Supervisor:
             MARK: str(self._folder.path),
         }
         environment.pop(OWN_MARK, None)
-        self._command = Command(request.argv, request.folder, output, environment)
+        self._command: Command | Thawed = thawed or Command(
+            request.argv, request.folder, output, environment, keep
+        )
         os.close(output)
         state = JobState(
             request.job,
@@ -110,9 +125,11 @@ class Supervisor:
             "running",
             started_unix=time.time(),
             log_from=began,
+            went_on=thawed is not None,
+            afresh=afresh,
         )
-        me = identify(os.getpid())
-        self._kept = Kept(state, me, self._command.id, request.log, bundle, request.serves)
+        me, root = identify(os.getpid()), thawed.root if thawed else None
+        self._kept = Kept(state, me, self._command.id, request.log, bundle, request.serves, root)
         self._folder.write(self._kept)
         self._written = True  # before it runs
         error = self._command.go()
@@ -189,6 +206,37 @@ class Supervisor:
         else:
             raise InvalidInput("this supervisor does not know what it is asked for")
         return Nothing()
+
+
+def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
+    """The command whose processes go on, or why they do not. Its images are removed."""
+    images = Path(request.images)
+    if not request.criu:
+        remove_images(images)
+        return None, "they cannot go on here"
+    try:
+        return Thawed(*thaw(Path(request.criu), images, THAW_S)), ""
+    except Exception as error:  # noqa: BLE001  the command is started in any case
+        return None, str(error)
+    finally:
+        remove_images(images)
+
+
+def _keeper_of(home: Path, request: StartJob) -> Callable[[int], None] | None:
+    """What starts the keeper of the command's gate; None where no restore has files to give."""
+    machine, record = this_machine(), GateRecord(home, request.gate)
+    if not request.gate or machine is None or record.names() is None:
+        return None
+
+    def keep(listener: int) -> None:
+        keeper = Keeper(Listener(listener), machine, record, _note_of_gate)
+        threading.Thread(target=keeper.run, name="gate", daemon=True).start()
+
+    return keep
+
+
+def _note_of_gate(words: str) -> None:
+    _note(f"the gate: {words}")
 
 
 def _signal_name(number: int) -> str:

@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -68,6 +68,7 @@ class _Seen(msgspec.Struct, frozen=True):
     parent: int
     session: int
     ended: bool
+    stopped: bool
 
 
 def identify(pid: int) -> ProcessId:
@@ -84,13 +85,33 @@ def of_job(folder: Path, command: ProcessId | None, supervisor: ProcessId | None
     newest supervisor."""
     mark = f"{MARK}={folder}".encode()
     session = command.pid if command is not None and command.may_lead() else None
+    within = _own_namespace(command) if command is not None else None
     seen = _look_at_all()
     children = _descendants(seen, folder, supervisor)
     return [
         pid
         for pid, process in seen.items()
-        if pid in children or process.session == session or mark in _environment(pid)
+        if pid in children
+        or process.session == session
+        or mark in _environment(pid)
+        or (within is not None and _namespace(pid) == within)
     ]
+
+
+def descendants(pid: int) -> set[int]:
+    """The live children of a process, and theirs."""
+    seen = _look_at_all()
+    found, parents = set[int](), {pid}
+    while parents:
+        parents = {child for child, process in seen.items() if process.parent in parents} - found
+        found |= parents
+    return found
+
+
+def are_stopped(pids: Sequence[int]) -> bool:
+    """Whether there are any, and all of them are stopped."""
+    looks = [_look(pid) for pid in pids]
+    return bool(looks) and all(look is not None and look.stopped for look in looks)
 
 
 def of_supervisor(folder: Path, supervisor: ProcessId) -> list[int]:
@@ -179,7 +200,20 @@ def _look(pid: int) -> _Seen | None:
     facts = stat[stat.rfind(b")") + 2 :].split()
     threads = int(facts[17])  # the first one of a program may end before the others
     ended = facts[0] in (b"Z", b"X") and threads < 2
-    return _Seen(int(facts[19]), int(facts[1]), int(facts[3]), ended)
+    return _Seen(int(facts[19]), int(facts[1]), int(facts[3]), ended, facts[0] in (b"T", b"t"))
+
+
+def _own_namespace(command: ProcessId) -> str | None:
+    """The namespace of a command that has one of its own, as processes that went on have."""
+    found = _namespace(command.pid) if command.lives else None
+    return None if found == _namespace(os.getpid()) else found
+
+
+def _namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
 
 
 def _environment(pid: int) -> list[bytes]:

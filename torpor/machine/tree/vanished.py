@@ -4,6 +4,7 @@ come back."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -13,10 +14,13 @@ from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.mappings import file_systems
 from torpor.machine.tree.walk import Held, Holding, Walk
 from torpor.shared.format.manifest import FILE
+from torpor.shared.values import PROGRAMS
 
 FEW_NAMES: Final = 10
 FEW_BYTES: Final = 100 << 20
 """Losing less than both of these is never most of a workspace."""
+_FROZEN: Final = re.compile(rb"%s/[0-9a-f]{12}/" % re.escape(os.fsencode(PROGRAMS)))
+"""What was frozen of programs is gone once they go on."""
 SAMPLE: Final = 16
 NAMED: Final = 10
 
@@ -56,6 +60,7 @@ def vanished(
             path
             for path, known in held.items()
             if path not in now and path not in new and known.entry.kind == FILE
+            if not _FROZEN.match(path)
         ]
         if not gone:
             continue

@@ -75,8 +75,9 @@ class TreeWriter:
         afresh: bool,
         stale: Callable[[Entry], bool] = lambda entry: False,
         passages: Container[tuple[int, bytes]] = (),
-    ) -> None:
-        """Make every directory, and every file that is written in pieces, at its size.
+    ) -> list[Entry]:
+        """Make every directory, and every file that is written in pieces, at its size. Returns the
+        files that were not there, unless everything is made ``afresh``.
 
         ``afresh``: truncate existing files first, so that holes are holes again. ``stale``: whose
         names are taken back before, if files are staged. ``passages``: directories, by root and
@@ -89,6 +90,7 @@ class TreeWriter:
                     f"target {os.fsdecode(target)} of root {number} is not a directory"
                 )
         self._make_stages(entries)
+        made = []
         for entry in entries:
             if self.staged and entry.kind != DIRECTORY and stale(entry):
                 self._take_back(entry, afresh)
@@ -101,6 +103,8 @@ class TreeWriter:
                     mode = _passable(entry) if (entry.root, entry.path) in passages else 0o700
                     self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, mode)
             elif entry.kind == FILE and in_pieces(entry) and (afresh or not self._is_named(entry)):
+                if not afresh and not is_taken(*self._where(entry)):
+                    made.append(entry)
                 fd = self._create(*self._where(entry), entry)
                 try:
                     if afresh:
@@ -108,6 +112,7 @@ class TreeWriter:
                     os.ftruncate(fd, entry.size)
                 finally:
                     os.close(fd)
+        return made
 
     def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
         """Create files with all their content and attributes."""
@@ -186,7 +191,7 @@ class TreeWriter:
             for entry in entries:
                 if entry.kind != kind or (entry.root, entry.target) in taken:
                     continue
-                if not self._is_made(entry, in_pieces):
+                if not self.give(entry, in_pieces):
                     taken[entry.root, entry.path] = entry
         if taken:
             return [*taken.values()]
@@ -196,20 +201,8 @@ class TreeWriter:
                 self._finish_directory(entry)
         return []
 
-    def open_passages(self, entries: Sequence[Entry]) -> None:
-        """Give directories that are still written in their owners, and let others through as their
-        modes say. What new files would inherit is set by ``finish``: extended attributes (an ACL)
-        and set-group-ID."""
-        for entry in entries:
-            passable = msgspec.structs.replace(entry, mode=_passable(entry), xattrs=())
-            self._finish_directory(passable)
-
-    def close(self) -> None:
-        """Forget the calling thread's open directories."""
-        self._directories.close()
-
-    def _is_made(self, entry: Entry, in_pieces: Callable[[Entry], bool]) -> bool:
-        """Finish a file, or make a link; False where something else has its name."""
+    def give(self, entry: Entry, in_pieces: Callable[[Entry], bool]) -> bool:
+        """Finish a complete file, or make a link; False where something else has its name."""
         if entry.kind == HARDLINK:
             return self._link(entry)
         if entry.kind == SYMLINK:
@@ -224,6 +217,28 @@ class TreeWriter:
             finally:
                 os.close(fd)
         return not self.staged or self._name(entry)
+
+    def is_given(self, entry: Entry) -> bool:
+        """Whether ``give`` has given a complete file its name, although a program may have taken it
+        away since; whether anything has the name of a link or of an empty file. For staged
+        files."""
+        there = self._look(self._parent, entry)
+        if entry.kind != FILE or not entry.size:
+            return there is not None
+        ours = self._look(self._where, entry)
+        return ours is None or (there is not None and os.path.samestat(there, ours))
+
+    def open_passages(self, entries: Sequence[Entry]) -> None:
+        """Give directories that are still written in their owners, and let others through as their
+        modes say. What new files would inherit is set by ``finish``: extended attributes (an ACL)
+        and set-group-ID."""
+        for entry in entries:
+            passable = msgspec.structs.replace(entry, mode=_passable(entry), xattrs=())
+            self._finish_directory(passable)
+
+    def close(self) -> None:
+        """Forget the calling thread's open directories."""
+        self._directories.close()
 
     def _finish_empty(self, entry: Entry) -> bool:
         parent, name = self._parent(entry)
@@ -256,6 +271,14 @@ class TreeWriter:
     def _is_named(self, entry: Entry) -> bool:
         """Whether an earlier run has given a staged file its name."""
         return self.staged and not is_taken(*self._where(entry)) and is_taken(*self._parent(entry))
+
+    def _look(
+        self, place: Callable[[Entry], tuple[int, bytes]], entry: Entry
+    ) -> os.stat_result | None:
+        try:
+            return _lstat(*place(entry))
+        except (FileNotFoundError, InvalidInput):  # or its directory is gone
+            return None
 
     def _take_back(self, entry: Entry, afresh: bool) -> None:
         """Take a name back that an earlier run gave: of a file that is still to be written in, or
@@ -338,6 +361,8 @@ class TreeWriter:
                     return False
                 os.unlink(name, dir_fd=parent)  # of an earlier run's file
                 link()
+            except FileNotFoundError as exc:  # a program has removed the file that it links to
+                raise self._directories.swapped(exc, entry.target) from None
         return True
 
     def _symlink(self, entry: Entry) -> bool:

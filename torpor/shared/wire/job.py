@@ -5,13 +5,16 @@ These requests hold no workspace: a job runs while snapshots are taken.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Count, Nothing, Request, Words
 from torpor.shared.wire.snapshot import KnownSnapshot
+
+CRIU: Final = "criu-"
+"""The name of CRIU's folder on a machine, among the bundles, begins so."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -41,8 +44,9 @@ class JobState(msgspec.Struct, frozen=True):
     command is ended before it is started again. ``status``: its exit status, negative for a signal.
     ``error``: why the command could not be started; its status is then 126 or 127, as a shell's.
     ``log_from``: how long the log was when this attempt began; shorter than what an earlier machine
-    wrote, if that was not saved. ``saved``: what the machine saved after a notice; ``save_error``:
-    why it did not, or what went wrong although it did.
+    wrote, if that was not saved. ``went_on``: its processes went on where they
+    were frozen; ``afresh``: why they did not. ``saved``: what the machine saved after a notice;
+    ``save_error``: why it did not, or what went wrong although it did.
     """
 
     job: str
@@ -56,6 +60,8 @@ class JobState(msgspec.Struct, frozen=True):
     notice: Notice | None = None
     saved: OwnSave | None = None
     save_error: Words = ""
+    went_on: bool = False
+    afresh: Words = ""
 
 
 class NoticeSource(msgspec.Struct, frozen=True):
@@ -72,7 +78,10 @@ class StartJob(Request[JobState], frozen=True):
 
     ``environment``: variables for the command, which may be secrets: they stay in memory.
     ``serves``: the command is a server, which also runs while nobody uses it. ``forget``: the jobs
-    whose logs are removed first, from the folder of ``log``."""
+    whose logs are removed first, from the folder of ``log``. ``gate``: the workspace whose restore
+    the command does not wait for; it waits for each file that it opens. ``images``: a folder into
+    which its processes were frozen, and from which they go on, by the CRIU in the folder ``criu``;
+    where they cannot, the command is started afresh. The images are removed then."""
 
     op = "job.start"
     job: str
@@ -84,6 +93,9 @@ class StartJob(Request[JobState], frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     serves: bool = False
     forget: list[str] = msgspec.field(default_factory=list)
+    gate: str = ""
+    images: str = ""
+    criu: str = ""
 
 
 class JobLook(msgspec.Struct, frozen=True):
@@ -113,6 +125,21 @@ class StopJob(Request[JobState], frozen=True):
     op = "job.stop"
     job: str
     grace_s: float
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
+    was, and went on."""
+
+    why_not: Words = ""
+
+
+class TryFreezing(Request[Tried], frozen=True):
+    """Freeze a small process tree of torpor's own, and let it go on: the only proof that the
+    machine can do that. ``criu`` as in StartJob; empty: only say what can be said without it."""
+
+    op = "freeze.try"
+    criu: str
 
 
 class SaveGrant(msgspec.Struct, frozen=True):

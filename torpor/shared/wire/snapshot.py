@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId
-from torpor.shared.wire.request import BeginsRun, Count, Names, Nothing, OfRun, Words
+from torpor.shared.wire.request import BeginsRun, Count, Names, OfRun, Words
 
 
 class KnownSnapshot(msgspec.Struct, frozen=True):
@@ -117,14 +117,40 @@ class StorePart(OfRun[PartReport], frozen=True):
     packs: list[Grant]
 
 
-class Quiesce(OfRun[Nothing], frozen=True):
-    """Run the user's hook; HookFailed unless it exits with 0. ``resume``: a command for the end of
-    the run, as long at most, unless the machine ends; whatever becomes of the run."""
+class Program(msgspec.Struct, frozen=True):
+    """A job whose processes are frozen into ``images``, a folder of the workspace."""
+
+    job: str
+    images: str
+
+
+class Froze(msgspec.Struct, frozen=True):
+    """What became of a program: the ``bytes`` and seconds of its images, or ``why_not``: it runs
+    on then."""
+
+    job: str
+    bytes: Count = 0
+    seconds: float = 0.0
+    why_not: Words = ""
+
+
+class Quiesced(msgspec.Struct, frozen=True):
+    programs: list[Froze] = []
+
+
+class Quiesce(OfRun[Quiesced], frozen=True):
+    """Run the user's hook, if there is one; HookFailed unless it exits with 0. Then freeze the
+    ``programs`` that run, by the CRIU in the folder ``criu``. Each may take ``timeout_s``.
+    ``resume``: a command for the end of the run, as long at most, unless the machine ends; whatever
+    becomes of the run. Then the programs go on, too, and their images are removed; when the machine
+    ends, they are killed: they may go on elsewhere."""
 
     op = "snapshot.hook"
     argv: list[str]
     timeout_s: float
     resume: list[str] = msgspec.field(default_factory=list)
+    programs: list[Program] = msgspec.field(default_factory=list)
+    criu: str = ""
 
 
 class Packs(msgspec.Struct, frozen=True):

@@ -1,0 +1,184 @@
+"""The steps of a workspace's programs: a wake starts them on the machine, or lets them go on where
+a hibernate froze them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Final, NamedTuple
+
+from tasks.retries import ONCE
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.remote.criu import criu_bundle
+from torpor.control.remote.seam import Agent, Session
+from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.rental.renting import Tenancy
+from torpor.shared.errors import MachineUnfit, TorporError
+from torpor.shared.values import PROGRAMS, WorkspaceSpec
+from torpor.shared.wire.job import JobState, LookAtJob, StartJob, TryFreezing
+from torpor.shared.wire.snapshot import Froze, Program
+
+START_S: Final = 300.0
+_UNSEALED: Final = (
+    "snapshots would hold its memory, and the store block has no `encryption_key` to seal them with"
+)
+
+
+class Freezer(NamedTuple):
+    """``criu``: its folder on the machine; empty where nothing is frozen there, and ``why_not``."""
+
+    criu: str = ""
+    why_not: str = ""
+
+
+@step("quiesce", retries=ONCE, phase="quiesce")
+def quiesce(
+    snapshot: RemoteSnapshot, session: Agent, *, hook: bool, freezes: bool, sealed: bool
+) -> list[str]:
+    """Run the user's hook, and freeze the programs of a machine that ends. Returns what became of
+    each, for people. MachineUnfit where one that has to be frozen cannot be."""
+    spec = snapshot.spec
+    if not freezes:
+        snapshot.quiesce(hook=hook)
+        return []
+    programs = {_id(line): line for line in spec.programs}
+    wanted = [Program(name, _images(spec, line)) for name, line in programs.items()]
+    freezer = _freezer(session) if sealed else Freezer(why_not=_UNSEALED)
+    froze = snapshot.quiesce(wanted if freezer.criu else [], freezer.criu, hook=hook)
+    if freezer.why_not:
+        froze = [Froze(program.job, why_not=freezer.why_not) for program in wanted]
+    faults = [f"{programs[found.job]}: {found.why_not}" for found in froze if found.why_not]
+    if faults and spec.process == "require":
+        raise MachineUnfit(
+            f"workspace {spec.name} requires that its programs are frozen, and they were not: "
+            f"{'; '.join(faults)}. The machine was kept: set `process` to try in the workspace "
+            "block, and hibernate again"
+        )
+    for fault in faults:
+        runner().log.warning("a program is not frozen, and a wake starts it afresh: %s", fault)
+    return [_frozen(programs[found.job], found) for found in froze]
+
+
+@step("prove freezing", retries=ONCE)
+def prove_freezing(opened: OpenWorkspace, session: Agent) -> Freezer:
+    """Freeze a small process tree of torpor's own and let it go on: nothing else proves that this
+    machine can. MachineUnfit where it has to, and cannot."""
+    spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
+    if opened.seal.sealed:
+        freezer = _freezer(session)
+    if freezer.criu:
+        try:
+            told = session.call(TryFreezing(freezer.criu), request_id=_request(), within_s=START_S)
+        except TorporError as error:
+            freezer = Freezer(why_not=str(error))
+        else:
+            freezer = Freezer(why_not=told.why_not) if told.why_not else freezer
+    if freezer.why_not and spec.process == "require":
+        raise MachineUnfit(
+            f"workspace {spec.name} requires a machine that can freeze its programs: "
+            f"{freezer.why_not}. Set `process` to try in the workspace block, or rent a virtual "
+            "machine"
+        )
+    return freezer
+
+
+@step("start programs", retries=ONCE)
+def start_programs(
+    opened: OpenWorkspace, session: Session, tenancy: Tenancy, freezer: Freezer
+) -> list[str]:
+    """Start the workspace's programs on a machine that was handed over: no other run can have it.
+    Returns how each began, for people. Nothing here fails a wake."""
+    spec = opened.spec
+    if freezer.criu:
+        freezer = _alone(opened, tenancy, freezer)
+    begun, went_on = [], False
+    for line in spec.programs:
+        try:
+            state = _start(session, spec, line, freezer)
+        except TorporError as error:
+            begun.append(f"{line}: not started: {error}")
+        else:
+            went_on = went_on or state.went_on
+            begun.append(f"{line}: {_begun(state, freezer)}")
+    if went_on and spec.resume:  # they were frozen after `quiesce`
+        done = session.execute(spec.resume, timeout_s=spec.quiesce_timeout_s)
+        if done.exit:
+            begun.append(f"the resume command ended with status {done.exit}")
+    for words in begun:
+        runner().log.info("program %s", words)
+    return begun
+
+
+def _freezer(session: Agent) -> Freezer:
+    """CRIU, where the architecture and the capabilities are no reason against it."""
+    try:
+        asked = TryFreezing("")
+        why_not = session.call(asked, request_id=_request(), within_s=START_S).why_not
+        return Freezer(why_not=why_not) if why_not else Freezer(session.send_bundle(criu_bundle()))
+    except TorporError as error:
+        return Freezer(why_not=str(error))
+
+
+def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer:
+    """Frozen programs go on on one machine at a time. Nobody knows which machines of a user's own
+    still hold them."""
+    if tenancy.rental is None:
+        return Freezer(why_not="this is a machine of your own, where torpor cannot tell whether "
+                       "they run elsewhere")  # fmt: skip
+    others = [
+        rental.machine or rental.provider
+        for rental in opened.rentals.open()
+        if rental.label != tenancy.rental.label and rental.state == "handed over"
+    ]
+    if others:
+        return Freezer(why_not=f"the workspace is also on machine {', '.join(others)}")
+    return freezer
+
+
+def _start(session: Agent, spec: WorkspaceSpec, line: str, freezer: Freezer) -> JobState:
+    job, images = _id(line), _images(spec, line)
+    look = LookAtJob(job, 0, 0)
+    was = session.call(look, request_id=_request(), within_s=START_S).state
+    request = StartJob(
+        job,
+        was.attempt + (was.state != "running"),
+        ["bash", "-lc", line],
+        spec.paths[0],
+        f"{images}.log",
+        [],
+        serves=True,
+        images=images,
+        criu=freezer.criu,
+    )
+    return session.call(request, request_id=_request(), within_s=START_S)
+
+
+def _begun(state: JobState, freezer: Freezer) -> str:
+    if state.error:
+        return f"not started: {state.error}"
+    words = "went on where it was frozen" if state.went_on else "started"
+    if state.afresh:
+        words = f"started afresh: {freezer.why_not or state.afresh}"
+    return words if state.state == "running" else f"{words}, and has ended ({state.status})"
+
+
+def _frozen(line: str, froze: Froze) -> str:
+    if froze.why_not:
+        return f"{line}: not frozen, a wake starts it afresh: {froze.why_not}"
+    if not froze.bytes:
+        return f"{line}: has ended, a wake starts it afresh"
+    return f"{line}: frozen, {froze.bytes:,} bytes in {froze.seconds:.1f} s"
+
+
+def _id(line: str) -> str:
+    return hashlib.sha256(line.encode()).hexdigest()[:12]
+
+
+def _images(spec: WorkspaceSpec, line: str) -> str:
+    return f"{spec.paths[0]}/{PROGRAMS}/{_id(line)}"
+
+
+def _request() -> str:
+    return f"{runner().run}:program:{secrets.token_hex(8)}"

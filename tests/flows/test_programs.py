@@ -1,0 +1,189 @@
+"""Programs of a workspace: frozen by a hibernate, and going on after a wake on another machine."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flows import create, hibernate
+from tasks.guards import NothingLost
+from tasks.machines import endpoint_of
+from tasks.plain_runner import PlainRunner
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from tests.fixtures.waiting import until
+from tests.fixtures.world import World, kill
+from torpor.control.remote import criu as criu_packages
+from torpor.control.reports import HibernateReport, WakeReport
+from torpor.shared.errors import MachineUnfit, UnsavedWork
+
+CHAIN = """
+import hashlib, os, time
+link = os.urandom(8).hex()  # in memory alone
+with open("chain", "a") as chain:
+    while True:
+        print(link, file=chain, flush=True)
+        link = hashlib.sha256(link.encode()).hexdigest()[:16]
+        time.sleep(0.2)
+"""
+LINE = "exec python3 chain.py"
+
+
+@pytest.fixture
+def world(sealed_world: World, tmp_path: Path) -> World:
+    """One workspace at the same path of each machine, as on real ones."""
+    was = sealed_world.access
+    paths = [str(tmp_path / "workspace")]
+    spec = msgspec.structs.replace(was.spec, paths=paths, programs=[LINE], process="try")
+    return replace(sealed_world, access=msgspec.structs.replace(was, spec=spec))
+
+
+def _place(world: World) -> Path:
+    return Path(world.access.spec.paths[0])
+
+
+def _lines(world: World) -> list[str]:
+    chain = _place(world) / "chain"
+    return chain.read_text().split() if chain.exists() else []
+
+
+def _changed(world: World, **settings: object) -> World:
+    spec = msgspec.structs.replace(world.access.spec, **settings)
+    return replace(world, access=msgspec.structs.replace(world.access, spec=spec))
+
+
+def _grows(world: World) -> None:
+    seen = len(_lines(world))
+    until(lambda: len(_lines(world)) > seen, "the program works")
+
+
+def _breaks(lines: list[str]) -> int:
+    """How often a line is not the hash of the line before."""
+    made = [hashlib.sha256(line.encode()).hexdigest()[:16] for line in lines[:-1]]
+    return sum(was != now for was, now in zip(made, lines[1:], strict=True))
+
+
+def _begin(world: World) -> None:
+    _place(world).mkdir()
+    (_place(world) / "chain.py").write_text(CHAIN)
+    run_plainly(world.opened, create)
+    _grows(world)
+
+
+def _move(world: World) -> tuple[HibernateReport, WakeReport]:
+    slept = hibernate_plainly(world.opened)
+    assert slept.destroyed
+    shutil.rmtree(_place(world))  # as a machine that is gone
+    return slept, wake_plainly(world.opened)
+
+
+def test_a_program_goes_on_after_each_wake_where_it_was(world: World) -> None:
+    _begin(world)
+    for _ in range(2):
+        slept, woken = _move(world)
+        assert [words.split(",")[0] for words in slept.programs] == [f"{LINE}: frozen"]
+        assert woken.programs == [f"{LINE}: went on where it was frozen"]
+        _grows(world)
+    assert _breaks(_lines(world)) == 0
+
+
+def test_an_agent_that_is_killed_after_that_leaves_them_frozen_for_the_next_round(
+    world: World,
+) -> None:
+    _begin(world)
+    machine = world.machines()[0]
+    killed: list[str] = []
+
+    def strike(step: str) -> None:
+        if step == "commit" and not killed:
+            killed.append(step)
+            kill(world.agents(machine.id))
+
+    with PlainRunner(world.opened, wait_factor=0.1, before=strike):
+        slept = hibernate.fn("demo")
+    assert isinstance(slept, HibernateReport)
+    assert killed
+    shutil.rmtree(_place(world))
+    assert wake_plainly(world.opened).programs == [f"{LINE}: went on where it was frozen"]
+    _grows(world)
+    assert _breaks(_lines(world)) == 0
+
+
+def test_a_program_that_was_frozen_in_vain_goes_on_where_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begin(world)
+
+    def refuse(guard: object, ending: object) -> None:
+        if getattr(ending, "verified", None) is not None:
+            raise UnsavedWork("there is more on it")
+
+    monkeypatch.setattr(NothingLost, "check", refuse)
+    with pytest.raises(UnsavedWork):
+        hibernate_plainly(world.opened)
+    _grows(world)
+    assert _breaks(_lines(world)) == 0
+    assert not [path for path in (_place(world) / ".torpor-process").iterdir() if path.is_dir()]
+
+
+def test_memory_that_is_older_than_the_files_never_goes_on(world: World) -> None:
+    """Nor what was frozen of a program that the workspace has no more."""
+    _begin(world)
+    hibernate_plainly(world.opened)
+    shutil.rmtree(_place(world))
+    wake_plainly(_changed(world, programs=["exec sleep 600"]).opened)
+    hibernate_plainly(_changed(world, programs=[]).opened)
+    shutil.rmtree(_place(world))
+    assert wake_plainly(world.opened).programs == [f"{LINE}: started"]
+
+
+def test_on_a_machine_of_the_user_s_own_they_start_afresh(world: World) -> None:
+    """Nobody knows whether they run on another one."""
+    _begin(world)
+    hibernate_plainly(world.opened)
+    shutil.rmtree(_place(world))
+    at = endpoint_of(world.rent())
+    woken = wake_plainly(world.opened, machine=f"{at.user}@{at.host}:{at.port}")
+    assert woken.programs[0].startswith(f"{LINE}: started afresh: this is a machine of your own")
+
+
+def test_a_program_that_prints_keeps_no_machine(world: World) -> None:
+    world = _changed(world, programs=["while sleep 0.05; do echo $RANDOM; done"], process="never")
+    _place(world).mkdir()
+    run_plainly(world.opened, create)
+    assert hibernate_plainly(world.opened).destroyed
+
+
+def test_one_that_cannot_go_on_starts_afresh_with_all_its_files(world: World) -> None:
+    _begin(world)
+    (_place(world) / "kept").write_text("work")
+    hibernate_plainly(world.opened)
+    shutil.rmtree(_place(world))
+    woken = wake_plainly(_changed(world, process="never").opened)
+    assert woken.programs == [f"{LINE}: started afresh: they cannot go on here"]
+    assert (_place(world) / "kept").read_text() == "work"
+    _grows(world)
+    assert _breaks(_lines(world)) == 1
+
+
+def test_where_it_is_required_a_machine_that_cannot_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begin(world)
+    wanting = _changed(world, process="require")
+    monkeypatch.setattr(criu_packages, "PINS", world.folder / "other")
+    (world.folder / "other").write_text(f"{'0' * 64} pool/main/c/criu/none.deb\n")
+    with pytest.raises(MachineUnfit, match=r"(?s)cannot be had .* The machine was kept"):
+        hibernate_plainly(wanting.opened)
+    _grows(world)
+    monkeypatch.undo()
+    hibernate_plainly(wanting.opened)
+    monkeypatch.setattr(criu_packages, "PINS", world.folder / "other")
+    shutil.rmtree(_place(world))
+    with pytest.raises(MachineUnfit, match="requires a machine that can freeze its programs"):
+        wake_plainly(wanting.opened)
+    assert world.machines() == []

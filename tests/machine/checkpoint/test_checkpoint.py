@@ -1,0 +1,292 @@
+"""Real CRIU: processes that stop on one machine and go on elsewhere, and those that cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.near_agent import NearAgent
+from tests.fixtures.shared import Known, shared
+from tests.fixtures.waiting import until
+from torpor.control.remote.criu import criu_bundle
+from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
+from torpor.machine.supervisor.folder import JobFolder
+from torpor.machine.tree.walk import compile_excludes
+from torpor.shared.values import PROGRAMS
+from torpor.shared.wire.job import (
+    JobState,
+    LookAtJob,
+    StartJob,
+    StopJob,
+    TryFreezing,
+)
+from torpor.shared.wire.snapshot import Froze, Program
+
+pytestmark = pytest.mark.usefixtures("needs_server")
+
+JOB = "3f2a9c81d04e"
+_CHAIN = """
+import hashlib, os, sys, time
+link = os.urandom(8).hex()  # in memory alone
+with open("chain", "a") as chain:
+    while not os.path.exists("stop"):
+        print(link, file=chain, flush=True)
+        link = hashlib.sha256(link.encode()).hexdigest()[:16]
+        time.sleep(0.01)
+sys.exit(7)
+"""
+
+_STRAY = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.fixture(scope="session")
+def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
+    """The folder of CRIU, as a machine has it."""
+    folder = shared_folder / "criu"
+
+    def start() -> Known:
+        with tarfile.open(criu_bundle().archive) as archive:
+            archive.extractall(folder / "unpacked", filter="data")
+        return {}
+
+    with shared(folder, start, lambda _: None):
+        yield folder / "unpacked"
+
+
+class Chain:
+    """A job whose every line is the hash of the line before."""
+
+    def __init__(self, folder: Path, criu: Path) -> None:
+        self.agent = NearAgent(folder / "home")
+        self.place = folder / "workspace"
+        self.place.mkdir()
+        self.images = self.place / PROGRAMS / JOB
+        self.criu = criu
+        self.exclude: list[str] = []
+        self.code = _CHAIN
+        self._attempts = 0
+
+    def start(self, images: Path | None = None) -> JobState:
+        self._attempts += 1
+        argv = [sys.executable, "-c", self.code]
+        log = str(self.place / "log")
+        state = self.agent.call(
+            StartJob(
+                *(JOB, self._attempts, argv, str(self.place), log, []),
+                images=str(images or ""),
+                criu=str(self.criu),
+            )
+        )
+        grown = len(self.lines())
+        if state.state == "running":
+            until(lambda: len(self.lines()) > grown + 3, "it works")
+        return state
+
+    @property
+    def program(self) -> Program:
+        return Program(JOB, str(self.images))
+
+    def freeze(self) -> Froze:
+        root = os.fsencode(self.place)
+        programs = Programs(self.agent.home, root, compile_excludes(self.exclude))
+        return next(programs.freeze([self.program], str(self.criu), 20.0, lambda: None))
+
+    def vanish(self) -> None:
+        """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
+        folder = JobFolder(self.agent.home, JOB)
+        kept = folder.look()[1]
+        assert kept is not None
+        for pid in [*folder.processes(kept), kept.supervisor.pid]:
+            with suppress(ProcessLookupError):  # a namespace ends with its first process
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not kept.supervisor.lives and not folder.processes(kept), "all are gone")
+
+    def older_kernel(self) -> None:
+        """As on a machine with a newer kernel than this one."""
+        facts = json.loads((self.images / "tree.json").read_text())
+        (self.images / "tree.json").write_text(json.dumps({**facts, "kernel": "99.1"}))
+
+    def goes_on(self) -> None:
+        seen = len(self.lines())
+        until(lambda: len(self.lines()) > seen, "it goes on")
+        assert not self.images.exists()
+
+    def lines(self) -> list[str]:
+        chain = self.place / "chain"
+        return chain.read_text().split() if chain.exists() else []
+
+    def is_whole(self) -> bool:
+        """Whether no line is missing or stands twice."""
+        lines = self.lines()
+        made = [hashlib.sha256(line.encode()).hexdigest()[:16] for line in lines[:-1]]
+        return made == lines[1:]
+
+
+@pytest.fixture
+def chain(tmp_path: Path, criu: Path) -> Iterator[Chain]:
+    chain = Chain(tmp_path, criu)
+    yield chain
+    chain.agent.call(StopJob(JOB, 0.0))
+    chain.agent.runs.close()
+
+
+def test_a_command_goes_on_where_it_was_also_a_second_time(chain: Chain) -> None:
+    assert not chain.start().went_on
+    for _ in range(2):
+        assert chain.freeze().bytes > 0
+        chain.vanish()
+        state = chain.start(chain.images)
+        assert (state.went_on, state.afresh) == (True, "")
+        assert not chain.images.exists()
+    assert chain.is_whole()
+    (chain.place / "stop").touch()
+
+    def ended() -> JobState | None:
+        state = chain.agent.call(LookAtJob(JOB, 0, 1000)).state
+        return state if state.state == "ended" else None
+
+    assert until(ended, "it has ended").status == 7
+
+
+def test_a_command_that_was_frozen_in_vain_goes_on_here(chain: Chain) -> None:
+    chain.start()
+    chain.freeze()
+    stopped = len(chain.lines())
+    let_go_on(chain.agent.home, [chain.program])
+    until(lambda: len(chain.lines()) > stopped, "it goes on")
+    assert chain.is_whole()
+    assert not chain.images.exists()
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda chain: (chain.place / "chain").unlink(), "chain"),
+        (lambda chain: (chain.images / "tree.json").write_text("{}"), "holds no process tree"),
+        (lambda chain: next(chain.images.glob("pages-*.img")).unlink(), ""),
+        (lambda chain: chain.older_kernel(), "this machine has the older"),
+    ],
+    ids=["a file is gone", "no facts", "no memory", "an older kernel"],
+)
+def test_where_they_cannot_go_on_the_command_starts_afresh_and_says_why(
+    chain: Chain, harm: Callable[[Chain], object], why: str
+) -> None:
+    chain.start()
+    chain.freeze()
+    chain.vanish()
+    harm(chain)
+    state = chain.start(chain.images)
+    assert not state.went_on
+    assert state.afresh
+    assert why in state.afresh
+    assert not chain.images.exists()
+
+
+def test_a_machine_that_ends_kills_what_is_frozen_and_nothing_else(chain: Chain) -> None:
+    chain.start()
+    end_frozen(chain.agent.home, [chain.program])
+    assert chain.agent.call(LookAtJob(JOB, 0, 1000)).state.state == "running"
+    chain.freeze()
+    end_frozen(chain.agent.home, [chain.program])
+
+    def killed() -> bool:
+        return chain.agent.call(LookAtJob(JOB, 0, 1000)).state.status == -signal.SIGKILL
+
+    assert until(killed, "it is killed")
+
+
+def test_what_no_snapshot_would_hold_is_not_frozen(chain: Chain) -> None:
+    chain.start()
+    chain.exclude = ["*.img"]
+    assert "the workspace's `exclude` leaves out .torpor-process/" in chain.freeze().why_not
+    chain.goes_on()
+
+
+def test_one_that_is_frozen_already_stays_so(chain: Chain) -> None:
+    chain.start()
+    frozen = chain.freeze()
+    assert chain.freeze().bytes == frozen.bytes
+    chain.vanish()
+    assert chain.start(chain.images).went_on
+    assert chain.is_whole()
+
+
+def test_what_no_run_has_frozen_now_is_forgotten(chain: Chain, tmp_path: Path) -> None:
+    """Else old memory might go on beside newer files. Nothing else is touched."""
+    chain.start()
+    chain.freeze()
+    programs = Programs(chain.agent.home, os.fsencode(chain.place), None)
+    programs.forget([chain.program])
+    assert chain.images.is_dir()
+    programs.forget([])
+    assert not chain.images.exists()
+    (tmp_path / "elsewhere" / JOB).mkdir(parents=True)
+    chain.images.parent.rmdir()
+    chain.images.parent.symlink_to(tmp_path / "elsewhere")
+    programs.forget([])
+    assert (tmp_path / "elsewhere" / JOB).is_dir()
+    let_go_on(chain.agent.home, [chain.program])
+
+
+def test_what_runs_outside_of_the_tree_is_named(chain: Chain) -> None:
+    chain.code = "import os\nif os.fork() and os.fork(): pass\nelse: os.setsid()\n" + _CHAIN
+    chain.code = _STRAY + _CHAIN
+    chain.start()
+    assert "run in the background, outside of its tree" in chain.freeze().why_not
+    chain.goes_on()
+
+
+def test_one_whose_supervisor_was_killed_goes_on_in_its_namespace(chain: Chain) -> None:
+    """Also where its environment names the folder of another machine."""
+    chain.start()
+    chain.freeze()
+    chain.vanish()
+    folder = chain.agent.home / "jobs"
+    folder.rename(chain.agent.home / "other")
+    assert chain.start(chain.images).went_on
+    kept = JobFolder(chain.agent.home, JOB).look()[1]
+    assert kept is not None
+    os.kill(kept.supervisor.pid, signal.SIGKILL)
+    until(lambda: not kept.supervisor.lives, "it is gone")
+    assert chain.freeze().bytes > 0
+    let_go_on(chain.agent.home, [chain.program])
+    chain.goes_on()
+
+
+def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
+    chain.start()
+    chain.criu = tmp_path / "none"
+    assert chain.freeze().why_not.startswith("CRIU cannot be started")
+    chain.goes_on()
+
+
+def test_the_canary_is_a_proof(chain: Chain) -> None:
+    assert chain.agent.call(TryFreezing(str(chain.criu))).why_not == ""
+    chain.criu = chain.place
+    assert "CRIU cannot be started" in chain.agent.call(TryFreezing(str(chain.criu))).why_not
+
+
+@pytest.mark.parametrize("lacks", ["net_admin", "sys_admin", "sys_time"])
+def test_without_a_capability_it_says_so_before_anything_is_sent(lacks: str) -> None:
+    code = "from torpor.machine.checkpoint.tree import why_not; print(why_not())"
+    argv = ["setpriv", f"--bounding-set=-{lacks}", sys.executable, "-c", code]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert f"lacks the capabilities {lacks.upper()}, as in containers" in said

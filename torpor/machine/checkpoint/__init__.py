@@ -1,0 +1,1 @@
+"""Checkpoints of processes by CRIU: they go on elsewhere, where that can be proven."""
