@@ -169,7 +169,7 @@ class Cuda:
             self._call("cuCheckpointProcessUnlock", pid, None)
 
     def release(self, processes: Sequence[int]) -> None:
-        """Of each as far as it was moved; those that use no GPU have no state."""
+        """Undo a move as far as it had come. Processes that use no GPU have no state."""
         faults = []
         for pid in processes:
             try:
