@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flows import create, hibernate
+from flows import create, hibernate, job
 from tasks.guards import NothingLost
 from tasks.machines import endpoint_of
 from tasks.plain_runner import PlainRunner
@@ -149,6 +149,25 @@ def test_on_a_machine_of_the_user_s_own_they_start_afresh(world: World) -> None:
     at = endpoint_of(world.rent())
     woken = wake_plainly(world.opened, machine=f"{at.user}@{at.host}:{at.port}")
     assert woken.programs[0].startswith(f"{LINE}: started afresh: this is a machine of your own")
+
+
+def test_a_first_directory_that_is_a_link_holds_what_is_frozen(world: World) -> None:
+    real = _place(world).with_name("real")
+    real.mkdir()
+    _place(world).symlink_to(real)
+    (real / "chain.py").write_text(CHAIN)
+    run_plainly(world.opened, create)
+    _grows(world)
+    slept = hibernate_plainly(world.opened)
+    assert slept.programs[0].startswith(f"{LINE}: frozen")
+
+
+def test_a_job_on_the_machine_freezes_its_programs(world: World) -> None:
+    _begin(world)
+    run_plainly(world.opened, job, "echo done")
+    assert world.machines() == []
+    shutil.rmtree(_place(world))
+    assert wake_plainly(world.opened).programs == [f"{LINE}: went on where it was frozen"]
 
 
 def test_a_program_that_prints_keeps_no_machine(world: World) -> None:

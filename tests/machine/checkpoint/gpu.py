@@ -69,7 +69,7 @@ def _hold(place: Path) -> int:
             os.kill(first or root, signal.SIGKILL)
             os.waitpid(first or root, 0)
             began_s = time.monotonic()
-            first, root = thaw(place / "criu", images, LIMIT_S)
+            first, root = thaw(place / "criu", images)
             print(f"frozen in {frozen_s:.2f} s, {size:,} bytes; thawed in "
                   f"{time.monotonic() - began_s:.2f} s")  # fmt: skip
             shutil.rmtree(images)

@@ -104,10 +104,12 @@ class Chain:
     def program(self) -> Program:
         return Program(JOB, str(self.images))
 
+    def programs(self) -> Programs:
+        return Programs(self.agent.home, os.fsencode(self.place), compile_excludes(self.exclude))
+
     def freeze(self) -> Froze:
-        root = os.fsencode(self.place)
-        programs = Programs(self.agent.home, root, compile_excludes(self.exclude))
-        return next(programs.freeze([self.program], str(self.criu), 20.0, lambda: None))
+        said = self.programs().freeze([self.program], str(self.criu), 20.0, lambda: None)
+        return next(said)
 
     def vanish(self) -> None:
         """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
@@ -244,6 +246,42 @@ def test_what_no_run_has_frozen_now_is_forgotten(chain: Chain, tmp_path: Path) -
     programs.forget([])
     assert (tmp_path / "elsewhere" / JOB).is_dir()
     let_go_on(chain.agent.home, [chain.program])
+
+
+def test_one_that_somebody_lets_go_on_is_not_frozen_any_more(chain: Chain) -> None:
+    """Its memory is older than its files then."""
+    chain.start()
+    programs = chain.programs()
+    next(programs.freeze([chain.program], str(chain.criu), 20.0, lambda: None))
+    assert programs.awake() == []
+    _, kept = JobFolder(chain.agent.home, JOB).look()
+    assert kept is not None
+    os.kill(kept.command.pid, signal.SIGCONT)
+    assert programs.awake() == [f"{PROGRAMS}/{JOB}"]
+    os.kill(kept.command.pid, signal.SIGKILL)
+    until(lambda: not kept.command.lives, "it is gone")
+    assert next(programs.freeze([chain.program], str(chain.criu), 20.0, lambda: None)).bytes == 0
+    assert not chain.images.exists()
+
+
+def test_where_the_folder_of_images_is_a_link_nothing_is_frozen(chain: Chain) -> None:
+    chain.start()
+    (chain.place / "elsewhere").mkdir()
+    chain.images.parent.symlink_to(chain.place / "elsewhere")
+    assert "is a link, and no snapshot follows it" in chain.freeze().why_not
+
+
+def test_what_goes_wrong_with_one_keeps_none_of_the_others_stopped(chain: Chain) -> None:
+    chain.start()
+    chain.freeze()
+    broken = JobFolder(chain.agent.home, "1" * 12)
+    broken.make()
+    (broken.path / "state").write_text("{")
+    images = chain.place / PROGRAMS / broken.job
+    images.mkdir()
+    faults = let_go_on(chain.agent.home, [Program(broken.job, str(images)), chain.program])
+    assert [fault.partition(" was frozen")[0] for fault in faults] == [f"program {broken.job}"]
+    chain.goes_on()
 
 
 def test_what_runs_outside_of_the_tree_is_named(chain: Chain) -> None:
