@@ -27,7 +27,7 @@ _PROGRAM: Final = "criu"
 _CPU_S: Final = 10.0
 _THAW_S: Final = 120.0
 _SLOWEST_BYTES_S: Final = 20e6
-"""Of a disk that images are read from."""
+"""A slow disk that images are read from."""
 _NEEDED: Final = {
     # The bit of each capability in linux/capability.h. Tried one by one, CRIU 4.1.1 and 4.2.1.
     "NET_ADMIN": 12,

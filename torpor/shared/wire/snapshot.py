@@ -118,7 +118,7 @@ class StorePart(OfRun[PartReport], frozen=True):
 
 
 IMAGE_FILES: Final = ("tree.json", "complete")
-"""Of what is frozen: what must be as it was, and that all is there."""
+"""Files of each frozen program: what must be as it was, and a mark that all is there."""
 
 
 class Program(msgspec.Struct, frozen=True):
