@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -63,8 +63,7 @@ def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
     folder = shared_folder / "criu"
 
     def start() -> Known:
-        with tarfile.open(criu_bundle().archive) as archive:
-            archive.extractall(folder / "unpacked", filter="data")
+        shutil.unpack_archive(criu_bundle().archive, folder / "unpacked")
         return {}
 
     with shared(folder, start, lambda _: None):

@@ -141,7 +141,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _inside(first: int | None) -> list[str]:
-    return [] if first is None else ["nsenter", "-t", str(first), "-p", "-m"]
+    return [] if first is None else ["nsenter", "-t", str(first), "-p", "-m", "-r"]
 
 
 def _tree(images: Path) -> _Tree:
