@@ -84,14 +84,14 @@ def quiesce(
 
 def check_frozen(images: Sequence[str], verified: Verified) -> None:
     """StillChanging unless the snapshot holds what was frozen: the machine's word is not enough."""
-    if images:
-        names = {os.fsdecode(e.path) for e in verified.manifest.entries if e.root == 0}
-        for folder in images:
-            if not {f"{folder}/{name}" for name in IMAGE_FILES} <= names:
-                raise StillChanging(
-                    f"snapshot {verified.snapshot} lacks {folder}, which was frozen for it: the "
-                    "machine was not destroyed. Hibernate again"
-                )
+    wanted = {os.fsencode(f"{folder}/{name}") for folder in images for name in IMAGE_FILES}
+    if wanted:
+        wanted -= {entry.path for entry in verified.manifest.entries if entry.root == 0}
+    if wanted:
+        raise StillChanging(
+            f"snapshot {verified.snapshot} lacks {os.fsdecode(min(wanted))}, which was frozen for "
+            "it: the machine was not destroyed. Hibernate again"
+        )
 
 
 @step("prove freezing", retries=ONCE)

@@ -69,7 +69,7 @@ def test_all_processes_are_locked_before_one_is_moved(calls: Calls) -> None:
         (
             "cuCheckpointProcessCheckpoint 13 401",
             "CUDA_ERROR_ILLEGAL_STATE (401)",
-            ["Restore 12", "Unlock 13", "Unlock 12"],
+            ["Restore 12", "Unlock 12", "Unlock 13"],
         ),
     ],
 )

@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -128,6 +128,10 @@ class _Restore(ctypes.Structure):
     )
 
 
+class NoCuda(CheckpointFailed):
+    """No program here can use CUDA."""
+
+
 class Cuda:
     """The driver's calls. CheckpointFailed names the one that fails, with the driver's word."""
 
@@ -135,24 +139,20 @@ class Cuda:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise CheckpointFailed(f"CUDA's driver library cannot be loaded: {error}") from None
+            raise NoCuda(f"CUDA's driver library cannot be loaded: {error}") from None
         self._call("cuInit", 0)
 
     def suspend(self, processes: Sequence[int]) -> None:
-        """All or none: a failure undoes what came before it."""
-        undo: list[tuple[Callable[..., None], str, int]] = []
+        """All, or none where one cannot be moved."""
+        lock = _Lock(int(_MOST_LOCK_S * 1000))
         try:
             for pid in processes:
-                lock = _Lock(int(_MOST_LOCK_S * 1000))
                 self._call("cuCheckpointProcessLock", pid, ctypes.byref(lock))
-                undo.append((self._call, "cuCheckpointProcessUnlock", pid))
             for pid in processes:
                 self._call("cuCheckpointProcessCheckpoint", pid, None)
-                undo.append((self._call, "cuCheckpointProcessRestore", pid))
         except CheckpointFailed:
-            for call, name, pid in reversed(undo):
-                with suppress(CheckpointFailed):
-                    call(name, pid, None)
+            with suppress(CheckpointFailed):  # the caller releases it, too
+                self.release(processes)
             raise
 
     def resume(self, processes: Sequence[int], gpus: Sequence[str]) -> None:
@@ -241,7 +241,8 @@ def main(asked: str) -> None:
                 cuda.suspend(processes)
             print(json.dumps(msgspec.to_builtins(state)))
         elif action == "release":
-            Cuda().release([*_tree(what)])
+            with suppress(NoCuda):  # then nothing was moved
+                Cuda().release([*_tree(what)])
             print("{}")
         else:
             state = msgspec.convert(what, learned(GpuState))
