@@ -6,6 +6,8 @@ import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,12 +16,14 @@ from flows import create, hibernate, job
 from tasks.guards import NothingLost
 from tasks.machines import endpoint_of
 from tasks.plain_runner import PlainRunner
+from tasks.programs import check_frozen
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World, kill
 from torpor.control.remote import criu as criu_packages
 from torpor.control.reports import HibernateReport, WakeReport
-from torpor.shared.errors import MachineUnfit, UnsavedWork
+from torpor.control.safety import Verified
+from torpor.shared.errors import MachineUnfit, StillChanging, UnsavedWork
 
 CHAIN = """
 import hashlib, os, time
@@ -206,3 +210,15 @@ def test_where_it_is_required_a_machine_that_cannot_is_refused(
     with pytest.raises(MachineUnfit, match="requires a machine that can freeze its programs"):
         wake_plainly(wanting.opened)
     assert world.machines() == []
+
+
+@pytest.mark.parametrize("name", ["tree.json", "complete"])
+def test_no_machine_is_believed_that_something_is_frozen(name: str) -> None:
+    names = {"tree.json", "complete"} - {name}
+    entries = [SimpleNamespace(root=0, path=f".torpor-process/1/{kept}".encode()) for kept in names]
+    entries.append(SimpleNamespace(root=1, path=f".torpor-process/1/{name}".encode()))
+    verified = SimpleNamespace(snapshot="it", manifest=SimpleNamespace(entries=entries))
+    with pytest.raises(StillChanging, match=f"it lacks .torpor-process/1/{name}"):
+        check_frozen([".torpor-process/1"], cast("Verified", verified))
+    entries[-1].root = 0
+    check_frozen([".torpor-process/1"], cast("Verified", verified))

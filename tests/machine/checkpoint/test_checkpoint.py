@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
 from torpor.control.remote.criu import criu_bundle
 from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
+from torpor.machine.checkpoint.criu import Criu
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.tree.walk import compile_excludes
 from torpor.shared.values import PROGRAMS
@@ -313,6 +315,19 @@ def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
     chain.criu = tmp_path / "none"
     assert chain.freeze().why_not.startswith("CRIU cannot be started")
     chain.goes_on()
+
+
+def test_a_disk_that_is_full_after_the_dump_lets_it_go_on(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(criu: Criu, images: Path, within_s: float) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Criu, "write_cpu", full)
+    chain.start()
+    assert "No space left on device" in chain.freeze().why_not
+    chain.goes_on()
+    assert chain.is_whole()
 
 
 def test_the_canary_is_a_proof(chain: Chain) -> None:
