@@ -39,8 +39,8 @@ class CredentialsClient(MarketClient):
         """``options`` are those of ``MarketClient``."""
         key = f"{client_id}:{secret}"
         super().__init__(market, url, key, bearer=False, **options)
-        once = {name: options[name] for name in ("timeout", "sleep") if name in options}
-        self._login = MarketClient(market, url, key, bearer=False, quotes=False, **once)
+        alike = {name: options[name] for name in ("timeout", "transport") if name in options}
+        self._login = MarketClient(market, url, key, bearer=False, quotes=False, **alike)
         self._below, self._token_path = below, below + token_path
         self._asked = {
             "grant_type": "client_credentials",
@@ -53,7 +53,8 @@ class CredentialsClient(MarketClient):
     def _bearer(self, renew: bool) -> str:
         with self._lock:
             if renew or time.monotonic() >= self._ends_s:
-                answer = self._login.ask("POST", self._token_path, _Token, body=self._asked)
+                asked = ("POST", self._token_path, _Token, None, self._asked)
+                answer = self._login._once("repeat", *asked)  # the caller tries again
                 if isinstance(answer, Refusal):
                     raise self.denied(answer, "log in")
                 self._token = answer.access_token

@@ -8,7 +8,7 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
@@ -124,11 +124,13 @@ class MarketClient:
         is_gone: Callable[[Refusal], bool] = lambda refusal: refusal.status == 404,
         decides: Callable[[Refusal], bool] = is_decided,
         lines: bool = False,
+        unquoted: Container[str] = (),
     ) -> None:
         """Without ``identity``, the account is named by a hash of its key. ``quotes``: errors may
         repeat the market's answers; off where an answer can hold a secret. ``secrets``: what is
         hidden in the answers that errors repeat. ``lines``: a line of plain words, such as an id,
-        counts as JSON that holds it."""
+        counts as JSON that holds it. ``unquoted``: paths where an answer holds secrets, unless it
+        is a refusal."""
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
         self.claimed = self.identity != f"{market}://{hashed}"
@@ -138,7 +140,7 @@ class MarketClient:
         self._refusal_in = refusal_in
         self.denies = denies
         self.is_gone = is_gone
-        self._decides, self._lines = decides, lines
+        self._decides, self._lines, self._unquoted = decides, lines, unquoted
         login = {"Authorization": f"Bearer {key}"} if bearer else {}
         self._http = httpx.Client(
             base_url=url,
@@ -273,7 +275,8 @@ class MarketClient:
         except httpx.HTTPError as cause:
             raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
         hidden = self._secrets.hidden_in(answer.text)
-        text = hidden if self._quotes else ""
+        secret = answer.is_success and path in self._unquoted
+        text = hidden if self._quotes and not secret else ""
         content = answer.content if answer.is_success else hidden.encode()
         decoded: Any
         try:

@@ -27,10 +27,6 @@ def create_refused(market: str, order: Order, refusal: Refusal, *, denied: bool)
     asked = f"{market} refused {order.offer.id}: {refusal}"
     if denied or _MONEY.search(refusal.text):
         return ProviderDenied(f"{asked}. Check the login, its permissions and the balance")
-    if is_sold_out(refusal):
+    if _CAPACITY.search(refusal.text):
         return NoCapacity(asked)
     return QuotaReached(asked) if _QUOTA.search(refusal.text) else CreateFailed(asked)
-
-
-def is_sold_out(refusal: Refusal) -> bool:
-    return bool(_CAPACITY.search(refusal.text))
