@@ -1,5 +1,5 @@
 """A fake of Verda's API: a login, instance types and where they are, instances and their actions,
-and volumes, start scripts and SSH keys, which outlive an instance.
+start scripts, SSH keys and volumes, which outlive an instance whose end does not name them.
 
 Ids are plain text, prices words, and a refusal is {"code": ..., "message": ...}, as the vendor's
 Python client reads them. ``newer``: ids are JSON and prices numbers, which its Go client reads.
@@ -49,6 +49,7 @@ class FakeVerda(FakeMarket):
     newer: bool = False
     currency: str = "usd"
     status: str = "running"  # of an instance that is up
+    price: str | None = None  # what is shown in place of each price
     supported: ClassVar = {"1A6000.10V": [OLD_IMAGE], "CPU.4V.16G": ["ubuntu-24.04"]}
     refuses_in_207: bool = False  # an action on an instance, where it does not answer 403
 
@@ -83,6 +84,9 @@ class FakeVerda(FakeMarket):
         "error body": (200, "server_error", "Something went wrong"),
         "failed": (500, "server_error", "Something went wrong"),
     }
+
+    def hand_id(self, number: int) -> str:
+        return f"de000000-0000-4000-8000-{number:012x}"
 
     @staticmethod
     def error(status: int, code: str, message: str) -> Answer:
@@ -172,9 +176,8 @@ class FakeVerda(FakeMarket):
         asked: dict[str, Any] = request.body or {}
         if refused := self.refusal(request):
             return refused
-        script = next(
-            (s for s in self.kept["scripts"] if s["id"] == asked["startup_script_id"]), None
-        )
+        named = asked["startup_script_id"]
+        script = next((s for s in self.kept["scripts"] if s["id"] == named), None)
         if fault := self._fault_of(asked, script):
             return self.error(400, "invalid_request", fault)
         wanted = (asked["instance_type"], asked["location_code"])
@@ -185,7 +188,7 @@ class FakeVerda(FakeMarket):
             wares[0],
             asked["description"],
             asked,
-            id_of=lambda number: f"de000000-0000-4000-8000-{number:012x}",
+            id_of=self.hand_id,
             script=script["script"] if script else "",
             spot=asked["is_spot"],
             disk_gib=asked["os_volume"]["size"],
@@ -237,7 +240,7 @@ class FakeVerda(FakeMarket):
             return self._forbidden(number, "Can't discontinue a provisioning instance")
         if not request.has("lives"):
             self.market.end(machine)
-            if asked.get("volume_ids") == []:
+            if asked.get("volume_ids", []) != [_volume_of(machine)]:
                 self.detached[_volume_of(machine)] = machine
             elif not asked.get("delete_permanently"):
                 self.trash.append(_volume_of(machine))
@@ -270,7 +273,6 @@ class FakeVerda(FakeMarket):
             "created_at": _time(machine.created_unix),
             "instance_id": machine.id if status == "attached" else None,
             "base_hourly_cost": machine.disk_gib * machine.ware.disk_usd_gib_month / 730,
-            "currency": "usd",
         }
 
     def _act_on_volume(self, request: Request) -> Answer:
@@ -321,7 +323,7 @@ class FakeVerda(FakeMarket):
         return machine.spot and machine.stopped
 
     def _price(self, usd: float) -> float | str:
-        return usd if self.newer else f"{usd:.4f}"
+        return self.price if self.price is not None else usd if self.newer else f"{usd:.4f}"
 
     def _id(self, number: str, status: int) -> Answer:
         return Answer(status, f'"{number}"') if self.newer else Answer(status, number, "text/html")

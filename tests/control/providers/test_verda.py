@@ -7,10 +7,17 @@ import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, label
 from tests.markets.verda import IMAGE, OLD_IMAGE
-from torpor.control.providers.labels import label_name
+from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.seam import Absent
 from torpor.control.rental.ending import residue_of
-from torpor.shared.errors import CreateFailed, NoCapacity, ProviderUnavailable
+from torpor.shared.errors import (
+    CreateFailed,
+    CreateUncertain,
+    NoCapacity,
+    ProviderDenied,
+    ProviderUnavailable,
+    UnexpectedAnswer,
+)
 from torpor.shared.values import Machine, Want
 
 
@@ -78,12 +85,14 @@ class TestVerda(MarketContract):
         taken, running = shop.create(offer=spot), shop.create(label=label())
         shop.market.take(shop.market.rented[0])
         kept = shop.fake.kept["scripts"]
+        theirs = label_name(msgspec.structs.replace(taken.label, owner="another"))
+        kept.append({"id": "s-1", "name": theirs})
         for row in kept:
             row["created_at"] = "2020-01-01T00:00:00.000Z"
         shop.destroy(shop.create(label=label()))
-        assert [row["name"] for row in kept] == [label_name(running.label)]
-        assert {left.kind for left in shop.plain.residue()} == {"key"}
-        assert {left.label for left in shop.plain.residue()} == {taken.label}
+        assert [row["name"] for row in kept] == [label_name(running.label), theirs]
+        left = [(left.kind, left.label) for left in shop.plain.residue()]
+        assert left == [("script", label_in(theirs)), ("key", taken.label)]
 
     def test_nothing_of_a_rental_stays_in_the_account(self, shop: Shop) -> None:
         machine = shop.create()
@@ -116,9 +125,67 @@ class TestVerda(MarketContract):
 
     def test_a_503_of_a_gateway_is_no_word_on_the_capacity(self, shop: Shop) -> None:
         shop.arm("error after", "create", status=503)
-        with pytest.raises(Exception, match="may have rented"):
+        with pytest.raises(CreateUncertain):
             shop.create()
         assert len(shop.market.rented) == 1
+
+    def test_a_503_of_verda_is_no_refusal_unless_it_names_the_capacity(self, shop: Shop) -> None:
+        words = (503, "service_unavailable", "Service is not available")
+        shop.fake.words = {**shop.fake.words, "no capacity": words}
+        shop.arm("no capacity", "create")
+        with pytest.raises(CreateUncertain):
+            shop.create()
+
+    def test_two_machines_of_one_label_end_one_by_one(self, shop: Shop) -> None:
+        first = shop.create()
+        shop.arm("not found", "list")
+        second = shop.create(label=shop.order.label)
+        assert second.id != first.id
+        shop.destroy(first)
+        shop.destroy(first)
+        assert [m.id for m in shop.plain.list_own()] == [second.id]
+        assert [len(rows) for rows in shop.fake.kept.values()] == [1, 1]
+        shop.destroy(second)
+        assert shop.fake.kept == {"sshkeys": [], "scripts": []}
+        assert (shop.fake.detached, shop.fake.trash) == ({}, [])
+
+    def test_the_disk_of_an_adopted_machine_goes_to_the_trash(self, shop: Shop) -> None:
+        mine = shop.find(Machine(self.foreign(shop), shop.plain.identity, None, "running", None))
+        shop.plain.mark(mine, adopted := label())
+        shop.destroy(msgspec.structs.replace(mine, label=adopted))
+        assert (len(shop.fake.trash), shop.fake.detached) == (1, {})
+
+    def test_scripts_of_others_are_neither_read_for_ours_nor_repeated(self, shop: Shop) -> None:
+        theirs = {"id": "s-1", "name": None, "script": "#!/bin/sh\nexport KEY=hunter2"}
+        shop.fake.kept["scripts"].append(theirs)
+        shop.destroy(shop.create())
+        assert shop.fake.kept["scripts"] == [theirs]
+        theirs["id"] = 1
+        with pytest.raises(UnexpectedAnswer) as told:
+            shop.plain.residue()
+        assert "hunter2" not in str(told.value)
+
+    def test_a_login_that_is_not_found_is_no_absence(self, shop: Shop) -> None:
+        machine = shop.create()
+        words = (401, "unauthorized_request", "Client not found")
+        shop.fake.words = {**shop.fake.words, "wrong key": words}
+        shop.fake.key = "has-changed"
+        with pytest.raises(ProviderDenied):
+            shop.find(machine)
+
+    def test_a_login_is_tried_as_often_as_its_request(self, shop: Shop) -> None:
+        provider = shop.connect()
+        shop.arm("unavailable", "account", count=100)
+        with pytest.raises(ProviderUnavailable):
+            provider.list_own()
+        assert len(shop.slept) == 3
+
+    @pytest.mark.parametrize("told", ["", "0.0000", "on request"])
+    def test_what_names_no_price_is_not_offered(self, shop: Shop, told: str) -> None:
+        machine = shop.create()
+        shop.fake.price = told
+        assert shop.plain.offers(Want(spot="allowed")) == []
+        assert shop.find(machine).state == "running"
 
     @pytest.mark.parametrize("in_207", [False, True])
     def test_what_is_provisioned_is_told_to_end_later(self, shop: Shop, in_207: bool) -> None:

@@ -102,22 +102,17 @@ class VerdaProvider:
     """
 
     abilities: Final = Abilities(
-        kind="vm",
-        privileged=True,
-        host_key="installed",
-        idempotency="lookup",
+        kind="vm", privileged=True, images=False, host_key="installed", idempotency="lookup",
         settling_s=300.0,
         forgets_s=3600.0,  # how long an ended instance is shown is not stated
         ready_s=1200.0,
         poll_s=5.0,  # as often as the vendor's command line asks; no limit is stated
         stop_keeps="nothing",  # a spot machine's disk goes with it; a stop is billed in full
-        stopped_usd_gib_month=None,
+        stopped_usd_gib_month=None, notice_s=None,
         min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
         billing_s=600.0,  # as others found; the API does not state it
-        notice_s=None,
-        images=False,
         adopts="by record",  # the API changes no description
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -178,10 +173,9 @@ class VerdaProvider:
         fate = {"on_spot_discontinue": "delete_permanently"} if spot else {}
         body = {
             "instance_type": kind, "location_code": place, "image": self._image(order, kind),
-            "is_spot": spot, "pricing": "FIXED_PRICE",
-            "hostname": f"torpor-{order.token}", "description": name,
+            "is_spot": spot, "pricing": "FIXED_PRICE", "hostname": f"torpor-{order.token}",
             "os_volume": {"name": name, "size": _disk_gb(order.disk_gib), **fate},
-            "ssh_key_ids": [self._have(order, _KEYS, key=order.public_key)],
+            "description": name, "ssh_key_ids": [self._have(order, _KEYS, key=order.public_key)],
             "startup_script_id": self._have(order, _SCRIPTS, script=start_script(order)),
         }  # fmt: skip
         answer = self._client.create("POST", "/instances", Any, body)
@@ -228,11 +222,13 @@ class VerdaProvider:
         things = [(kind, row) for kind, path in _THINGS.items() for row in self._things(path)]
         live = {machine.label for machine in self.list_own()}
         return [
-            Residue(id=row.id, provider=self.identity, kind=kind, label=label, price_usd_h=usd_h)
+            Residue(
+                id=row.id, provider=self.identity, kind=kind, label=label_in(row.name),
+                price_usd_h=row.base_hourly_cost if kind == "disk" else 0.0,
+            )
             for kind, row in things
-            if (label := label_in(row.name)) not in live
-            for usd_h in [row.base_hourly_cost if kind == "disk" else 0.0]
-        ]
+            if label_in(row.name) not in live
+        ]  # fmt: skip
 
     def _offer(self, kind: _Type, place: str, spot: bool, disk_usd_h: float) -> Offer:
         count = kind.gpu.number_of_gpus
@@ -242,8 +238,7 @@ class VerdaProvider:
             provider=self.identity, region=place, domain=f"{kind.instance_type} {place} {spot}",
             gpu=parse_gpu(kind.gpu.description, vram_gib) if count else None, gpu_count=count,
             price_usd_h=_usd(kind.spot_price if spot else kind.price_per_hour) + disk_usd_h,
-            priced_unix=time.time(), spot=spot, available=True,
-            disk_gib=_MOST_DISK_GB * _GB / GIB,
+            priced_unix=time.time(), spot=spot, available=True, disk_gib=_MOST_DISK_GB * _GB / GIB,
             architecture="aarch64" if "GB" in kind.instance_type else "x86_64",
             ram_gib=kind.memory.size_in_gigabytes * _GB / GIB, cores=kind.cpu.number_of_cores,
         )  # fmt: skip
@@ -277,8 +272,7 @@ class VerdaProvider:
         return create_refused("Verda", order, refusal, denied=_denies(refusal))
 
     def _shown(self, machine: MachineId) -> _Instance | None:
-        path = f"/instances/{machine}"
-        known = _ID.fullmatch(machine)
+        path, known = f"/instances/{machine}", _ID.fullmatch(machine)
         return self._client.seek("GET", path, _Instance, f"show {machine}") if known else None
 
     def _end(self, path: str, doing: str, body: Any = None) -> None:
