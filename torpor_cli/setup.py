@@ -156,7 +156,10 @@ def _provider(market: str) -> str:
     if "default" in saved_names(kind):
         return f"{slug}/default"
     needed = [name for name, field in fields.items() if field.is_required() and name != "api_key"]
-    more = {name: _ask(f"{fields[name].title} of {market}", "") for name in needed}
+    more = {
+        name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+        for name in needed
+    }
     key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
     block = _made(lambda: kind(api_key=key, **more))
     block.open().check("")

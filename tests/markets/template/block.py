@@ -1,4 +1,4 @@
-"""The block of Example: a class for ``blocks/markets.py``."""
+"""The block of Example."""
 
 from __future__ import annotations
 
