@@ -21,24 +21,19 @@ from torpor.shared.errors import InvalidInput, TorporError
 SECRET = "secret-of-the-block"
 
 
-@pytest.fixture(autouse=True)
-def logged_in(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PGPASSFILE", str(postgres.passfile))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-
-
 @pytest.fixture
-def installation() -> Iterator[Installation]:
+def installation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     made = Installation(Path(tempfile.mkdtemp(prefix="torpor-")).resolve())
     yield made
     server.stop(made)
     shutil.rmtree(made.folder)
 
 
-@pytest.mark.usefixtures("needs_server")
 def test_a_server_on_postgres_runs_schedules_and_keeps_blocks_through_a_crash(
-    postgres: Postgres, installation: Installation
+    postgres: Postgres, installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PGPASSFILE", str(postgres.passfile))
     database.choose(installation, postgres.url())
     used = server.server_of(installation, free_ports(1)[0])
     assert server.start(installation, used)
@@ -103,11 +98,11 @@ def test_what_cannot_be_used_is_refused_and_no_password_is_repeated(
     assert "hidden" not in str(raised.value)
 
 
-def test_no_block_is_left_behind_in_sqlite(installation: Installation, postgres: Postgres) -> None:
+def test_no_block_is_left_behind_in_sqlite(installation: Installation) -> None:
     installation.prefect_home.mkdir(parents=True)
     installation.database.touch()
     with pytest.raises(InvalidInput, match="are not moved to PostgreSQL"):
-        database.choose(installation, postgres.url())
+        database.choose(installation, "postgresql://me@host/db")
     assert database.chosen(installation) is None
 
 
