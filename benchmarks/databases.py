@@ -1,6 +1,7 @@
 """The Prefect server of `torpor up` on SQLite beside PostgreSQL, with many clients at once.
 
-    python -m benchmarks.databases [--clients 1,8,32,100] [--runs 200] [--rounds 3] [--keep NAME]
+    python -m benchmarks.databases postgresql://USER@HOST/EMPTY_DATABASE
+        [--clients 1,8,32,100] [--runs 200] [--rounds 3] [--keep NAME]
 
 A run is made, runs and completes: three requests, each sent once, so that a refusal (503) is seen.
 Prefect's own client would repeat it. Each round asks one database after the other. Prints JSON;
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import threading
@@ -30,7 +30,6 @@ from deployments import database, server
 from deployments.installation import Installation
 from deployments.processes import running
 from deployments.server import Server
-from tests.fixtures.postgres import running_postgres
 from torpor.control.measure.host import host_facts
 from torpor.control.ports import free_ports
 from torpor.shared.values import MIB
@@ -41,30 +40,30 @@ STATES: Final = ("RUNNING", "COMPLETED")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("postgres", help="an empty database; the password is in ~/.pgpass")
     parser.add_argument("--clients", default="1,8,32,100")
     parser.add_argument("--runs", type=int, default=200, help="of each number of clients")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
     clients = [int(number) for number in options.clients.split(",")]
-    result = measure(clients, options.runs, options.rounds)
+    result = measure(options.postgres, clients, options.runs, options.rounds)
     print(json.dumps(result, indent=1, sort_keys=True))
     if options.keep:
         write_result(options.keep, result)
 
 
-def measure(clients: list[int], runs: int, rounds: int) -> dict[str, Any]:
+def measure(postgres: str, clients: list[int], runs: int, rounds: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {}
-    with running_postgres() as postgres:
-        os.environ["PGPASSFILE"] = str(postgres.passfile)
-        with _serving(None) as on_sqlite, _serving(postgres.url()) as on_postgres:
-            servers = {"sqlite": on_sqlite, "postgresql": on_postgres}
-            for _ in range(rounds):
-                for number in clients:
-                    for name, (used, _) in servers.items():
-                        round_ = _ask(used, number, runs)
-                        found.setdefault(f"{name}, {number} clients", []).append(round_)
-            memory = {name: _memory_mib(made) for name, (_, made) in servers.items()}
+    with _serving(None) as on_sqlite, _serving(postgres) as on_postgres:
+        servers = {"sqlite": on_sqlite, "postgresql": on_postgres}
+        for _ in range(rounds):
+            for number in clients:
+                for name, (used, _) in servers.items():
+                    found.setdefault(f"{name}, {number} clients", []).append(
+                        _ask(used, number, runs)
+                    )
+        memory = {name: _memory_mib(made) for name, (_, made) in servers.items()}
     rows = {name: _summary(rounds_) for name, rounds_ in found.items()}
     return {"host": host_facts(), "runs": runs, "n": rounds, "rows": rows, "memory_mib": memory}
 
