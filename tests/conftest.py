@@ -47,6 +47,7 @@ pytest_plugins = [
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
     "tests.fixtures.gpu",
+    "tests.fixtures.helm",
     "tests.fixtures.supervised",
     "tests.fixtures.nvml",
     "tests.fixtures.lab",
