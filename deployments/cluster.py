@@ -21,6 +21,7 @@ from deployments.installation import Installation
 from deployments.register import deploy, exists, make_pools, make_stacks, register_types
 from deployments.schedules import offer_schedules
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import learned
 
 
 class Team(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_teams(file: Path) -> list[Team]:
     """The teams in a file of values; raises InvalidInput."""
     try:
-        return msgspec.yaml.decode(file.read_bytes(), type=_Values, strict=False).teams
+        return msgspec.yaml.decode(file.read_bytes(), type=learned(_Values), strict=False).teams
     except (OSError, msgspec.MsgspecError) as cause:
         raise InvalidInput(f"{file} has no list of teams that can be read: {cause}") from cause
 

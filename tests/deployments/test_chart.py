@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import prefect
 import pytest
 import yaml
 from kubernetes import client
 
 from deployments.cluster import read_teams
 from deployments.installation import CHECKOUT
+from deployments.server import SETTINGS
 from deployments.worker import POOLS
 from tests.fixtures.helm import CHART, FILES, NAMESPACE, VALUES, Helm
 from torpor.control.providers.kubernetes.jump import RIGHTS as JUMP_RIGHTS
@@ -256,8 +258,8 @@ def test_teams_share_what_they_do_not_use(helm: Helm) -> None:
         assert queue["preemption"]["reclaimWithinCohort"] == "Any"
         (group,) = queue["resourceGroups"]
         assert [flavour["name"] for flavour in group["flavors"]] == ["spot", "on-demand"]
-    assert _gpus(queues["vision"]) == {"spot": "0", "on-demand": "6"}
-    assert _gpus(cohort["spec"]) == {"spot": "8", "on-demand": "0"}
+    assert _quotas(queues["vision"]) == {"spot": "0", "on-demand": "6"}
+    assert _quotas(cohort["spec"]) == {"spot": "8", "on-demand": "0"}
     hard = [one["spec"]["hard"] for one in found if one["kind"] == "ResourceQuota"]
     assert hard == [{"requests.nvidia.com/gpu": "16"}] * 2  # 6 and 2 of the teams, 8 spot
     priorities = {
@@ -271,6 +273,17 @@ def test_teams_share_what_they_do_not_use(helm: Helm) -> None:
         "high",
         "critical",
     ]
+
+
+def test_slices_belong_to_all_teams(helm: Helm) -> None:
+    found = [one for one in helm.objects("full") if one["kind"] in ("Cohort", "ClusterQueue")]
+    slices = "nvidia.com/mig-1g.10gb"
+    quotas = {one["metadata"]["name"]: _quotas(one["spec"], slices) for one in found}
+    assert quotas == {
+        "gpus": {"spot": "0", "on-demand": "14"},
+        "vision": {"spot": "0", "on-demand": "0"},
+        "speech": {"spot": "0", "on-demand": "0"},
+    }
 
 
 def test_an_uninstall_keeps_the_namespaces_of_machines(helm: Helm) -> None:
@@ -306,19 +319,41 @@ def test_nodes_are_limited_and_shrink(helm: Helm) -> None:
         assert pool["disruption"]["consolidationPolicy"] == "WhenEmptyOrUnderutilized"
 
 
+def test_prefects_own_chart_gets_the_settings_of_our_server_and_no_secret() -> None:
+    text = (CHART.parent / "values" / "prefect-server.yaml").read_text()
+    values = yaml.safe_load(text)
+    given = {one["name"]: one.get("value") for one in values["server"]["env"]}
+    assert given.items() >= SETTINGS.items()
+    assert given["PREFECT_SERVER_ENCRYPTION_KEY"] is None  # from a Secret
+    assert prefect.__version__ in values["global"]["prefect"]["image"]["prefectTag"]
+
+
+def test_the_gpu_operators_values_name_what_they_configure() -> None:
+    values = yaml.safe_load((CHART.parent / "values" / "gpu-operator.yaml").read_text())
+    slices = yaml.safe_load(values["migManager"]["config"]["data"]["config.yaml"])["mig-configs"]
+    assert values["migManager"]["config"]["default"] in slices
+    for devices in slices.values():
+        sizes = devices[0].get("mig-devices", {})
+        assert sum(int(size[0]) * count for size, count in sizes.items()) <= 7  # slices of a GPU
+    plugin = values["devicePlugin"]["config"]
+    assert "sharing" not in yaml.safe_load(plugin["data"][plugin["default"]])
+    for line in values["dcgmExporter"]["config"]["data"].splitlines():
+        assert re.fullmatch(r"DCGM_FI_[A-Z_]+, (gauge|counter), [^,]+\.", line), line
+
+
 def _machine_namespaces(file: str) -> set[str]:
     values = yaml.safe_load((VALUES / f"{file}.yaml").read_text())
     spaces = {team["namespace"] for team in values.get("teams", [])}
     return spaces | {*values.get("machines", {}).get("namespaces", [])}
 
 
-def _gpus(spec: Object) -> dict[str, str]:
+def _quotas(spec: Object, of: str = "nvidia.com/gpu") -> dict[str, str]:
     (group,) = spec["resourceGroups"]
     return {
         flavour["name"]: resource["nominalQuota"]
         for flavour in group["flavors"]
         for resource in flavour["resources"]
-        if resource["name"] == "nvidia.com/gpu"
+        if resource["name"] == of
     }
 
 
