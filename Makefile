@@ -84,12 +84,15 @@ KUBE := $(wildcard ../shared/tools/kube/kube)
 oracles: packages-oracles $(READY) $(VENV)/.helm $(if $(SPECS),$(ORACLES)/.ready)
 ifdef SPECS
 	$(BIN)/python -m pytest tests/markets/oracles.py
+	$(BIN)/python -m pytest tests/deployments/chart_oracles.py
 else
 	@echo "oracles: not run, ../shared/specs does not exist"
 endif
 	$(BIN)/python -m pytest tests/markets/roots.py
+	$(BIN)/python -m pytest tests/deployments/image_oracles.py
 ifdef KUBE
 	$(BIN)/python -m pytest tests/markets/kubernetes_oracles.py
+	$(BIN)/python -m pytest tests/deployments/cluster_oracles.py
 else
 	@echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist"
 endif

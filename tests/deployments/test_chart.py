@@ -21,6 +21,7 @@ from deployments.cluster import read_teams
 from deployments.installation import CHECKOUT
 from deployments.server import SETTINGS
 from deployments.worker import POOLS
+from tests.fixtures.containerfile import steps
 from tests.fixtures.helm import CHART, FILES, NAMESPACE, VALUES, Helm
 from torpor.control.providers.kubernetes.jump import RIGHTS as JUMP_RIGHTS
 from torpor.control.providers.kubernetes.provider import QUEUE_RIGHTS, RIGHTS
@@ -326,6 +327,18 @@ def test_prefects_own_chart_gets_the_settings_of_our_server_and_no_secret() -> N
     assert given.items() >= SETTINGS.items()
     assert given["PREFECT_SERVER_ENCRYPTION_KEY"] is None  # from a Secret
     assert prefect.__version__ in values["global"]["prefect"]["image"]["prefectTag"]
+
+
+def test_the_image_gets_what_is_there_and_runs_as_the_charts_pods_do(helm: Helm) -> None:
+    taken = steps()
+    for words in (step.words for step in taken if step.instruction == "COPY"):
+        assert all((CHECKOUT / source).exists() for source in words.split()[:-1]), words
+    (user,) = [step.words for step in taken if step.instruction == "USER"]
+    (folder,) = [step.words for step in taken if step.instruction == "WORKDIR"]
+    for pod in _pods(helm.objects("full")):
+        context = pod["securityContext"]
+        assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+        assert all(container["workingDir"] == folder for container in pod["containers"])
 
 
 def test_the_gpu_operators_values_name_what_they_configure() -> None:
