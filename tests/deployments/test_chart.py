@@ -28,6 +28,7 @@ from torpor.control.providers.kubernetes.provider import QUEUE_RIGHTS, RIGHTS
 
 Object = dict[str, Any]
 PAGE = CHECKOUT / "docs" / "guide" / "markets" / "kubernetes.md"
+TEAM_PAGE = CHECKOUT / "docs" / "guide" / "kubernetes-team.md"
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -202,6 +203,12 @@ def test_a_change_makes_another_job_of_registration(helm: Helm) -> None:
     ]
     assert len({*names}) == len(names)
     assert name("workers: {jobs: 5}") == names[0]
+
+
+def test_the_values_of_the_guide_are_accepted(helm: Helm) -> None:
+    (values,) = re.findall(r"```yaml\n(.*?)```", TEAM_PAGE.read_text(), re.DOTALL)
+    queues = [one for one in helm.objects("minimal", values) if one["kind"] == "LocalQueue"]
+    assert {one["metadata"]["name"] for one in queues} == {"vision", "speech"}
 
 
 REFUSED = [
