@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from deployments.installation import CHECKOUT
-from tests.fixtures.helm import NAMESPACE, Helm
+from tests.fixtures.helm import CHART, NAMESPACE, VALUES, Helm
 from tests.fixtures.kube import Kube, running_kube
 from tests.fixtures.waiting import until
 
@@ -92,6 +92,61 @@ def test_the_account_may_do_what_machines_need_and_no_more(helm: Helm, kube: Kub
         )
         assert said.splitlines()[-1].startswith("yes" if allowed else "no"), words
     kube.kubectl("delete", "-f", "-", given=_text(ours))
+
+
+def test_the_workers_pods_keep_to_the_restricted_standard(helm: Helm, kube: Kube) -> None:
+    found = helm.objects("team")
+    account = [one for one in found if one["kind"] == "ServiceAccount"]
+    kube.kubectl("apply", "-f", "-", given=_text(account))
+    enforced = "pod-security.kubernetes.io/enforce=restricted"
+    kube.kubectl("label", "namespace", NAMESPACE, enforced)
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": one["metadata"]["name"], "namespace": NAMESPACE},
+            "spec": one["spec"]["template"]["spec"],
+        }
+        for one in found
+        if one["kind"] in ("Deployment", "Job")
+    ]
+    kube.kubectl("apply", "--dry-run=server", "-f", "-", given=_text(pods))
+    pods[0]["spec"]["containers"][0]["securityContext"]["capabilities"] = {"add": ["NET_ADMIN"]}
+    said = kube.kubectl(
+        "apply", "--dry-run=server", "-f", "-", given=_text(pods[:1]), succeeds=False
+    )
+    assert "violates PodSecurity" in said
+    kube.kubectl("delete", "-f", "-", given=_text(account))
+
+
+TEAMS = "teams: [{name: robots, namespace: team-robots, gpus: 2, weight: 1, usd_month: %d}]"
+
+
+def test_an_upgrade_registers_again_and_an_uninstall_keeps_the_machines(
+    helm: Helm, kube: Kube
+) -> None:
+    def helms(*words: str, values: str = "") -> None:
+        done = helm.run(*words, values=values, kubeconfig=kube.folder / "kubeconfig")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def jobs() -> set[str]:
+        return {*kube.kubectl("get", "jobs", "-n", NAMESPACE, "-o", "name").split()}
+
+    release = ("torpor", str(CHART), "--namespace", NAMESPACE)
+    file = ("--values", str(VALUES / "minimal.yaml"))
+    helms("install", *release, *file, values=TEAMS % 100)
+    kube.kubectl("create", "configmap", "a-machine", "--namespace", "team-robots")
+    first = jobs()
+    helms("upgrade", *release, *file, values=TEAMS % 200)
+    second = jobs()
+    assert len(first) == len(second) == 1
+    assert first != second
+    helms("uninstall", "torpor", "--namespace", NAMESPACE, "--cascade", "foreground", "--wait")
+    assert jobs() == set()
+    kube.kubectl("get", "configmap", "a-machine", "--namespace", "team-robots")
+    said = kube.kubectl("get", "clusterqueue", "robots", succeeds=False)
+    assert "not found" in said.lower()
+    kube.kubectl("delete", "namespace", "team-robots", "--wait=false")
 
 
 def _of_prometheus(found: Object) -> bool:

@@ -173,7 +173,11 @@ def test_nobody_reaches_the_workers_but_prometheus(helm: Helm) -> None:
             to["ipBlock"] for rule in policy["egress"] for to in rule["to"] if "ipBlock" in to
         ]
         assert blocks and all(block["except"] for block in blocks)
-    assert [port["port"] for port in policies["full"]["egress"][1]["ports"]] == [22, 443, 6443]
+    assert _ports(policies["full"]) == [443, 22, 6443]
+    url = "http://prefect-server.prefect2:4200/api"
+    narrow = f"{{prefect: {{url: '{url}'}}, networkPolicy: {{ports: [22, 443]}}}}"
+    (policy,) = [one for one in helm.objects("team", narrow) if one["kind"] == "NetworkPolicy"]
+    assert _ports(policy["spec"]) == [4200, 22, 443]
 
 
 def test_rules_and_dashboard_are_those_that_are_tested(helm: Helm) -> None:
@@ -359,6 +363,11 @@ def test_the_gpu_operators_values_name_what_they_configure() -> None:
     assert "sharing" not in yaml.safe_load(plugin["data"][plugin["default"]])
     for line in values["dcgmExporter"]["config"]["data"].splitlines():
         assert re.fullmatch(r"DCGM_FI_[A-Z_]+, (gauge|counter), [^,]+\.", line), line
+
+
+def _ports(policy: Object) -> list[int]:
+    """The ports that workers may reach, beside those of name servers."""
+    return [port["port"] for port in policy["egress"][1]["ports"]]
 
 
 def _machine_namespaces(file: str) -> set[str]:
