@@ -119,6 +119,8 @@ def test_the_workers_pods_keep_to_the_restricted_standard(helm: Helm, kube: Kube
     kube.kubectl("delete", "-f", "-", given=_text(account))
 
 
+NO_NODE = "workers: {nodeSelector: {there.is/none: here}}"
+"""No pod starts: it would look for torpor's image on this host."""
 TEAMS = "teams: [{name: robots, namespace: team-robots, gpus: 2, weight: 1, usd_month: %d}]"
 
 
@@ -134,14 +136,14 @@ def test_an_upgrade_registers_again_and_an_uninstall_keeps_the_machines(
 
     release = ("torpor", str(CHART), "--namespace", NAMESPACE)
     file = ("--values", str(VALUES / "minimal.yaml"))
-    helms("install", *release, *file, values=TEAMS % 100)
+    helms("install", *release, *file, values=f"{NO_NODE}\n{TEAMS % 100}")
     kube.kubectl("create", "configmap", "a-machine", "--namespace", "team-robots")
     first = jobs()
-    helms("upgrade", *release, *file, values=TEAMS % 200)
+    helms("upgrade", *release, *file, values=f"{NO_NODE}\n{TEAMS % 200}")
     second = jobs()
     assert len(first) == len(second) == 1
     assert first != second
-    helms("uninstall", "torpor", "--namespace", NAMESPACE, "--cascade", "foreground", "--wait")
+    helms("uninstall", "torpor", "--namespace", NAMESPACE, "--wait")
     assert jobs() == set()
     kube.kubectl("get", "configmap", "a-machine", "--namespace", "team-robots")
     said = kube.kubectl("get", "clusterqueue", "robots", succeeds=False)
