@@ -34,7 +34,9 @@ def test_torpor_runs_without_root_where_nothing_can_be_written(image: Image) -> 
 
 
 def test_what_the_charts_pods_start_is_there(image: Image) -> None:
-    said = image.run_as_the_chart_does("python", "-m", "prefect", "worker", "start", "--help")
+    said = image.run_as_the_chart_does(
+        *("python", "-m", "deployments.prefect_worker", "worker", "start", "--help")
+    )
     assert "--install-policy" in said
     said = image.run_as_the_chart_does("python", "-m", "deployments.cluster", "--help")
     assert "budgets" in said
