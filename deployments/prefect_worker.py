@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from prefect.cli import app as prefect_command
+from prefect.utilities.services import critical_service_loop
 from prefect.workers import base
 
 PATIENCE_S: Final = 600.0
 _FAILURES: Final = 3
 """After as many, Prefect's loop doubles its interval: the one in ``critical_service_loop``."""
-_loop: Final = base.critical_service_loop
 
 
 def patient_loop(*, interval: float, backoff: int, **more: Any) -> Awaitable[None]:
     """Prefect's loop, which doubles its interval as often as PATIENCE_S needs."""
     enough = math.ceil(math.log2(PATIENCE_S / (_FAILURES * interval) + 1))
-    return _loop(interval=interval, backoff=max(backoff, enough), **more)
+    return critical_service_loop(interval=interval, backoff=max(backoff, enough), **more)
 
 
 if __name__ == "__main__":
-    loop: Callable[..., Any] = patient_loop
-    base.critical_service_loop = loop
+    base.critical_service_loop = patient_loop  # type: ignore[assignment, attr-defined]
     sys.argv = ["prefect", *sys.argv[1:]]
     prefect_command()
