@@ -318,7 +318,6 @@ class Workspace(Block):
                 image=self.image,
                 cuda=cuda_version(self.cuda),
                 driver=driver_version(self.driver),
-                freezes=self.process == "require" and bool(self.programs),
             ),
             quiesce=list(self.quiesce),
             resume=list(self.resume),

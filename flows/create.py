@@ -19,7 +19,7 @@ def create(workspace: Workspace | str) -> Machine:
     Args:
         workspace: The Workspace block that describes the machine, or its name.
     """
-    opened = open_workspace(workspace)
+    opened = open_workspace(workspace).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
     with rented_machine(opened) as tenancy:

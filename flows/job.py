@@ -78,7 +78,7 @@ def job(
             that you pin stay too, and do not count.
         job: The id of a job to continue. Empty: begin a new one.
     """
-    opened = open_workspace(workspace).without_programs
+    opened = open_workspace(workspace)
     probe_store(opened)
     record = begun_job(opened, job)
     if record is None:

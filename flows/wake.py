@@ -13,7 +13,7 @@ from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import hand_over, open_session
-from tasks.programs import Freezer, prove_freezing, start_programs
+from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
     check_restore,
@@ -70,7 +70,8 @@ def wake_workspace(
     """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
     run left is continued; if that run restored another snapshot, it is destroyed, and a second
     round rents another one."""
-    wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+    wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
+    freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
     for again in rounds(1 if own else 2, RestoreUnfinished):
         with (
             again,
@@ -78,7 +79,9 @@ def wake_workspace(
             open_session(opened, tenancy.machine) as session,
             arrival(new_restore(opened, session, wanted), tenancy) as restore,
         ):
-            freezer = prove_freezing(opened, session) if opened.spec.freezes else Freezer()
+            freezer = OWN_MACHINE if own else Freezer()
+            if freezes:
+                freezer = prove_freezing(opened, session)
             if not restore.plan.complete:  # else an earlier run has restored all of it
                 restore_parts(restore, "wake", tenancy.machine)
                 finish_restore(restore)

@@ -4,7 +4,9 @@ a hibernate froze them."""
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tasks.retries import ONCE
@@ -12,15 +14,18 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.criu import criu_bundle
-from torpor.control.remote.seam import Agent, Session
+from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.rental.renting import Tenancy
-from torpor.shared.errors import MachineUnfit, TorporError
+from torpor.control.safety import Verified
+from torpor.shared.errors import MachineUnfit, StillChanging, TorporError
 from torpor.shared.values import PROGRAMS, WorkspaceSpec
 from torpor.shared.wire.job import JobState, LookAtJob, StartJob, TryFreezing
-from torpor.shared.wire.snapshot import Froze, Program
+from torpor.shared.wire.snapshot import IMAGE_FILES, Froze, Program
 
 START_S: Final = 300.0
+THAW_S: Final = 3 * 3600.0
+"""For the memory of a large program."""
 _UNSEALED: Final = (
     "snapshots would hold its memory, and the store block has no `encryption_key` to seal them with"
 )
@@ -33,17 +38,30 @@ class Freezer(NamedTuple):
     why_not: str = ""
 
 
+OWN_MACHINE: Final = Freezer(
+    why_not="this is a machine of your own: torpor cannot tell whether they run on another one"
+)
+
+
+class Quiet(NamedTuple):
+    """What the programs were stopped into: ``words`` of each, for people, and the images of those
+    that are frozen, by their paths in the first directory."""
+
+    words: Sequence[str] = ()
+    images: Sequence[str] = ()
+
+
 @step("quiesce", retries=ONCE, phase="quiesce")
 def quiesce(
     snapshot: RemoteSnapshot, session: Agent, *, hook: bool, freezes: bool, sealed: bool
-) -> list[str]:
-    """Run the user's hook, and freeze the programs of a machine that ends. Returns what became of
-    each, for people. MachineUnfit where one that has to be frozen cannot be."""
+) -> Quiet:
+    """Run the user's hook, and freeze the programs of a machine that ends. MachineUnfit where one
+    that has to be frozen cannot be."""
     spec = snapshot.spec
     if not freezes:
         snapshot.quiesce(hook=hook)
-        return []
-    programs = {_id(line): line for line in spec.programs}
+        return Quiet()
+    programs = {_id(spec, line): line for line in spec.programs}
     wanted = [Program(name, _images(spec, line)) for name, line in programs.items()]
     freezer = _freezer(session) if sealed else Freezer(why_not=_UNSEALED)
     froze = snapshot.quiesce(wanted if freezer.criu else [], freezer.criu, hook=hook)
@@ -58,13 +76,28 @@ def quiesce(
         )
     for fault in faults:
         runner().log.warning("a program is not frozen, and a wake starts it afresh: %s", fault)
-    return [_frozen(programs[found.job], found) for found in froze]
+    return Quiet(
+        [_frozen(programs[found.job], found) for found in froze],
+        [f"{PROGRAMS}/{found.job}" for found in froze if found.bytes],
+    )
+
+
+def check_frozen(images: Sequence[str], verified: Verified) -> None:
+    """StillChanging unless the snapshot holds what was frozen: the machine's word is not enough."""
+    wanted = {os.fsencode(f"{folder}/{name}") for folder in images for name in IMAGE_FILES}
+    if wanted:
+        wanted -= {entry.path for entry in verified.manifest.entries if entry.root == 0}
+    if wanted:
+        raise StillChanging(
+            f"snapshot {verified.snapshot} lacks {os.fsdecode(min(wanted))}, which was frozen for "
+            "it: the machine was not destroyed. Hibernate again"
+        )
 
 
 @step("prove freezing", retries=ONCE)
-def prove_freezing(opened: OpenWorkspace, session: Agent) -> Freezer:
+def prove_freezing(opened: OpenWorkspace, session: Agent, *, strict: bool = True) -> Freezer:
     """Freeze a small process tree of torpor's own and let it go on: nothing else proves that this
-    machine can. MachineUnfit where it has to, and cannot."""
+    machine can. With ``strict``, MachineUnfit where it has to, and cannot."""
     spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
     if opened.seal.sealed:
         freezer = _freezer(session)
@@ -75,7 +108,7 @@ def prove_freezing(opened: OpenWorkspace, session: Agent) -> Freezer:
             freezer = Freezer(why_not=str(error))
         else:
             freezer = Freezer(why_not=told.why_not) if told.why_not else freezer
-    if freezer.why_not and spec.process == "require":
+    if freezer.why_not and spec.process == "require" and strict:
         raise MachineUnfit(
             f"workspace {spec.name} requires a machine that can freeze its programs: "
             f"{freezer.why_not}. Set `process` to try in the workspace block, or rent a virtual "
@@ -86,26 +119,21 @@ def prove_freezing(opened: OpenWorkspace, session: Agent) -> Freezer:
 
 @step("start programs", retries=ONCE)
 def start_programs(
-    opened: OpenWorkspace, session: Session, tenancy: Tenancy, freezer: Freezer
+    opened: OpenWorkspace, session: Agent, tenancy: Tenancy, freezer: Freezer
 ) -> list[str]:
     """Start the workspace's programs on a machine that was handed over: no other run can have it.
     Returns how each began, for people. Nothing here fails a wake."""
     spec = opened.spec
-    if freezer.criu:
+    try:
         freezer = _alone(opened, tenancy, freezer)
-    begun, went_on = [], False
+    except TorporError as error:
+        freezer = Freezer(why_not=f"whether they run elsewhere is not known: {error}")
+    begun = []
     for line in spec.programs:
         try:
-            state = _start(session, spec, line, freezer)
+            begun.append(f"{line}: {_begun(_start(session, spec, line, freezer), freezer)}")
         except TorporError as error:
             begun.append(f"{line}: not started: {error}")
-        else:
-            went_on = went_on or state.went_on
-            begun.append(f"{line}: {_begun(state, freezer)}")
-    if went_on and spec.resume:  # they were frozen after `quiesce`
-        done = session.execute(spec.resume, timeout_s=spec.quiesce_timeout_s)
-        if done.exit:
-            begun.append(f"the resume command ended with status {done.exit}")
     for words in begun:
         runner().log.info("program %s", words)
     return begun
@@ -122,11 +150,9 @@ def _freezer(session: Agent) -> Freezer:
 
 
 def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer:
-    """Frozen programs go on on one machine at a time. Nobody knows which machines of a user's own
-    still hold them."""
-    if tenancy.rental is None:
-        return Freezer(why_not="this is a machine of your own, where torpor cannot tell whether "
-                       "they run elsewhere")  # fmt: skip
+    """Frozen programs go on on one machine at a time."""
+    if not freezer.criu or tenancy.rental is None:
+        return freezer
     others = [
         rental.machine or rental.provider
         for rental in opened.rentals.open()
@@ -138,7 +164,7 @@ def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer
 
 
 def _start(session: Agent, spec: WorkspaceSpec, line: str, freezer: Freezer) -> JobState:
-    job, images = _id(line), _images(spec, line)
+    job, images = _id(spec, line), _images(spec, line)
     look = LookAtJob(job, 0, 0)
     was = session.call(look, request_id=_request(), within_s=START_S).state
     request = StartJob(
@@ -152,7 +178,8 @@ def _start(session: Agent, spec: WorkspaceSpec, line: str, freezer: Freezer) -> 
         images=images,
         criu=freezer.criu,
     )
-    return session.call(request, request_id=_request(), within_s=START_S)
+    within_s = THAW_S if freezer.criu else START_S
+    return session.call(request, request_id=_request(), within_s=within_s)
 
 
 def _begun(state: JobState, freezer: Freezer) -> str:
@@ -168,16 +195,16 @@ def _frozen(line: str, froze: Froze) -> str:
     if froze.why_not:
         return f"{line}: not frozen, a wake starts it afresh: {froze.why_not}"
     if not froze.bytes:
-        return f"{line}: has ended, a wake starts it afresh"
+        return f"{line}: does not run here, a wake starts it afresh"
     return f"{line}: frozen, {froze.bytes:,} bytes in {froze.seconds:.1f} s"
 
 
-def _id(line: str) -> str:
-    return hashlib.sha256(line.encode()).hexdigest()[:12]
+def _id(spec: WorkspaceSpec, line: str) -> str:
+    return hashlib.sha256(f"{spec.name}\n{line}".encode()).hexdigest()[:12]
 
 
 def _images(spec: WorkspaceSpec, line: str) -> str:
-    return f"{spec.paths[0]}/{PROGRAMS}/{_id(line)}"
+    return f"{spec.paths[0]}/{PROGRAMS}/{_id(spec, line)}"
 
 
 def _request() -> str:

@@ -107,11 +107,13 @@ class OpenWorkspace(StoredWorkspace):
     """The paths of that snapshot's directories on its machine; empty where they are unknown."""
 
     @property
-    def without_programs(self) -> OpenWorkspace:
-        """The same for a job: its machine runs nothing else."""
-        want = msgspec.structs.replace(self.spec.want, freezes=False)
-        spec = msgspec.structs.replace(self.spec, programs=[], want=want)
-        return replace(self, spec=spec)
+    def freezing(self) -> OpenWorkspace:
+        """The same, that rents no machine on which programs that must be frozen cannot be."""
+        spec = self.spec
+        want = msgspec.structs.replace(
+            spec.want, freezes=spec.freezes and spec.process == "require"
+        )
+        return replace(self, spec=msgspec.structs.replace(spec, want=want))
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
         """The environment of a stack, as a workspace of its own in the same store."""

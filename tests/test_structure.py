@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from torpor.shared.codecs.encodings import ENCODINGS
 
@@ -489,3 +490,14 @@ def test_the_format_s_numbers_are_the_code_s() -> None:
         f"at most {MAX_BODY_BYTES // GIB} GiB",
     ):
         assert said in text, said
+
+
+def test_every_file_of_ours_is_in_the_package() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for top in ("torpor", "flows", "tasks", "blocks"):
+        others = {
+            str(path.relative_to(ROOT / top))
+            for path in (ROOT / top).rglob("*")
+            if path.is_file() and path.suffix not in (".py", ".pyc")
+        }
+        assert others == set(named["package-data"].get(top, ()))

@@ -15,7 +15,7 @@ from tasks.guards import Ending, Guard, check_guards
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
-from tasks.programs import quiesce
+from tasks.programs import Quiet, check_frozen, quiesce
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -128,7 +128,7 @@ class Snapshot:
         self._passes = 0
         self._read_unix = 0.0
         self._restless: list[str] = []
-        self._programs: list[str] = []
+        self._quiet = Quiet()
         self._freezes = self._ends and workspace.spec.freezes
         self._hook = bool(workspace.spec.quiesce)  # which runs once
         self._parts: list[PartReport] = []
@@ -179,7 +179,7 @@ class Snapshot:
                 continue
             if not rested:
                 check_guards(self._guards, Ending(self._machine, self._lost))
-                self._programs = quiesce(
+                self._quiet = quiesce(
                     self._remote,
                     self._session,
                     hook=self._hook,
@@ -239,6 +239,7 @@ class Snapshot:
         asked to destroy it."""
         if not self._ends:
             raise UnsafeDestroy(f"machine {self._machine.id} is kept after this snapshot")
+        check_frozen(self._quiet.images, verified)
         ending = Ending(self._machine, self._lost, verified)
         last_look = partial(check_guards, self._guards, ending, only_store=True)
         warrant = confirm(
@@ -290,7 +291,7 @@ class Snapshot:
             warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
             shrunk=bool(last.missed.vanished or last.missed.disks),
-            programs=self._programs,
+            programs=[*self._quiet.words],
             seconds=seconds_by_phase(),
             saved_usd_h=self._machine.price_usd_h if self._destroyed else 0.0,
         )

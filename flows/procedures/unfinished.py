@@ -73,7 +73,9 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
     ):
         if not restore.plan.complete:
             raise RunCancelled("its run has gone, and its restore is not whole")
-        freezer = prove_freezing(opened, session) if opened.spec.freezes else Freezer()
+        freezer = Freezer()
+        if opened.spec.freezes:
+            freezer = prove_freezing(opened, session, strict=False)  # the machine is whole
         hand_over(tenancy, alone=False)
         if opened.spec.programs:
             start_programs(opened, session, tenancy, freezer)

@@ -6,20 +6,24 @@ import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
-from flows import create, hibernate
+from flows import create, hibernate, job
 from tasks.guards import NothingLost
 from tasks.machines import endpoint_of
 from tasks.plain_runner import PlainRunner
+from tasks.programs import check_frozen
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World, kill
 from torpor.control.remote import criu as criu_packages
 from torpor.control.reports import HibernateReport, WakeReport
-from torpor.shared.errors import MachineUnfit, UnsavedWork
+from torpor.control.safety import Verified
+from torpor.shared.errors import MachineUnfit, StillChanging, UnsavedWork
 
 CHAIN = """
 import hashlib, os, time
@@ -151,6 +155,25 @@ def test_on_a_machine_of_the_user_s_own_they_start_afresh(world: World) -> None:
     assert woken.programs[0].startswith(f"{LINE}: started afresh: this is a machine of your own")
 
 
+def test_a_first_directory_that_is_a_link_holds_what_is_frozen(world: World) -> None:
+    real = _place(world).with_name("real")
+    real.mkdir()
+    _place(world).symlink_to(real)
+    (real / "chain.py").write_text(CHAIN)
+    run_plainly(world.opened, create)
+    _grows(world)
+    slept = hibernate_plainly(world.opened)
+    assert slept.programs[0].startswith(f"{LINE}: frozen")
+
+
+def test_a_job_on_the_machine_freezes_its_programs(world: World) -> None:
+    _begin(world)
+    run_plainly(world.opened, job, "echo done")
+    assert world.machines() == []
+    shutil.rmtree(_place(world))
+    assert wake_plainly(world.opened).programs == [f"{LINE}: went on where it was frozen"]
+
+
 def test_a_program_that_prints_keeps_no_machine(world: World) -> None:
     world = _changed(world, programs=["while sleep 0.05; do echo $RANDOM; done"], process="never")
     _place(world).mkdir()
@@ -187,3 +210,15 @@ def test_where_it_is_required_a_machine_that_cannot_is_refused(
     with pytest.raises(MachineUnfit, match="requires a machine that can freeze its programs"):
         wake_plainly(wanting.opened)
     assert world.machines() == []
+
+
+@pytest.mark.parametrize("name", ["tree.json", "complete"])
+def test_no_machine_is_believed_that_something_is_frozen(name: str) -> None:
+    names = {"tree.json", "complete"} - {name}
+    entries = [SimpleNamespace(root=0, path=f".torpor-process/1/{kept}".encode()) for kept in names]
+    entries.append(SimpleNamespace(root=1, path=f".torpor-process/1/{name}".encode()))
+    verified = SimpleNamespace(snapshot="it", manifest=SimpleNamespace(entries=entries))
+    with pytest.raises(StillChanging, match=f"it lacks .torpor-process/1/{name}"):
+        check_frozen([".torpor-process/1"], cast("Verified", verified))
+    entries[-1].root = 0
+    check_frozen([".torpor-process/1"], cast("Verified", verified))

@@ -4,7 +4,9 @@ and Prefect server. What they promise in detail is tested over machines in memor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from deployments.server import Server as PrefectServer
@@ -19,7 +21,9 @@ NAME = "smoke"
 @pytest.fixture
 def standing(prefect_server: PrefectServer, seaweed: StoreServer) -> Iterator[World]:
     with make_world(seaweed, sealed=True) as made:
-        world = made.named(NAME)
+        access = made.named(NAME).access
+        spec = msgspec.structs.replace(access.spec, programs=["sleep 600"], process="try")
+        world = replace(made, access=msgspec.structs.replace(access, spec=spec))
         world.access.save_blocks(NAME)
         yield world
 
@@ -34,6 +38,7 @@ def test_a_workspace_sleeps_wakes_works_serves_and_is_measured(standing: World) 
 
     woken = wake(NAME)
     assert (standing.workspace(woken.machine) / "model").read_text() == "small"
+    assert woken.programs == ["sleep 600: started"]
 
     done = job(NAME, command=["sh", "-c", "echo worked > result"])
     assert done.job.state == "succeeded" and standing.machines() == []

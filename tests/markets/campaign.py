@@ -98,8 +98,11 @@ class Campaign(MarketWorld):
         if told.result:
             self._see_woken(str(plan))
             self._work()
-        elif not self._ended_by_name(told) and plan.is_calm:
-            self.violations.add(f"an undisturbed wake failed: {told}")
+        else:
+            if self.mine is not None:  # it was killed after it had handed it over
+                self._see_woken(str(plan))
+            if not self._ended_by_name(told) and plan.is_calm:
+                self.violations.add(f"an undisturbed wake failed: {told}")
         self._pass()
         if self.mine is not None and self.rng.random() < 0.1:
             said.append(self._take_back(self.mine))

@@ -278,7 +278,10 @@ class _Handler(Handler):
     server: FakeMarket
 
     def _serve(self) -> None:
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length)
+        if len(raw) < length:
+            raise ConnectionResetError("the client was killed before it had sent all")
         parts = urlsplit(self.path)
         try:
             body = json.loads(raw) if raw else None

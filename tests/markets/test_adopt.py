@@ -283,5 +283,5 @@ def new_host_key() -> str:
 
 
 def test_every_market_that_can_be_told_is_tried() -> None:
-    assert {*FAKES} - {*NAMES} == {"tensordock", "kubernetes"}
+    assert {*FAKES} - {*NAMES} == {"azure", "tensordock", "kubernetes"}
     assert adoption.fingerprint(new_host_key()).startswith("SHA256:")

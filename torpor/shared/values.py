@@ -333,7 +333,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     @property
     def may_change(self) -> list[str]:
         """Patterns of files that may change while they are read."""
-        return [*self.accept_changed, f"{PROGRAMS}/*.log"] if self.programs else self.accept_changed
+        return [*self.accept_changed, f"{PROGRAMS}/*.log"]
 
     @property
     def restorable(self) -> list[str]:

@@ -353,7 +353,10 @@ class Driver:
                 return None
         spec = self.opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
-        return replace(self.opened, spec=msgspec.structs.replace(spec, want=want), job=self.job.id)
+        spec = msgspec.structs.replace(
+            spec, want=want, programs=[]
+        )  # its machine runs nothing else
+        return replace(self.opened, spec=spec, job=self.job.id)
 
     def rented(self, report: WakeReport) -> None:
         self._refusals = 0

@@ -156,7 +156,7 @@ def test_the_table_has_a_row_for_each_offer() -> None:
 @pytest.mark.parametrize(
     ("kind", "privileged", "said"),
     [("vm", True, "claimed"), ("pod", True, "claimed"), ("vm", False, "unknown"),
-     ("container", False, "no"), ("folder", False, "no")],
+     ("container", False, "no"), ("folder", False, "unknown")],
 )  # fmt: skip
 def test_a_checkpoint_needs_root_that_may_dump_processes(
     kind: str, privileged: bool, said: str

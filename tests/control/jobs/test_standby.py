@@ -27,7 +27,7 @@ from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, SnapshotDamaged, SnapshotMissing, StoreUnavailable
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
-from torpor.shared.values import GIB, SnapshotId, StoredObject
+from torpor.shared.values import GIB, PROGRAMS, SnapshotId, StoredObject
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
 
 
@@ -87,7 +87,7 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
         assert save.grant.key == manifest_key(WORKSPACE, save.snapshot)
     assert len({grant.key for grant in book.packs} - packs(store)) == FEWEST_PACKS
     assert (book.job, book.parent, book.roots) == (JOB, base, [str(machine.root)])
-    assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log"], [])
+    assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log", f"{PROGRAMS}/*.log"], [])
     assert AGAIN_S < COMMIT_S
     same = book_of(machine, machine.root, None)
     assert (same.parent, same.known[0].root) == (base, book.known[0].root)

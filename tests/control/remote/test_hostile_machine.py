@@ -253,7 +253,7 @@ def test_other_programs_than_were_to_be_frozen_are_refused(
     agent = Hostile(_honest(Quiesce=Quiesced([Froze(job, 1) for job in named])))
     remote = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
     with pytest.raises(MachineError, match="machine hostile names other programs"):
-        remote.quiesce([Program("0" * 12, "~/work/.torpor-process/0")], "criu")
+        remote.quiesce([Program("0" * 12, "~/kept/.torpor-process/0")], "criu")
 
 
 @pytest.mark.parametrize(

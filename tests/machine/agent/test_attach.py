@@ -41,7 +41,7 @@ class Attached:
         return message
 
     def ask(self, request: str, op: str, **args: Any) -> dict[str, Any]:
-        assert self.first and self.process.stdin is not None
+        assert "hello" in self.first and self.process.stdin is not None, self.first
         line = json.dumps({"id": request, "op": op, "args": args}) + "\n"
         self.process.stdin.write(line.encode())
         self.process.stdin.flush()

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -43,8 +42,7 @@ def main() -> int:
     print(f"Linux {platform.release()}, driver {driver() or 'none'}; {why_not() or 'may freeze'}")
     with tempfile.TemporaryDirectory(prefix="torpor-gpu-") as folder:
         place = Path(folder)
-        with tarfile.open(criu_bundle().archive) as archive:
-            archive.extractall(place / "criu", filter="data")
+        shutil.unpack_archive(criu_bundle().archive, place / "criu")
         print(fly(program(place / "criu"), place))
         return _hold(place)
 
@@ -69,7 +67,7 @@ def _hold(place: Path) -> int:
             os.kill(first or root, signal.SIGKILL)
             os.waitpid(first or root, 0)
             began_s = time.monotonic()
-            first, root = thaw(place / "criu", images, LIMIT_S)
+            first, root = thaw(place / "criu", images)
             print(f"frozen in {frozen_s:.2f} s, {size:,} bytes; thawed in "
                   f"{time.monotonic() - began_s:.2f} s")  # fmt: skip
             shutil.rmtree(images)

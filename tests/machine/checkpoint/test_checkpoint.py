@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
 from torpor.control.remote.criu import criu_bundle
 from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
+from torpor.machine.checkpoint.criu import Criu
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.tree.walk import compile_excludes
 from torpor.shared.values import PROGRAMS
@@ -63,8 +65,7 @@ def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
     folder = shared_folder / "criu"
 
     def start() -> Known:
-        with tarfile.open(criu_bundle().archive) as archive:
-            archive.extractall(folder / "unpacked", filter="data")
+        shutil.unpack_archive(criu_bundle().archive, folder / "unpacked")
         return {}
 
     with shared(folder, start, lambda _: None):
@@ -104,10 +105,12 @@ class Chain:
     def program(self) -> Program:
         return Program(JOB, str(self.images))
 
+    def programs(self) -> Programs:
+        return Programs(self.agent.home, os.fsencode(self.place), compile_excludes(self.exclude))
+
     def freeze(self) -> Froze:
-        root = os.fsencode(self.place)
-        programs = Programs(self.agent.home, root, compile_excludes(self.exclude))
-        return next(programs.freeze([self.program], str(self.criu), 20.0, lambda: None))
+        said = self.programs().freeze([self.program], str(self.criu), 20.0, lambda: None)
+        return next(said)
 
     def vanish(self) -> None:
         """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
@@ -246,6 +249,42 @@ def test_what_no_run_has_frozen_now_is_forgotten(chain: Chain, tmp_path: Path) -
     let_go_on(chain.agent.home, [chain.program])
 
 
+def test_one_that_somebody_lets_go_on_is_not_frozen_any_more(chain: Chain) -> None:
+    """Its memory is older than its files then."""
+    chain.start()
+    programs = chain.programs()
+    next(programs.freeze([chain.program], str(chain.criu), 20.0, lambda: None))
+    assert programs.awake() == []
+    _, kept = JobFolder(chain.agent.home, JOB).look()
+    assert kept is not None
+    os.kill(kept.command.pid, signal.SIGCONT)
+    assert programs.awake() == [f"{PROGRAMS}/{JOB}"]
+    os.kill(kept.command.pid, signal.SIGKILL)
+    until(lambda: not kept.command.lives, "it is gone")
+    assert next(programs.freeze([chain.program], str(chain.criu), 20.0, lambda: None)).bytes == 0
+    assert not chain.images.exists()
+
+
+def test_where_the_folder_of_images_is_a_link_nothing_is_frozen(chain: Chain) -> None:
+    chain.start()
+    (chain.place / "elsewhere").mkdir()
+    chain.images.parent.symlink_to(chain.place / "elsewhere")
+    assert "is a link, and no snapshot follows it" in chain.freeze().why_not
+
+
+def test_what_goes_wrong_with_one_keeps_none_of_the_others_stopped(chain: Chain) -> None:
+    chain.start()
+    chain.freeze()
+    broken = JobFolder(chain.agent.home, "1" * 12)
+    broken.make()
+    (broken.path / "state").write_text("{")
+    images = chain.place / PROGRAMS / broken.job
+    images.mkdir()
+    faults = let_go_on(chain.agent.home, [Program(broken.job, str(images)), chain.program])
+    assert [fault.partition(" was frozen")[0] for fault in faults] == [f"program {broken.job}"]
+    chain.goes_on()
+
+
 def test_what_runs_outside_of_the_tree_is_named(chain: Chain) -> None:
     chain.code = "import os\nif os.fork() and os.fork(): pass\nelse: os.setsid()\n" + _CHAIN
     chain.code = _STRAY + _CHAIN
@@ -276,6 +315,19 @@ def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
     chain.criu = tmp_path / "none"
     assert chain.freeze().why_not.startswith("CRIU cannot be started")
     chain.goes_on()
+
+
+def test_a_disk_that_is_full_after_the_dump_lets_it_go_on(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(criu: Criu, images: Path, within_s: float) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Criu, "write_cpu", full)
+    chain.start()
+    assert "No space left on device" in chain.freeze().why_not
+    chain.goes_on()
+    assert chain.is_whole()
 
 
 def test_the_canary_is_a_proof(chain: Chain) -> None:

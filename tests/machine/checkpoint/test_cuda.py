@@ -69,7 +69,7 @@ def test_all_processes_are_locked_before_one_is_moved(calls: Calls) -> None:
         (
             "cuCheckpointProcessCheckpoint 13 401",
             "CUDA_ERROR_ILLEGAL_STATE (401)",
-            ["Restore 12", "Unlock 13", "Unlock 12"],
+            ["Restore 12", "Unlock 12", "Unlock 13"],
         ),
     ],
 )
@@ -82,10 +82,26 @@ def test_what_cannot_be_moved_runs_on(
 
 
 def test_it_comes_back_to_the_same_gpus_or_to_others(calls: Calls) -> None:
-    frozen = {"CUDA_FROZEN": "1"}
+    frozen = {"CUDA_STATE": "2"}
     assert calls("resume", [12], [_HERE], **frozen) == (["Restore 12", "Unlock 12"], "")
     made, said = calls("resume", [13], ["77" * 16], **frozen)
     assert (made[2:], said) == (["Restore 13 77 to 10 of 1", "Unlock 13"], "")
+
+
+@pytest.mark.parametrize(
+    ("state", "made"),
+    [("0", []), ("1", ["Unlock 12"]), ("2", ["Restore 12", "Unlock 12"])],
+    ids=["running", "locked", "moved"],
+)
+def test_whatever_became_of_a_move_is_undone(calls: Calls, state: str, made: list[str]) -> None:
+    assert calls("release", [12, 100], CUDA_STATE=state) == (made, "")
+
+
+def test_one_that_cannot_be_released_keeps_none_of_the_others(calls: Calls) -> None:
+    fails = "cuCheckpointProcessRestore 12 401"
+    made, said = calls("release", [12, 13], CUDA_STATE="2", CUDA_FAILS=fails)
+    assert said == "process 12: cuCheckpointProcessRestore: CUDA_ERROR_ILLEGAL_STATE (401)"
+    assert made == ["Restore 12", "Restore 13", "Unlock 13"]
 
 
 def test_fewer_gpus_than_before_are_named(calls: Calls) -> None:

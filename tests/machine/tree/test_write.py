@@ -176,7 +176,8 @@ def test_nothing_elsewhere_is_touched(
     for stop in range(5):
         target = tmp_path / f"{stop}/target"
         target.parent.mkdir()
-        steps = _writes(TreeWriter([os.fsencode(target)], stage=stage))
+        first = TreeWriter([os.fsencode(target)], stage=stage)
+        steps = _writes(first)
         for step in steps[:stop]:
             step()
         if stop == 0:
@@ -193,6 +194,9 @@ def test_nothing_elsewhere_is_touched(
             assert "something else" in says or "is not a directory" in says
         except PermissionError:
             assert swap == "whole-directory"  # Linux makes no hard links to directories
+        finally:
+            first.close()
+            again.close()
         assert differences(untouched, facts(tmp_path / "elsewhere")) == []
 
 

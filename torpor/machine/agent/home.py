@@ -35,8 +35,9 @@ def enter_home(home: Path) -> Path:
         raise MachineUnfit(
             f"the agent's folder {home} belongs to user {facts.st_uid}, not to {os.geteuid()}"
         )
+    found = os.listdir(".")  # before the look for the marker: another start may make it meanwhile
     if not os.path.lexists(MARKER):
-        if any(name != BUNDLES for name in os.listdir(".")):
+        if any(name != BUNDLES for name in found):
             raise MachineUnfit(
                 f"the agent's folder {home} holds files that are not torpor's: name another one"
             )

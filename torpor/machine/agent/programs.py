@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,36 +17,55 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.checkpoint.tree import freeze, frozen_bytes, give_gpus_back, remove_images
 from torpor.machine.supervisor.folder import JobFolder, Kept
-from torpor.machine.supervisor.processes import are_stopped, descendants
-from torpor.shared.errors import TorporError
+from torpor.machine.supervisor.processes import are_stopped, descendants, resident_bytes
+from torpor.shared.errors import MachineError, TorporError
 from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.snapshot import Froze, Program
 
-GPUS_S: Final = 120.0
+GPUS_S: Final = 600.0
+_SPARE_BYTES: Final = 256 << 20
+"""What must stay free on the disk beside the images: files that other programs write."""
 _IMAGES: Final = re.compile("[0-9a-f]{12}")
 """The name of a folder with what is frozen of a program: its job's id."""
 
 
 class Programs:
-    """The programs of the workspace on this machine. ``root``: its first directory; ``excluded``:
-    which paths there no snapshot holds."""
+    """The programs of the workspace on this machine. ``root``: its first directory, resolved;
+    ``excluded``: which paths there no snapshot holds."""
 
     def __init__(self, home: Path, root: bytes, excluded: Callable[[bytes], bool] | None) -> None:
         self._home = home
-        self._root = Path(os.fsdecode(root))
+        self._folder = Path(os.fsdecode(root)) / PROGRAMS
         self._excluded = excluded
+        self._frozen: list[Program] = []
+
+    def resolved(self, programs: Sequence[Program]) -> list[Program]:
+        """Them, with their images in the workspace as it lies on this machine. InvalidInput for
+        an id that is none."""
+        return [
+            msgspec.structs.replace(
+                program, images=str(self._folder / JobFolder(self._home, program.job).job)
+            )
+            for program in programs
+        ]
 
     def forget(self, frozen: Sequence[Program]) -> None:
-        """Remove what is frozen of all but these."""
-        folder = self._root / PROGRAMS
-        kept = {images_of(program) for program in frozen}
-        if folder.is_dir() and not folder.is_symlink():
-            for path in folder.iterdir():
-                if _IMAGES.fullmatch(path.name) and path not in kept:
+        """Remove what is frozen of all but these. MachineError where that cannot be."""
+        kept = {program.images for program in frozen}
+        if self._folder.is_dir() and not self._folder.is_symlink():
+            for path in self._folder.iterdir():
+                if _IMAGES.fullmatch(path.name) and str(path) not in kept:
                     remove_images(path)
+                    if frozen_bytes(path):
+                        raise MachineError(
+                            f"{path} holds processes that were frozen earlier, and cannot be "
+                            "removed: remove it by hand"
+                        )
 
     def freeze(
         self,
@@ -55,6 +75,7 @@ class Programs:
         check: Callable[[], None],
     ) -> Iterator[Froze]:
         """Freeze each ``within_s``, one after another. What is frozen already stays so."""
+        self._frozen = []
         for program in programs:
             check()
             began_s = time.monotonic()
@@ -62,30 +83,39 @@ class Programs:
                 size = self._freeze(program, Path(criu), within_s)
             except (TorporError, OSError) as error:
                 yield Froze(program.job, why_not=str(error))
-            else:
-                yield Froze(program.job, size, time.monotonic() - began_s)
+                continue
+            if size:
+                self._frozen.append(program)
+            yield Froze(program.job, size, time.monotonic() - began_s)
+
+    def awake(self) -> list[str]:
+        """What was frozen and is not any more, though the run has not ended: somebody let it go
+        on."""
+        return [
+            f"{PROGRAMS}/{program.job}"
+            for program in self._frozen
+            if not _is_frozen(self._home, program)
+        ]
 
     def _freeze(self, program: Program, criu: Path, within_s: float) -> int:
-        """The bytes of its images; 0 where it has ended."""
-        images = images_of(program)
+        """The bytes of its images; 0 where it does not run."""
         folder = JobFolder(self._home, program.job)
         _, kept = folder.look()
-        if kept is None:
-            raise CheckpointFailed("torpor has not started it on this machine")
-        left = folder.processes(kept)
-        if not kept.at_work:
-            if left:
+        if kept is not None and _is_frozen(self._home, program):
+            return frozen_bytes(Path(program.images))
+        let_go_on(self._home, [program])
+        if kept is None or not kept.at_work:
+            if kept is not None and folder.processes(kept):
                 raise CheckpointFailed("it has ended, and left processes in the background")
             return 0
-        if (size := frozen_bytes(images)) and are_stopped(left):
-            return size
-        let_go_on(self._home, [program])
-        strays = {*left} - {kept.command.pid, *descendants(kept.command.pid)}
-        if strays:
+        tree = {kept.command.pid, *descendants(kept.command.pid)}
+        if strays := {*folder.processes(kept)} - tree:
             raise CheckpointFailed(
                 f"processes {', '.join(map(str, sorted(strays)))} of it run in the background, "
                 "outside of its tree"
             )
+        self._check_room(tree)
+        images = Path(program.images)
         try:
             size = freeze(criu, *_root_of(kept), images, within_s)
             self._check_kept(images)
@@ -94,37 +124,56 @@ class Programs:
             raise
         return size
 
+    def _check_room(self, tree: set[int]) -> None:
+        if self._folder.is_symlink():
+            raise CheckpointFailed(f"{self._folder} is a link, and no snapshot follows it")
+        needs, free = resident_bytes(tree), shutil.disk_usage(self._folder.parent).free
+        if needs + _SPARE_BYTES > free:
+            raise CheckpointFailed(
+                f"it holds {needs:,} bytes of memory, and the disk has {free:,} free"
+            )
+
     def _check_kept(self, images: Path) -> None:
         """The snapshot has to hold every one of them."""
         for file in (images.parent, images, *images.iterdir()):
-            name = file.relative_to(self._root)
+            name = file.relative_to(self._folder.parent)
             if self._excluded is not None and self._excluded(os.fsencode(name)):
                 raise CheckpointFailed(f"the workspace's `exclude` leaves out {name}")
 
 
-def let_go_on(home: Path, programs: Sequence[Program]) -> None:
-    """Let the frozen ones of them go on, and remove their images. One that cannot go on is no
-    reason not to let the others."""
+def let_go_on(home: Path, programs: Sequence[Program]) -> list[str]:
+    """Let the frozen ones of them go on, and remove their images. Returns what went wrong: that is
+    no reason not to let the others go on."""
+    faults = []
     for program in programs:
-        images = images_of(program)
-        with suppress(TorporError, OSError):
+        try:
             _, kept = JobFolder(home, program.job).look()
-            _signal(home, program, signal.SIGCONT)
-            if kept is not None:
-                give_gpus_back(images, _root_of(kept)[1], GPUS_S)
-        remove_images(images)
+            if kept is not None and os.path.lexists(program.images):
+                _signal(home, program, signal.SIGCONT)
+                give_gpus_back(*_root_of(kept), GPUS_S)
+        except Exception as error:  # noqa: BLE001  whatever it is
+            faults.append(f"program {program.job} was frozen and may not go on: {error}")
+        remove_images(Path(program.images))
+    return faults
 
 
 def end_frozen(home: Path, programs: Sequence[Program]) -> None:
     """Kill those that are frozen: nothing of them is lost."""
     for program in programs:
-        if frozen_bytes(images_of(program)):
+        if frozen_bytes(Path(program.images)):
             with suppress(TorporError):
                 _signal(home, program, signal.SIGKILL)
 
 
-def images_of(program: Program) -> Path:
-    return Path(os.path.expanduser(program.images))
+def _is_frozen(home: Path, program: Program) -> bool:
+    if not frozen_bytes(Path(program.images)):
+        return False
+    folder = JobFolder(home, program.job)
+    _, kept = folder.look()
+    if kept is None:
+        return False
+    first = _root_of(kept)[1]  # only waits for the others
+    return are_stopped([pid for pid in folder.processes(kept) if pid != first])
 
 
 def _root_of(kept: Kept) -> tuple[int, int | None]:

@@ -95,7 +95,9 @@ class Resumption:
                 *(program for program in programs if program not in owed.programs),
             ]
             self._owed = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
-            self._write(self._owed)
+            if self._owed != owed:
+                with suppress(OSError):  # as above
+                    self._write(self._owed)
 
     @property
     def programs(self) -> Sequence[Program]:
@@ -108,14 +110,15 @@ class Resumption:
         if owed is None:
             return ""
         try:
-            let_go_on(self._home, owed.programs)
-            if owed.argv:
-                run_hook(owed.argv, owed.timeout_s, lambda: None, RESUME)
-        except (HookFailed, InvalidInput) as error:
-            self._log.write(str(error))
-            return str(error)
-        else:
-            return ""
+            faults = let_go_on(self._home, owed.programs)
+            try:
+                if owed.argv:
+                    run_hook(owed.argv, owed.timeout_s, lambda: None, RESUME)
+            except (HookFailed, InvalidInput) as error:
+                faults.append(str(error))
+            for fault in faults:
+                self._log.write(fault)
+            return "; ".join(faults)
         finally:
             self._settled()
 

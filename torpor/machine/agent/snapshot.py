@@ -248,12 +248,13 @@ class SnapshotRun(AgentRun):
     def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
         """Run the user's hook, and freeze programs; from then on their counterpart is owed."""
         check, limit_s = partial(self.check, call), request.timeout_s
-        if request.resume or request.programs:
-            self._resumption.owe(request.resume, limit_s, programs=request.programs)
+        owned = self._has_begun().programs
+        programs = owned.resolved(request.programs)
+        if request.resume or programs:
+            self._resumption.owe(request.resume, limit_s, programs=programs)
         if request.argv:
             run_hook(request.argv, limit_s, check)
-        programs = self._has_begun().programs
-        return Quiesced([*programs.freeze(request.programs, request.criu, limit_s, check)])
+        return Quiesced([*owned.freeze(programs, request.criu, limit_s, check)])
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:
         """Begin to look for what the snapshot lacks, or what was found."""
@@ -303,10 +304,12 @@ class SnapshotRun(AgentRun):
         run = self._has_begun()
         seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
         entries, _ = self._entries()
-        if len(entries) == len(seen.entries) and all(map(is_, entries, seen.entries)):
+        awake = run.programs.awake()
+        same = len(entries) == len(seen.entries) and all(map(is_, entries, seen.entries))
+        if same and not awake:
             return Confirmed(0, [], 0, [])
         committed = {(e.root, e.path): e for e in entries}
-        changed = [u.entry.path for u in seen.unread]
+        changed = [*map(os.fsencode, awake), *(u.entry.path for u in seen.unread)]
         unread = {(u.entry.root, u.entry.path) for u in seen.unread}
         for entry in seen.entries:
             held = committed.pop((entry.root, entry.path), None)

@@ -26,7 +26,7 @@ _BOTH: Final = (
     "--ghost-limit=1G",  # files that were deleted and are open go into the image
     "-v2",
 )
-_HARMLESS: Final = ("RLIMIT_NOFILE", "shutdown state of inet socket")
+_HARMLESS: Final = ("RLIMIT_NOFILE", "shutdown state of inet socket", "Unable to create tun")
 _MOST_LOG: Final = 64 << 10
 _ENDS_S: Final = 5.0
 

@@ -11,9 +11,10 @@ import ctypes
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ main(sys.argv[2])
 _MOST_LOCK_S: Final = 10.0
 """How long a process may take to finish what it has asked its GPUs for."""
 _UUID_BYTES: Final = 16
+_LOCKED, _CHECKPOINTED = 1, 2  # CUprocessState
 
 
 class GpuState(msgspec.Struct, frozen=True):
@@ -51,14 +53,21 @@ def suspend(root: int, within_s: float, inside: Sequence[str] = ()) -> GpuState:
     then nothing has changed."""
     if not _DRIVER.exists():
         return GpuState()
-    said = _run([*inside, *_command("suspend", root)], within_s)
+    said = _run([*inside, *_command("suspend", root, within_s)], within_s)
     return msgspec.convert(said, learned(GpuState))
 
 
 def resume(state: GpuState, within_s: float, inside: Sequence[str] = ()) -> None:
     """Move it back, to the same GPUs or as many others of the same kind."""
     if state.processes:
-        _run([*inside, *_command("resume", msgspec.to_builtins(state))], within_s)
+        _run([*inside, *_command("resume", msgspec.to_builtins(state), within_s)], within_s)
+
+
+def release(root: int, within_s: float, inside: Sequence[str] = ()) -> None:
+    """Move it back, and let all processes of the tree of ``root`` go on, however far they were on
+    their way. Nothing to do where they were not."""
+    if _DRIVER.exists():
+        _run([*inside, *_command("release", root, within_s)], within_s)
 
 
 def check_driver(state: GpuState) -> None:
@@ -76,8 +85,10 @@ def driver() -> str:
     return found[1] if found else ""
 
 
-def _command(action: str, what: object) -> list[str]:
-    return [sys.executable, "-s", "-E", "-c", _MAIN, str(_PACKAGES), json.dumps([action, what])]
+def _command(action: str, what: object, within_s: float) -> list[str]:
+    """It ends by itself: what enters a namespace is not the process that can be killed here."""
+    asked = json.dumps([action, what, within_s])
+    return [sys.executable, "-s", "-E", "-c", _MAIN, str(_PACKAGES), asked]
 
 
 def _run(argv: Sequence[str], within_s: float) -> Any:
@@ -117,6 +128,10 @@ class _Restore(ctypes.Structure):
     )
 
 
+class NoCuda(CheckpointFailed):
+    """No program here can use CUDA."""
+
+
 class Cuda:
     """The driver's calls. CheckpointFailed names the one that fails, with the driver's word."""
 
@@ -124,24 +139,20 @@ class Cuda:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise CheckpointFailed(f"CUDA's driver library cannot be loaded: {error}") from None
+            raise NoCuda(f"CUDA's driver library cannot be loaded: {error}") from None
         self._call("cuInit", 0)
 
     def suspend(self, processes: Sequence[int]) -> None:
-        """All or none: a failure undoes what came before it."""
-        undo: list[tuple[Callable[..., None], str, int]] = []
+        """All, or none where one cannot be moved."""
+        lock = _Lock(int(_MOST_LOCK_S * 1000))
         try:
             for pid in processes:
-                lock = _Lock(int(_MOST_LOCK_S * 1000))
                 self._call("cuCheckpointProcessLock", pid, ctypes.byref(lock))
-                undo.append((self._call, "cuCheckpointProcessUnlock", pid))
             for pid in processes:
                 self._call("cuCheckpointProcessCheckpoint", pid, None)
-                undo.append((self._call, "cuCheckpointProcessRestore", pid))
         except CheckpointFailed:
-            for call, name, pid in reversed(undo):
-                with suppress(CheckpointFailed):
-                    call(name, pid, None)
+            with suppress(CheckpointFailed):  # the caller releases it, too
+                self.release(processes)
             raise
 
     def resume(self, processes: Sequence[int], gpus: Sequence[str]) -> None:
@@ -156,6 +167,27 @@ class Cuda:
             self._call("cuCheckpointProcessRestore", pid, given)
         for pid in processes:
             self._call("cuCheckpointProcessUnlock", pid, None)
+
+    def release(self, processes: Sequence[int]) -> None:
+        """Undo a move as far as it had come. Processes that use no GPU have no state."""
+        faults = []
+        for pid in processes:
+            try:
+                if self._state(pid) == _CHECKPOINTED:
+                    self._call("cuCheckpointProcessRestore", pid, None)
+                if self._state(pid) == _LOCKED:
+                    self._call("cuCheckpointProcessUnlock", pid, None)
+            except CheckpointFailed as error:
+                faults.append(f"process {pid}: {error}")
+        if faults:
+            raise CheckpointFailed("; ".join(faults))
+
+    def _state(self, pid: int) -> int:
+        """0 where it runs, or uses no GPU."""
+        state = ctypes.c_int()
+        with suppress(CheckpointFailed):
+            self._call("cuCheckpointProcessGetState", pid, ctypes.byref(state))
+        return state.value
 
     def gpus(self) -> list[str]:
         count = ctypes.c_int()
@@ -197,7 +229,8 @@ def _uses_gpu(pid: int) -> bool:
 
 
 def main(asked: str) -> None:
-    action, what = json.loads(asked)
+    action, what, within_s = json.loads(asked)
+    signal.alarm(max(1, int(within_s)))
     try:
         if action == "suspend":
             processes = [pid for pid in _tree(what) if _uses_gpu(pid)]
@@ -207,6 +240,10 @@ def main(asked: str) -> None:
                 state = GpuState(processes, cuda.gpus(), driver())
                 cuda.suspend(processes)
             print(json.dumps(msgspec.to_builtins(state)))
+        elif action == "release":
+            with suppress(NoCuda):  # then nothing was moved
+                Cuda().release([*_tree(what)])
+            print("{}")
         else:
             state = msgspec.convert(what, learned(GpuState))
             Cuda().resume(state.processes, state.gpus)

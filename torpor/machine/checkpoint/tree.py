@@ -16,15 +16,18 @@ from typing import Final
 import msgspec
 
 from torpor.machine.checkpoint.criu import OLDEST, CheckpointFailed, Criu
-from torpor.machine.checkpoint.cuda import GpuState, check_driver, resume, suspend
+from torpor.machine.checkpoint.cuda import GpuState, check_driver, release, resume, suspend
 from torpor.machine.checkpoint.namespace import begin
 from torpor.shared.values import learned
+from torpor.shared.wire.snapshot import IMAGE_FILES
 
-_FACTS: Final = "tree.json"
-_COMPLETE: Final = "complete"
+_FACTS, _COMPLETE = IMAGE_FILES
 _LOADER: Final = "ld-linux-x86-64.so.2"
 _PROGRAM: Final = "criu"
 _CPU_S: Final = 10.0
+_THAW_S: Final = 120.0
+_SLOWEST_BYTES_S: Final = 20e6
+"""A slow disk that images are read from."""
 _NEEDED: Final = {
     # The bit of each capability in linux/capability.h. Tried one by one, CRIU 4.1.1 and 4.2.1.
     "NET_ADMIN": 12,
@@ -76,12 +79,8 @@ def freeze(folder: Path, pid: int, first: int | None, images: Path, within_s: fl
     program(folder)
     criu = Criu([*_inside(first), *_argv(folder)])
     gpus = suspend(pid, within_s, _inside(first))
-    try:
-        facts = _Tree(pid, platform.release(), platform.machine(), gpus)
-        (images / _FACTS).write_bytes(msgspec.json.encode(facts))
-    except OSError:
-        resume(gpus, within_s, _inside(first))
-        raise
+    facts = _Tree(pid, platform.release(), platform.machine(), gpus)
+    (images / _FACTS).write_bytes(msgspec.json.encode(facts))
     criu.dump(pid, images, within_s)
     criu.write_cpu(images, _CPU_S)
     (images / _COMPLETE).touch()
@@ -97,28 +96,31 @@ def frozen_bytes(images: Path) -> int:
 
 def remove_images(images: Path) -> None:
     """Also what only stands in their place: a link, a file."""
-    if _is_folder(images):
-        shutil.rmtree(images, ignore_errors=True)
-    else:
+    if not _is_folder(images):
         with suppress(OSError):
             images.unlink()
+        return
+    with suppress(OSError):
+        (images / _COMPLETE).unlink()  # from now on they are nobody's memory
+    shutil.rmtree(images, ignore_errors=True)
 
 
-def give_gpus_back(images: Path, first: int | None, within_s: float) -> None:
-    """Give the tree of ``images``, which goes on where it was frozen, what it had on its GPUs."""
-    with suppress(FileNotFoundError):
-        tree = msgspec.json.decode((images / _FACTS).read_bytes(), type=learned(_Tree))
-        resume(tree.gpus, within_s, _inside(first))
+def give_gpus_back(pid: int, first: int | None, within_s: float) -> None:
+    """Give the tree of ``pid``, which goes on where it was frozen, what it had on its GPUs, however
+    far that had come. ``first`` as in ``freeze``."""
+    release(pid, within_s, _inside(first))
 
 
-def thaw(folder: Path, images: Path, within_s: float) -> tuple[int, int]:
+def thaw(folder: Path, images: Path) -> tuple[int, int]:
     """Let the tree of ``images`` go on: the first process of its new namespace, by its id here, and
     the tree's root, by its id there. The files that it has open must be as they were.
 
-    Only for a process without threads.
+    Only for a process without threads. It has a deadline by its size.
     """
-    if not frozen_bytes(images):
+    size = frozen_bytes(images)
+    if not size:
         raise CheckpointFailed(f"{images} holds no whole process tree")
+    within_s = _THAW_S + size / _SLOWEST_BYTES_S
     tree = _tree(images)
     criu = program(folder)
     criu.check_cpu(images, _CPU_S)
@@ -139,7 +141,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _inside(first: int | None) -> list[str]:
-    return [] if first is None else ["nsenter", "-t", str(first), "-p", "-m"]
+    return [] if first is None else ["nsenter", "-t", str(first), "-p", "-m", "-r"]
 
 
 def _tree(images: Path) -> _Tree:

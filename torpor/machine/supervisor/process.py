@@ -45,7 +45,6 @@ from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
-THAW_S: Final = 120.0
 _SHUTS_DOWN: Final = "the machine shuts down: the supervisor of the job got SIGTERM"
 
 
@@ -215,7 +214,7 @@ def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
         remove_images(images)
         return None, "they cannot go on here"
     try:
-        return Thawed(*thaw(Path(request.criu), images, THAW_S)), ""
+        return Thawed(*thaw(Path(request.criu), images)), ""
     except Exception as error:  # noqa: BLE001  the command is started in any case
         return None, str(error)
     finally:

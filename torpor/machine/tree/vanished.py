@@ -59,14 +59,13 @@ def vanished(
         gone = [
             path
             for path, known in held.items()
-            if path not in now and path not in new and known.entry.kind == FILE
-            if not _FROZEN.match(path)
+            if path not in now and path not in new and _counts(path, known)
         ]
         if not gone:
             continue
-        files = {path: known for path, known in held.items() if known.entry.kind == FILE}
-        kept = [known.entry.size for known in now.values() if known.entry.kind == FILE]
-        left = [*kept, *new.values()]
+        files = {path: known for path, known in held.items() if _counts(path, known)}
+        kept = [known.entry.size for path, known in now.items() if _counts(path, known)]
+        left = [*kept, *(size for path, size in new.items() if not _FROZEN.match(path))]
         if not _is_most(gone, files, left):
             continue
         gone = [
@@ -78,6 +77,10 @@ def vanished(
         if _is_most(gone, files, left):
             found += _by_directory(gone, files, {*now, b""}, root)
     return sorted(found, key=lambda loss: (-loss.size, -loss.names))[:NAMED]
+
+
+def _counts(path: bytes, known: Held) -> bool:
+    return known.entry.kind == FILE and not _FROZEN.match(path)
 
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -115,6 +115,10 @@ class StorePart(OfRun[PartReport], frozen=True):
     number: int = msgspec.field(name="pass")
     part: int
     packs: list[Grant]
+
+
+IMAGE_FILES: Final = ("tree.json", "complete")
+"""Files of each frozen program: what must be as it was, and a mark that all is there."""
 
 
 class Program(msgspec.Struct, frozen=True):

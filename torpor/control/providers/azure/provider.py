@@ -66,6 +66,7 @@ _LEFT: Final[dict[str, Literal["disk", "address"]]] = {
     "microsoft.network/publicipaddresses": "address",
 }
 _MACHINE: Final = "microsoft.compute/virtualmachines"
+_SHELL_S: Final = 24 * 3600.0
 _POWER: Final = "PowerState/"
 _STATES: Final = {
     "running": "running", "starting": "starting", "stopping": "stopping",
@@ -271,7 +272,8 @@ class AzureProvider:
         with suppress(ProviderError):  # they cost nothing, and a later create tries again
             for group in self._bare():
                 label = _label(group)
-                if label is not None and label.owner == order.label.owner:
+                ours = label is not None and label.owner == order.label.owner
+                if ours and self._is_older(group, _SHELL_S):
                     self._delete_shell(group.name)
         path, body = f"/resourceGroups/{name}", group_request(order, self._clock())
         if (fault := self._client.put(self._client.at(path, _GROUPS), body)) is not None:
@@ -286,8 +288,12 @@ class AzureProvider:
 
     def _delete_shell(self, name: str) -> None:
         """Delete a group without a machine, unless something in it costs or holds anything: Azure
-        deletes a spot machine that it takes, and leaves its network."""
-        if not any(_kind(thing) in _LEFT for thing in self._things(name)):
+        deletes a spot machine that it takes, and leaves its network. What is there is asked once
+        more, after a day in which nobody can still be making it."""
+        things = [_kind(thing) for thing in self._things(name)]
+        path = self._client.at(f"/resourceGroups/{name}/{MACHINE}", _COMPUTE)
+        bare = self._client.seek("GET", path, _Vm, f"show machine {name}") is None
+        if bare and _MACHINE not in things and not _LEFT.keys() & set(things):
             self._delete(name)
 
     def _given_up(
@@ -340,7 +346,8 @@ class AzureProvider:
                 return Absent()  # it went a moment ago
             if not self._client.is_gone(answer):
                 raise self._client.refused(answer, f"show the machine of {group.name}")
-            if self._is_old(group) and _MACHINE not in map(_kind, self._things(group.name)):
+            shown = self._is_older(group, self.abilities.settling_s)  # if it were there
+            if shown and _MACHINE not in map(_kind, self._things(group.name)):
                 return Absent(
                     f"Azure has no machine in resource group {group.name}, neither by its name nor "
                     "in the group's list"
@@ -348,10 +355,9 @@ class AzureProvider:
         note = "Azure says Deleting" if ends else "Azure shows no machine yet"
         return self._machine(group, "stopping" if ends else "starting", None, note)
 
-    def _is_old(self, group: _Group) -> bool:
-        """Whether a machine that was asked for would be shown by now."""
+    def _is_older(self, group: _Group, age_s: float) -> bool:
         since = _number((group.tags or {}).get(SINCE_TAG, ""))
-        return since is not None and self._clock() >= since + self.abilities.settling_s
+        return since is not None and self._clock() >= since + age_s
 
     def _shown(self, group: _Group, vm: _State) -> Machine:
         codes = [status.code for status in vm.instance_view.statuses]
