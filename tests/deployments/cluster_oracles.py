@@ -31,8 +31,7 @@ def kube() -> Iterator[Kube]:
     """With the definitions of Kueue, Karpenter and the GPU operator."""
     with running_kube("--fair") as made:
         for folder in ("karpenter-aws", "gpu-operator"):
-            for file in sorted((CRDS / folder).glob("*.yaml")):
-                made.kubectl("apply", "--server-side", "-f", str(file))
+            made.kubectl("apply", "--server-side", "-f", str(CRDS / folder))
         made.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         for space in SPACES:
             made.kubectl("create", "namespace", space)
@@ -121,10 +120,27 @@ def test_the_workers_pods_keep_to_the_restricted_standard(helm: Helm, kube: Kube
 
 NO_NODE = "workers: {nodeSelector: {there.is/none: here}}"
 """No pod starts: it would look for torpor's image on this host."""
-TEAMS = "teams: [{name: robots, namespace: team-robots, gpus: 2, weight: 1, usd_month: %d}]"
+SPACE = "team-robots"
+TEAMS = f"teams: [{{name: robots, namespace: {SPACE}, gpus: 2, weight: 1, usd_month: %d}}]"
+MACHINE = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: machine, labels: {kueue.x-k8s.io/queue-name: robots}}
+spec:
+  suspend: true
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: machine
+          image: none
+          command: [sleep, "600"]
+          resources: {limits: {nvidia.com/gpu: 1}}
+"""
 
 
-def test_an_upgrade_registers_again_and_an_uninstall_keeps_the_machines(
+def test_an_upgrade_registers_again_and_an_uninstall_ends_no_machine(
     helm: Helm, kube: Kube
 ) -> None:
     def helms(*words: str, values: str = "") -> None:
@@ -134,21 +150,28 @@ def test_an_upgrade_registers_again_and_an_uninstall_keeps_the_machines(
     def jobs() -> set[str]:
         return {*kube.kubectl("get", "jobs", "-n", NAMESPACE, "-o", "name").split()}
 
+    def machine_runs() -> bool:
+        pods = json.loads(kube.kubectl("get", "pods", "-n", SPACE, "-o", "json"))["items"]
+        return [pod["status"]["phase"] for pod in pods] == ["Running"]
+
     release = ("torpor", str(CHART), "--namespace", NAMESPACE)
     file = ("--values", str(VALUES / "minimal.yaml"))
+    kube.kubectl("label", "nodes", "--all", "karpenter.sh/capacity-type=on-demand")
     helms("install", *release, *file, values=f"{NO_NODE}\n{TEAMS % 100}")
-    kube.kubectl("create", "configmap", "a-machine", "--namespace", "team-robots")
+    kube.kubectl("create", "-n", SPACE, "-f", "-", given=MACHINE)
+    until(machine_runs, "Kueue has started the machine")
     first = jobs()
     helms("upgrade", *release, *file, values=f"{NO_NODE}\n{TEAMS % 200}")
     second = jobs()
     assert len(first) == len(second) == 1
     assert first != second
-    helms("uninstall", "torpor", "--namespace", NAMESPACE, "--wait")
-    assert jobs() == set()
-    kube.kubectl("get", "configmap", "a-machine", "--namespace", "team-robots")
-    said = kube.kubectl("get", "clusterqueue", "robots", succeeds=False)
-    assert "not found" in said.lower()
-    kube.kubectl("delete", "namespace", "team-robots", "--wait=false")
+    helms("uninstall", "torpor", "--namespace", NAMESPACE)
+    until(lambda: not jobs(), "the workers' objects have gone")
+    until(lambda: not any(_active(kube, "clusterqueues")), "Kueue has seen that the queue goes")
+    assert machine_runs()
+    kube.kubectl("delete", "job", "machine", "-n", SPACE)
+    until(lambda: not [*_active(kube, "clusterqueues")], "the queue goes with its last machine")
+    kube.kubectl("delete", "namespace", SPACE, "--wait=false")
 
 
 def _of_prometheus(found: Object) -> bool:

@@ -5,6 +5,12 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{/* Annotations of what machines end with: an uninstall, and a value that has gone, leave it. */}}
+{{- define "torpor.kept" -}}
+helm.sh/resource-policy: keep
+argocd.argoproj.io/sync-options: Prune=false,Delete=false
+{{- end }}
+
 {{- define "torpor.image" -}}
 {{ .Values.image.name }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag }}{{ end }}
 {{- end }}
