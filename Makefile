@@ -88,8 +88,7 @@ ifdef SPECS
 else
 	@echo "oracles: not run, ../shared/specs does not exist"
 endif
-	$(BIN)/python -m pytest tests/markets/roots.py
-	$(BIN)/python -m pytest tests/deployments/image_oracles.py
+	$(BIN)/python -m pytest tests/markets/roots.py tests/deployments/image_oracles.py
 ifdef KUBE
 	$(BIN)/python -m pytest tests/markets/kubernetes_oracles.py
 	$(BIN)/python -m pytest tests/deployments/cluster_oracles.py

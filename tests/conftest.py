@@ -48,6 +48,7 @@ pytest_plugins = [
     "tests.fixtures.world",
     "tests.fixtures.gpu",
     "tests.fixtures.helm",
+    "tests.fixtures.roots",
     "tests.fixtures.supervised",
     "tests.fixtures.nvml",
     "tests.fixtures.lab",

@@ -18,7 +18,7 @@ import yaml
 from kubernetes import client
 
 from deployments.cluster import read_teams
-from deployments.installation import CHECKOUT
+from deployments.installation import CHECKOUT, Installation
 from deployments.server import SETTINGS
 from deployments.worker import POOLS
 from tests.fixtures.containerfile import steps
@@ -189,6 +189,17 @@ def test_rules_and_dashboard_are_those_that_are_tested(helm: Helm) -> None:
     ]
     assert json.loads(dashboard) == json.loads((folder / "dashboard.json").read_text())
     assert found["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_metrics_that_watch_writes_are_served(helm: Helm) -> None:
+    ((worker, metrics),) = [
+        pod["containers"] for pod in _pods(helm.objects("full")) if len(pod["containers"]) > 1
+    ]
+    (home,) = [one["value"] for one in worker["env"] if one["name"] == "HOME"]
+    written = Installation(Path(home) / ".local" / "state" / "torpor").metrics
+    assert metrics["args"] == ["--directory", str(written.parent)]
+    (monitor,) = [one["spec"] for one in helm.objects("full") if one["kind"] == "PodMonitor"]
+    assert monitor["podMetricsEndpoints"][0]["path"] == f"/{written.name}"
 
 
 def test_a_change_makes_another_job_of_registration(helm: Helm) -> None:

@@ -7,8 +7,15 @@ import asyncio
 import anyio
 import httpx
 import pytest
+from prefect.utilities.services import critical_service_loop
+from prefect.workers import base
 
 from deployments.prefect_worker import PATIENCE_S, patient_loop
+
+
+def test_prefects_worker_has_its_loop_where_ours_replaces_it() -> None:
+    assert base.critical_service_loop is critical_service_loop  # type: ignore[attr-defined]
+    assert "critical_service_loop" in base.BaseWorker.start.__code__.co_names
 
 
 @pytest.mark.parametrize("interval", [1, 2, 10, 30])
