@@ -53,6 +53,7 @@ pytest_plugins = [
     "tests.fixtures.nvml",
     "tests.fixtures.lab",
     "tests.fixtures.short_agent",
+    "tests.fixtures.postgres",
     "tests.fixtures.prefect_server",
     "tests.fixtures.own_installation",
     "tests.fixtures.newcomer",
