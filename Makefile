@@ -81,20 +81,13 @@ test-all: packages-test setup $(VENV)/.weights $(VENV)/.helm $(VENV)/llama/ready
 SPECS := $(wildcard ../shared/specs)
 # A real API server with Kueue: a test tool, not ours to ship either.
 KUBE := $(wildcard ../shared/tools/kube/kube)
+ASKED := $(if $(KUBE),tests/markets/kubernetes_oracles.py tests/deployments/cluster_oracles.py) \
+	tests/markets/roots.py tests/deployments/image_oracles.py \
+	$(if $(SPECS),tests/markets/oracles.py tests/deployments/chart_oracles.py)
 oracles: packages-oracles $(READY) $(VENV)/.helm $(if $(SPECS),$(ORACLES)/.ready)
-ifdef SPECS
-	$(BIN)/python -m pytest tests/markets/oracles.py
-	$(BIN)/python -m pytest tests/deployments/chart_oracles.py
-else
-	@echo "oracles: not run, ../shared/specs does not exist"
-endif
-	$(BIN)/python -m pytest tests/markets/roots.py tests/deployments/image_oracles.py
-ifdef KUBE
-	$(BIN)/python -m pytest tests/markets/kubernetes_oracles.py
-	$(BIN)/python -m pytest tests/deployments/cluster_oracles.py
-else
-	@echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist"
-endif
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ASKED)
+	@$(if $(SPECS),,echo "oracles of markets: not run, ../shared/specs does not exist")
+	@$(if $(KUBE),,echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist")
 
 $(ORACLES)/.ready: Makefile | $(READY)
 	$(PYTHON) -m venv $(ORACLES)

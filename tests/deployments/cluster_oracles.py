@@ -18,7 +18,11 @@ from tests.fixtures.helm import CHART, NAMESPACE, VALUES, Helm
 from tests.fixtures.kube import Kube, running_kube
 from tests.fixtures.waiting import until
 
-pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("needs_server")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("needs_server"),
+    pytest.mark.together("a cluster"),
+]
 
 CRDS = CHECKOUT.parent / "shared" / "specs" / "crds"
 SPACES = (NAMESPACE, "gpus", "team-vision", "team-speech")

@@ -15,7 +15,11 @@ import pytest
 from tests.fixtures.containerfile import Image
 from tests.fixtures.roots import Bases
 
-pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("needs_server")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("needs_server"),
+    pytest.mark.together("other roots"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,11 @@ from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateUncertain, InvalidInput, ProviderDenied
 from torpor.shared.values import Endpoint, Label, MachineId, Want, WorkspaceName, workspace_name
 
-pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("needs_server")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("needs_server"),
+    pytest.mark.together("a cluster"),
+]
 
 KUEUE: Final = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUE: Final = "h100"

@@ -30,6 +30,8 @@ from torpor.control.providers.start_script import start_command
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.values import Label, workspace_name
 
+pytestmark = pytest.mark.together("other roots")
+
 _IMAGE: Final = Path(__file__).with_name("root.sh")
 _LOOK: Final = (
     "LD_LIBRARY_PATH= python3 -c 'import sys; print(sys.version_info[:2] >= (3, 10))' || "
