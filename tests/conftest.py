@@ -47,6 +47,8 @@ pytest_plugins = [
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
     "tests.fixtures.gpu",
+    "tests.fixtures.helm",
+    "tests.fixtures.roots",
     "tests.fixtures.supervised",
     "tests.fixtures.nvml",
     "tests.fixtures.lab",
