@@ -81,7 +81,8 @@ class StartJob(Request[JobState], frozen=True):
     whose logs are removed first, from the folder of ``log``. ``gate``: the workspace whose restore
     the command does not wait for; it waits for each file that it opens. ``images``: a folder into
     which its processes were frozen, and from which they go on, by the CRIU in the folder ``criu``;
-    where they cannot, the command is started afresh. The images are removed then."""
+    where they cannot, the command is started afresh. The images are removed then. ``nodes``: the
+    addresses of all machines of a job on several, by their ranks; this machine's is ``rank``."""
 
     op = "job.start"
     job: str
@@ -96,6 +97,8 @@ class StartJob(Request[JobState], frozen=True):
     gate: str = ""
     images: str = ""
     criu: str = ""
+    nodes: list[str] = msgspec.field(default_factory=list)
+    rank: Count = 0
 
 
 class JobLook(msgspec.Struct, frozen=True):

@@ -1,0 +1,212 @@
+"""The other machines of a job on several nodes: all but rank 0's, which is the workspace's own.
+
+They are rented under a reserved name and hold a copy of a snapshot, and no work of their own. They
+are never handed over: whoever drives the job may end them at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import msgspec
+
+from flows.procedures.fleet import Fleet, Order
+from flows.procedures.job.log import show_log
+from tasks.jobs import (
+    address_of,
+    nodes_of,
+    secrets_to_hide,
+    start_command,
+    stop_command,
+)
+from tasks.machines import look_for_offers, open_session, renting
+from tasks.restore import pick_snapshot_to_wake
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.log_lines import Lines
+from torpor.control.jobs.records import Job, Node, log_path
+from torpor.control.remote.exchange import Exchange
+from torpor.control.remote.seam import Session
+from torpor.control.rental.search import Offers
+from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable, TorporError
+from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.wire.job import JobState, StartJob
+
+TOGETHER: Final = 8
+"""Nodes that are asked at the same time."""
+
+A = TypeVar("A")
+
+
+# -- the machines
+
+
+def end_nodes(opened: OpenWorkspace) -> None:
+    """End every machine of the workspace's other nodes; raise the last failure after trying all."""
+    renting(nodes_of(opened)).end_scratch()
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The other nodes as they stand ready. ``opened`` rents beside them, and nowhere else, and is
+    to wake ``snapshot``."""
+
+    others: list[Node]
+    opened: OpenWorkspace
+    snapshot: SnapshotId
+
+
+def bring_nodes(opened: OpenWorkspace, job: Job) -> Nodes:
+    """Rent all other machines of the job in one region of one market, and restore the snapshot on
+    each. All of them, or none: after a failure the next region is tried, and the last failure is
+    raised."""
+    wanted, opened = pick_snapshot_to_wake(opened, job.newest or "")
+    able = [one for one in opened.providers if one.abilities.private_network]
+    opened = replace(opened, providers=tuple(able))
+    failure: TorporError | None = None
+    for there, offers in _regions(opened, job.nodes):
+        order = Order(job.nodes - 1, 0, [], True)
+        try:
+            with renting(nodes_of(there)) as held:  # ends all of them after an error
+                exchange = Exchange("never", order.total)
+                fleet = Fleet(there, wanted, held, offers, order, exchange, together=True)
+                fleet.bring([])
+                ready = {one.machine: one for one in nodes_of(there).rentals.open()}
+                rentals = [ready[machine] for machine in fleet.ready]
+                for rental in rentals:
+                    held.leave(rental)
+        except (CreateFailed, MachineUnreachable) as error:
+            runner().log.warning("%d nodes did not start together: %s", job.nodes, error)
+            failure = error
+        else:
+            others = [
+                Node(machine=machine, provider=rental.provider)
+                for machine, rental in zip(fleet.ready, rentals, strict=True)
+            ]
+            return Nodes(others, there, wanted.snapshot)
+    raise failure or AssertionError("no region without an offer is tried")
+
+
+def _regions(opened: OpenWorkspace, count: int) -> Iterator[tuple[OpenWorkspace, Offers]]:
+    """Each region of each market with its offers, the one with the best offer first."""
+    offers = look_for_offers(opened, count)
+    for provider, region in dict.fromkeys((one.provider, one.region) for one in offers.fitting):
+        here = [one for one in offers.fitting if (one.provider, one.region) == (provider, region)]
+        want = opened.spec.want
+        want = msgspec.structs.replace(want, regions=[region] if region else want.regions)
+        there = replace(
+            opened,
+            spec=msgspec.structs.replace(opened.spec, want=want),
+            providers=(opened.markets.of(provider),),
+            others=lambda: opened.markets.every(),
+        )
+        yield there, Offers(here, [])
+
+
+# -- their commands
+
+
+class _Other:
+    """One node, as this run is logged in to it."""
+
+    def __init__(self, rank: int, machine: Machine, session: Session, lines: Lines) -> None:
+        self.rank = rank
+        self.machine = machine
+        self.session = session
+        self.lines = lines
+        self.offset = 0
+
+
+class OtherNodes:
+    """The commands of ranks 1 to N-1, in one attempt; a job on one machine has none. As a context:
+    logs out at the end. Each method raises MachineError for a node that is lost."""
+
+    def __init__(self, opened: OpenWorkspace, job: Job) -> None:
+        self._opened = opened
+        self._job = job
+        self._others: list[_Other] = []
+        self._left = ExitStack()
+        self.noticed = False  # whether a market has said that it takes one of them
+
+    def __enter__(self) -> OtherNodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
+
+    def __bool__(self) -> bool:
+        return bool(self._job.others)
+
+    def log_in(self) -> None:
+        """Connect to each."""
+        log, secrets = log_path(self._opened.spec, self._job.id), secrets_to_hide(self._job)
+        for rank, node in enumerate(self._job.others, 1):
+            found = self._opened.markets.of(node.provider).find(node.machine)
+            if not isinstance(found, Machine):
+                raise MachineError(f"node {rank} is gone: {node.machine} at {node.provider}")
+            session = self._left.enter_context(open_session(self._opened, found))
+            self._others.append(_Other(rank, found, session, Lines(log, secrets)))
+
+    def addresses(self, session: Session) -> list[str]:
+        """By which the nodes reach each other, by their ranks; ``session``: rank 0's. Empty for a
+        job on one machine."""
+        if not self:
+            return []
+        return [address_of(session), *self._each(lambda one: address_of(one.session))]
+
+    def start(self, request: StartJob) -> None:
+        """Start the command on each, unless this attempt was started before."""
+
+        def start(one: _Other) -> None:
+            asked = msgspec.structs.replace(request, rank=one.rank)
+            one.offset = start_command(one.session, asked).log_from
+
+        self._each(start)
+
+    def look(self) -> str:
+        """Show what is new in their logs. Returns how one has failed; empty where none has."""
+        failures = self._each(self._look_at)
+        return next((failure for failure in failures if failure), "")
+
+    def stop(self) -> None:
+        """End their commands. One that cannot be reached ends with its machine."""
+
+        def stop(one: _Other) -> None:
+            try:
+                stop_command(one.session, self._job.id)
+            except MachineError as error:
+                runner().log.warning("node %d was not stopped: %s", one.rank, error)
+
+        self._each(stop)
+
+    def close_if(self, gone: Callable[[Machine], bool]) -> None:
+        """Close the sessions of machines that are gone: their calls would wait for the line."""
+        for one in self._others:
+            if gone(one.machine):
+                one.session.close()
+
+    def _look_at(self, one: _Other) -> str:
+        look = show_log(one.session, self._job.id, one.offset, one.lines, f"node {one.rank}: ")
+        one.offset = look.offset
+        self.noticed = self.noticed or look.state.notice is not None
+        return _failure(one.rank, look.state)
+
+    def _each(self, ask: Callable[[_Other], A]) -> list[A]:
+        if not self._others:
+            return []
+        with ThreadPoolExecutor(TOGETHER, thread_name_prefix="node") as threads:
+            futures = [threads.submit(copy_context().run, ask, one) for one in self._others]
+            return [future.result() for future in futures]
+
+
+def _failure(rank: int, state: JobState) -> str:
+    if state.state == "running" or (state.state == "ended" and state.status == 0):
+        return ""
+    if state.state != "ended":
+        return f"node {rank} lost its supervisor"
+    return f"on node {rank}, {state.error or f'the command ended with status {state.status}'}"
