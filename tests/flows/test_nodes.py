@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from flows import job
-from tasks.jobs import nodes_of
+from flows.procedures.job import driver
+from tasks.jobs import cost_of, nodes_of
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import hurried
 from tests.fixtures.lab import DEMO, Lab
@@ -26,7 +28,7 @@ from torpor.control.jobs.records import Job, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
 from torpor.shared.errors import InvalidInput, JobFailed, NoCapacity, TorporError
-from torpor.shared.values import Machine, MachineId
+from torpor.shared.values import Machine, MachineId, object_key
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
@@ -41,7 +43,6 @@ def nodes(lab: Lab) -> Iterator[Lab]:
     place.mkdir()
     (place / "two_nodes.py").write_text(Path(two_nodes.__file__).read_text())
     hibernate_plainly(lab.opened)
-    lab.market.abilities = msgspec.structs.replace(lab.market.abilities, private_network=True)
     lab.market.orders.clear()
     with hurried():
         yield lab
@@ -101,7 +102,7 @@ def _step(lab: Lab) -> int:
     own = [one for one in lab.machines() if one.label and one.label.workspace == DEMO]
     try:
         return int(json.loads((lab.workspace(own[0].id) / "state.json").read_text())["n"])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, LookupError):  # it is being made
         return 0
 
 
@@ -138,5 +139,137 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(nodes: Lab)
     assert "node 1" in first.error or "gone" in first.error
     machines = {first.machine, second.machine, *(one.machine for one in first.others)}
     assert len(machines | {one.machine for one in second.others}) == 4
+    _is_over(nodes)
+    assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
+
+
+def test_each_node_knows_its_rank_and_the_addresses_of_all(
+    nodes: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (port,) = free_ports(1)
+    command = f"env | grep ^TORPOR_ | sort; exec python3 two_nodes.py 1 0 {port}"
+    job_ = _run(nodes, ["bash", "-c", command], 3).job
+    place = nodes.workspace(MachineId(wake_plainly(nodes.opened).machine))
+    log = (place / f".torpor-jobs/{job_.id}.log").read_text()
+    told = dict(line.split("=") for line in log.splitlines() if line.startswith("TORPOR_"))
+    addresses = told["TORPOR_NODE_IPS"].split(",")
+    assert (told["TORPOR_NODES"], told["TORPOR_NODE_RANK"]) == ("3", "0")
+    assert len(addresses) == 3 and told["TORPOR_MASTER"] == addresses[0]
+    shown = [record.getMessage() for record in caplog.records]
+    for rank in (1, 2):
+        assert f"node {rank}: TORPOR_NODE_RANK={rank}" in shown
+        assert f"node {rank}: node {rank} has joined" in shown
+
+
+@pytest.mark.parametrize("failing", [2, 3], ids=["a machine of three others", "the workspace's"])
+def test_where_one_of_four_machines_fails_to_start_none_is_left_and_the_job_waits(
+    nodes: Lab, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    nodes.market.faults = [*[None] * failing, NoCapacity("sold out")]
+    waited = []
+
+    def wait(self: driver.Driver, error: TorporError) -> None:
+        waited.append(str(error))
+        assert nodes.machines() == []
+        wait_after(self, error)
+
+    wait_after = driver.Driver.wait_after
+    monkeypatch.setattr(driver.Driver, "wait_after", wait)
+    report = _run(nodes, _training(), 4)
+    assert report.job.state == "succeeded" and len(report.job.attempts) == 1
+    assert len(waited) == 1 and "sold out" in waited[0]
+    _is_over(nodes)
+    assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 4)
+
+
+def test_another_region_is_tried_where_the_first_has_too_few(nodes: Lab) -> None:
+    (offer,) = nodes.market.on_sale
+    other = msgspec.structs.replace(offer, id="2", region="EU", domain="2", price_usd_h=5.0)
+    nodes.market.on_sale = [offer, other]
+    nodes.market.faults = [None, NoCapacity("sold out")]
+    report = _run(nodes, _training(), 3)
+    assert report.job.state == "succeeded"
+    regions = [order.offer.region for order in nodes.market.orders]
+    assert regions == ["US", "US", "EU", "EU", "EU"]
+    _is_over(nodes)
+
+
+def test_markets_whose_machines_do_not_reach_each_other_are_refused_first(nodes: Lab) -> None:
+    nodes.market.abilities = msgspec.structs.replace(nodes.market.abilities, private_network=False)
+    with pytest.raises(InvalidInput, match="2 nodes needs machines that reach each other"):
+        _run(nodes, ["true"])
+    assert nodes.market.orders == [] and nodes.opened.jobs.open() == []
+
+
+def test_a_workspace_that_is_awake_is_refused_and_stays(nodes: Lab) -> None:
+    machine = wake_plainly(nodes.opened).machine
+    with pytest.raises(JobFailed, match=f"is on machine {machine}.*hibernate the workspace"):
+        _run(nodes, ["true"])
+    assert [one.id for one in nodes.machines()] == [machine]
+
+
+def test_a_node_whose_command_fails_ends_the_job(nodes: Lab) -> None:
+    command = "if test $TORPOR_NODE_RANK = 1; then exit 3; fi; exec sleep 600"
+    with pytest.raises(JobFailed, match="on node 1, the command ended with status 3"):
+        _run(nodes, ["bash", "-c", command])
+    _is_over(nodes)
+
+
+def test_a_retry_begins_with_all_nodes_again(nodes: Lab) -> None:
+    command = "test $TORPOR_NODE_RANK != 0 || test -e again || { touch again; exit 3; }"
+    job_ = _run(nodes, ["bash", "-c", command], retries=1).job
+    first, second = job_.attempts
+    assert (first.status, second.status, job_.state) == (3, 0, "succeeded")
+    assert len(nodes.market.orders) == 4 and first.others != second.others
+    _is_over(nodes)
+
+
+@pytest.mark.parametrize("then", ["hibernate", "keep"])
+def test_a_job_that_is_stopped_leaves_no_other_node(
+    nodes: Lab, then: Literal["hibernate", "keep"]
+) -> None:
+    with _running(nodes, _training(0.1)) as ended:
+        until(lambda: _step(nodes) > 2, "they work")
+        job_ = _open(nodes)
+        nodes.opened.jobs.ask_stop(job_.id, Stop("cancelled", then, "enough", time.time()))
+        job_ = ended().job
+    assert (job_.state, job_.why) == ("cancelled", "enough")
+    if then == "hibernate":
+        _is_over(nodes)
+        assert _result(nodes)["n"] > 2
+    else:
+        (kept,) = nodes.machines()
+        assert kept.id == job_.attempts[0].machine
+
+
+def test_a_budget_counts_all_nodes(nodes: Lab) -> None:
+    limited = replace(nodes, opened=nodes.limited(6.0))  # one hour of one machine, not of two
+    with pytest.raises(JobFailed, match="with 2 more at 4 \\$/h an hour would exceed"):
+        _run(limited, ["true"])
+    assert nodes.market.orders == []
+    assert nodes.opened.jobs.ended(1)[0].state == "over budget"
+    _is_over(nodes)
+
+
+def test_the_cost_of_a_job_counts_all_nodes(nodes: Lab) -> None:
+    job_ = _run(nodes, ["true"]).job
+    since = time.time() - 3600
+    for rentals in (nodes.opened.rentals, nodes_of(nodes.opened).rentals):
+        (ended,) = [one for one in rentals.history() if one.job == job_.id]
+        longer = msgspec.structs.replace(ended, created_unix=since)
+        key = rentals.key(ended.label).replace("/open/", "/ended/")
+        nodes.store.put(object_key(key), msgspec.json.encode(longer))
+    assert cost_of(nodes.opened, job_).startswith("8.")
+
+
+def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab) -> None:
+    with _running(nodes, _training(0.1), save_minutes=0.01) as ended:
+        until(lambda: _open(nodes).saves >= 1 and _step(nodes) > 4, "it was saved")
+        del nodes.market.alive[_open(nodes).attempts[-1].machine]
+        nodes.market.sweep()
+        job_ = ended().job
+    assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
+    assert len(nodes.market.orders) == 4
     _is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
