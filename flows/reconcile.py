@@ -36,7 +36,7 @@ def reconcile(
     a killed run left.
 
     Without names and without `abandoned`, nothing is changed. This flow never ends a machine that
-    was handed over, nor an unfinished one that still answers, unless a benchmark or a drill left
+    was handed over, nor an unfinished one that still answers, unless a benchmark, drill or job left
     it, or `left` names it and its restore is not whole.
 
     Args:

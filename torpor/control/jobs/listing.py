@@ -96,7 +96,8 @@ def where(job: Job) -> str:
         return job.rented
     if attempt is None or attempt.end == "machine lost":
         return ""
-    return f"{attempt.machine} at {attempt.provider}"
+    more = f" and {job.nodes - 1} other nodes" if job.nodes > 1 else ""
+    return f"{attempt.machine}{more} at {attempt.provider}"
 
 
 def driver(job: Job) -> str:
