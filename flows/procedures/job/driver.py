@@ -266,6 +266,7 @@ class Driver:
 
     def clear(self) -> None:
         """Before the job is stopped, end what its killed wakes left, where that answers in time."""
+        self.end_others()
         opened, stop = replace(self.opened, job=self.job.id), self._driven.stop
         left = self._left_rentals()
         if left != self._left[0]:
@@ -431,7 +432,7 @@ class Driver:
         """Start the machine again, wait for it, or end it: its provider does not run it."""
         if self.job.nodes > 1 and self.job.attempt is not None:
             self._driven.change_attempt(end="machine lost", ended_unix=time.time())
-            self.end_others()
+        self.end_others()
         self._stopped.see(on.machine, on.rental, ours=on.ours)
 
     def attend(self, on: JobMachine) -> None:

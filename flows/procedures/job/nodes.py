@@ -6,6 +6,7 @@ are never handed over: whoever drives the job may end them at any time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -37,6 +38,9 @@ from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable,
 from torpor.shared.values import Machine, SnapshotId
 from torpor.shared.wire.job import JobState, StartJob
 
+UNPROVEN_S: Final = 120.0
+"""How long a node may be missing in its market's answers, without a proof of its end."""
+LOOK_S: Final = 5.0
 TOGETHER: Final = 8
 """Nodes that are asked at the same time."""
 
@@ -146,11 +150,22 @@ class OtherNodes:
         """Connect to each."""
         log, secrets = log_path(self._opened.spec, self._job.id), secrets_to_hide(self._job)
         for rank, node in enumerate(self._job.others, 1):
-            found = self._opened.markets.of(node.provider).find(node.machine)
-            if not isinstance(found, Machine):
-                raise MachineError(f"node {rank} is gone: {node.machine} at {node.provider}")
+            found = self._find(rank, node)
             session = self._left.enter_context(open_session(self._opened, found))
             self._others.append(_Other(rank, found, session, Lines(log, secrets)))
+
+    def _find(self, rank: int, node: Node) -> Machine:
+        """Its market may not show it for a while."""
+        give_up = time.monotonic() + UNPROVEN_S
+        market = self._opened.markets.of(node.provider)
+        while not isinstance(found := market.find(node.machine), Machine):
+            if found.proof or time.monotonic() >= give_up:
+                raise MachineError(
+                    f"node {rank}, machine {node.machine} at {node.provider}, is gone: "
+                    f"{found.proof or 'its market does not show it'}"
+                )
+            time.sleep(LOOK_S)
+        return found
 
     def addresses(self, session: Session) -> list[str]:
         """By which the nodes reach each other, by their ranks; ``session``: rank 0's. Empty for a
