@@ -143,10 +143,8 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
                         driver.revive(on)
                     case "run" if on:
                         driver.attend(on)
-                    case "renew" if on:
-                        _renew(driver, on)
-                    case "hibernate" if on:
-                        _hibernate(driver, on)
+                    case "renew" | "hibernate" if on:
+                        _hibernate(driver, on, ends=move == "hibernate")
                     case _:
                         raise AssertionError(f"{move} needs a machine")
     return driver.job
@@ -186,31 +184,21 @@ def _rent(driver: Driver) -> None:
         driver.rented(report)
 
 
-def _hibernate(driver: Driver, on: JobMachine) -> None:
-    """Hibernate with proof, and end the job."""
-    try:
-        _store_and_destroy(driver, on)
-    except (MachineInUse, EndUnproven, UnsavedWork) as error:
-        if not driver.is_over_despite(error):
-            return
-    driver.end()
-
-
-def _renew(driver: Driver, on: JobMachine) -> None:
-    """Hibernate with proof; the next attempt begins with all nodes from what was stored."""
-    try:
-        _store_and_destroy(driver, on)
-    except (EndUnproven, UnsavedWork) as error:
-        driver.renewed_despite(error)
-
-
-def _store_and_destroy(driver: Driver, on: JobMachine) -> None:
-    """Hibernate the workspace. Another job, the user who wants the machine, data
+def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:
+    """Hibernate with proof, and end the job. Without ``ends``, the next attempt begins with all
+    nodes from what was stored. Another job, the user who wants the machine, data
     beside the workspace, and a command or a server that was started there keep the machine."""
     driver.begin_to_hibernate(on)
     began_s = boot_clock_s()
-    probe_store(driver.opened)
-    with open_session(driver.opened, on.machine) as session:
-        begun = NothingBegan(driver.opened, session, began_s)
-        guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
-        hibernate_machine(driver.opened, session, on.machine, guards)
+    try:
+        probe_store(driver.opened)
+        with open_session(driver.opened, on.machine) as session:
+            begun = NothingBegan(driver.opened, session, began_s)
+            guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
+            hibernate_machine(driver.opened, session, on.machine, guards)
+    except (MachineInUse, EndUnproven, UnsavedWork) as error:
+        goes_on = driver.is_over_despite(error) if ends else driver.renewed_despite(error)
+        if not goes_on:
+            return
+    if ends:
+        driver.end()

@@ -53,7 +53,7 @@ _ADVICE: Final[dict[Kind, str]] = {
     "another workspace's": "reconcile the workspace that it belongs to",
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
-    "unfinished": "a benchmark, a drill or a job on several nodes works on it now, or was killed: "
+    "unfinished": "a job on several nodes, a benchmark or a drill works on it now, or was killed: "
     "a later benchmark, a verify a day later, or the job's next run ends it. To end it now, name "
     "its id in `end`",
     "asked for": "there is no machine: a benchmark, a drill or a job on several nodes is about to "

@@ -31,7 +31,7 @@ BENCHMARK: Final = "benchmark--"
 BENCHMARK_MACHINES: Final = "benchmark-machines--"
 DRILL: Final = "drill--"
 NODES: Final = "nodes--"
-"""Of the machines of a job on many nodes, except the workspace's own."""
+"""Prefix for the machines of a job on several nodes, except the workspace's own."""
 RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL, NODES)
 """Prefixes of reserved names. Machines and objects under such names hold no work and may always be
 destroyed. No Workspace block may have such a name."""

@@ -464,13 +464,18 @@ class Driver:
             self._kept = f". {error}"
         return True
 
-    def renewed_despite(self, error: TorporError) -> None:
-        """Go on where the machine is being ended. End the job where it is kept: it holds what no
-        snapshot has. Raises the error if it is to be tried again."""
+    def renewed_despite(self, error: TorporError) -> bool:
+        """Whether the next attempt may begin although the machine was not destroyed: it is being
+        ended. Raises the error if it is to be tried again. Ends the job where the machine is kept,
+        because it holds what no snapshot has."""
+        if isinstance(error, MachineInUse) and keeps_machine(self._driven):
+            return False
         if isinstance(error, UnsavedWork):
             self.end(End("failed", f"its nodes are to be rented again, and {error}"))
-        elif not (isinstance(error, EndUnproven) and error.accepted):
+            return False
+        if not (isinstance(error, EndUnproven) and error.accepted):
             raise error
+        return True
 
     def keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""

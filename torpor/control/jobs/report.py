@@ -29,7 +29,7 @@ class JobReport(Report, frozen=True):
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
         job = self.job
-        used = [(one.machine, *(node.machine for node in one.others)) for one in job.attempts]
+        used = [(tried.machine, *(node.machine for node in tried.others)) for tried in job.attempts]
         machines = list(dict.fromkeys(machine for group in used for machine in group))
         return [
             {"what": "job", "value": f"{job.id}: {' '.join(job.command)[:200]}"},
