@@ -185,9 +185,9 @@ def _rent(driver: Driver) -> None:
 
 
 def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:
-    """Hibernate with proof, and end the job. Without ``ends``, the next attempt begins with all
-    nodes from what was stored. Another job, the user who wants the machine, data
-    beside the workspace, and a command or a server that was started there keep the machine."""
+    """Hibernate with proof, and end the job; without ``ends``, the next attempt begins with all
+    nodes from what was stored. Another job, the user who wants the machine, data beside the
+    workspace, and a command or a server that was started there keep the machine."""
     driver.begin_to_hibernate(on)
     began_s = boot_clock_s()
     try:
