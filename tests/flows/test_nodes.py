@@ -1,4 +1,5 @@
-"""Jobs on several machines, which are folders of one market in memory; their commands are real."""
+"""Jobs on several machines. Their commands are real; all but one test have their machines in
+memory."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from flows.procedures.job import driver
 from tasks.jobs import cost_of, nodes_of
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import hurried
+from tests.fixtures.ground import Ground
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.supervised import end_all_of
 from tests.fixtures.waiting import until
+from tests.fixtures.world import World, kill
 from tests.jobs import two_nodes
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.jobs.report import JobReport
@@ -39,14 +42,18 @@ _SHOWS = "env | grep ^TORPOR_NODE | sort; env | grep ^TORPOR_MASTER"
 @pytest.fixture
 def nodes(lab: Lab) -> Iterator[Lab]:
     """The workspace sleeps, with the training program."""
-    place = lab.workspace(lab.rent().id)
-    place.mkdir()
-    (place / "two_nodes.py").write_text(Path(two_nodes.__file__).read_text())
-    hibernate_plainly(lab.opened)
+    _sleeps(lab)
     lab.market.orders.clear()
     with hurried():
         yield lab
     end_all_of(lab.folder)
+
+
+def _sleeps(ground: Ground) -> None:
+    place = ground.workspace(ground.rent().id)
+    place.mkdir()
+    (place / "two_nodes.py").write_text(Path(two_nodes.__file__).read_text())
+    hibernate_plainly(ground.opened)
 
 
 def _training(step_s: float = 0.0) -> list[str]:
@@ -54,20 +61,22 @@ def _training(step_s: float = 0.0) -> list[str]:
     return ["python3", "two_nodes.py", str(_STEPS), str(step_s), str(port)]
 
 
-def _run(lab: Lab, command: list[str], count: int = 2, **options: Any) -> JobReport:
-    with PlainRunner(lab.opened, wait_factor=0.1):
+def _run(ground: Ground, command: list[str], count: int = 2, **options: Any) -> JobReport:
+    with PlainRunner(ground.opened, wait_factor=0.1):
         report: JobReport = job.fn(DEMO, command, nodes=count, **options)
     return report
 
 
 @contextmanager
-def _running(lab: Lab, command: list[str], **options: Any) -> Iterator[Callable[[], JobReport]]:
+def _running(
+    ground: Ground, command: list[str], **options: Any
+) -> Iterator[Callable[[], JobReport]]:
     """The job in a thread; what is yielded waits for its end."""
     told: list[JobReport | BaseException] = []
 
     def run() -> None:
         try:
-            told.append(_run(lab, command, **options))
+            told.append(_run(ground, command, **options))
         except BaseException as error:  # noqa: BLE001 - raised below
             told.append(error)
 
@@ -84,37 +93,37 @@ def _running(lab: Lab, command: list[str], **options: Any) -> Iterator[Callable[
     thread.join()
 
 
-def _open(lab: Lab) -> Job:
+def _open(ground: Ground) -> Job:
     """The job, once its command was started."""
     return until(
-        lambda: next((one for one in lab.opened.jobs.open() if one.attempt is not None), None),
+        lambda: next((one for one in ground.opened.jobs.open() if one.attempt is not None), None),
         "the command was started",
     )
 
 
-def _others(lab: Lab) -> list[Machine]:
+def _others(ground: Ground) -> list[Machine]:
     """The machines of the other nodes."""
-    name = nodes_of(lab.opened).spec.name
-    return [one for one in lab.machines() if one.label and one.label.workspace == name]
+    name = nodes_of(ground.opened).spec.name
+    return [one for one in ground.machines() if one.label and one.label.workspace == name]
 
 
-def _step(lab: Lab) -> int:
-    own = [one for one in lab.machines() if one.label and one.label.workspace == DEMO]
+def _step(ground: Ground) -> int:
+    own = [one for one in ground.machines() if one.label and one.label.workspace == DEMO]
     try:
-        return int(json.loads((lab.workspace(own[0].id) / "state.json").read_text())["n"])
+        return int(json.loads((ground.workspace(own[0].id) / "state.json").read_text())["n"])
     except (OSError, ValueError, LookupError):  # it is being made
         return 0
 
 
-def _result(lab: Lab) -> Any:
-    machine = wake_plainly(lab.opened).machine
-    return json.loads((lab.workspace(MachineId(machine)) / "state.json").read_text())
+def _result(ground: Ground) -> Any:
+    machine = wake_plainly(ground.opened).machine
+    return json.loads((ground.workspace(MachineId(machine)) / "state.json").read_text())
 
 
-def _is_over(lab: Lab) -> None:
+def _is_over(ground: Ground) -> None:
     """Nothing of the job is left anywhere."""
-    assert lab.machines() == [] and lab.opened.jobs.open() == []
-    assert lab.opened.rentals.open() == [] == nodes_of(lab.opened).rentals.open()
+    assert ground.machines() == [] and ground.opened.jobs.open() == []
+    assert ground.opened.rentals.open() == [] == nodes_of(ground.opened).rentals.open()
 
 
 def test_the_nodes_find_each_other_and_only_the_firsts_work_is_stored(nodes: Lab) -> None:
@@ -273,3 +282,17 @@ def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab) -> None:
     assert len(nodes.market.orders) == 4
     _is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
+
+
+def test_a_lost_machine_of_two_changes_no_result(world: World, short_agent: None) -> None:
+    """Over SSH, with the local provider."""
+    _sleeps(world)
+    with hurried(), _running(world, _training(0.1)) as ended:
+        until(lambda: _step(world) > 4, "they work")
+        (lost,) = _others(world)
+        assert kill([process.pid for process in world.processes(lost.id)])
+        job_ = ended().job
+    assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
+    assert job_.state == "succeeded"
+    _is_over(world)
+    assert _result(world) == two_nodes.uninterrupted(_STEPS, 2)

@@ -201,6 +201,7 @@ class Attending:
             self._lose_node(error)
             return True
         if failure and state.state == "running" and self._stays_failed():
+            self._saves.settle()
             self._stop_command()
             self._ended(1, failure)
             return True

@@ -7,7 +7,7 @@ are never handed over: whoever drives the job may end them at any time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
@@ -36,15 +36,18 @@ from torpor.control.remote.seam import Session
 from torpor.control.rental.search import Offers
 from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable, TorporError
 from torpor.shared.values import Machine, SnapshotId
-from torpor.shared.wire.job import JobState, StartJob
+from torpor.shared.wire.job import StartJob
 
 UNPROVEN_S: Final = 120.0
 """How long a node may be missing in its market's answers, without a proof of its end."""
 LOOK_S: Final = 5.0
+LOG_IN_S: Final = 120.0
+"""How long a node may take to answer. Its agent was installed by the restore."""
 TOGETHER: Final = 8
 """Nodes that are asked at the same time."""
 
 A = TypeVar("A")
+Q = TypeVar("Q")
 
 
 # -- the machines
@@ -148,11 +151,17 @@ class OtherNodes:
 
     def log_in(self) -> None:
         """Connect to each."""
+        if not self:
+            return
         log, secrets = log_path(self._opened.spec, self._job.id), secrets_to_hide(self._job)
-        for rank, node in enumerate(self._job.others, 1):
-            found = self._find(rank, node)
-            session = self._left.enter_context(open_session(self._opened, found))
-            self._others.append(_Other(rank, found, session, Lines(log, secrets)))
+
+        def log_in(asked: tuple[int, Node]) -> _Other:
+            rank, node = asked
+            machine = self._find(rank, node)
+            session = self._left.enter_context(open_session(self._opened, machine, LOG_IN_S))
+            return _Other(rank, machine, session, Lines(log, secrets))
+
+        self._others = self._each(log_in, [*enumerate(self._job.others, 1)])
 
     def _find(self, rank: int, node: Node) -> Machine:
         """Its market may not show it for a while."""
@@ -172,7 +181,7 @@ class OtherNodes:
         job on one machine."""
         if not self:
             return []
-        return [address_of(session), *self._each(lambda one: address_of(one.session))]
+        return [address_of(session), *self._each(lambda one: address_of(one.session), self._others)]
 
     def start(self, request: StartJob) -> None:
         """Start the command on each, unless this attempt was started before."""
@@ -181,11 +190,11 @@ class OtherNodes:
             asked = msgspec.structs.replace(request, rank=one.rank)
             one.offset = start_command(one.session, asked).log_from
 
-        self._each(start)
+        self._each(start, self._others)
 
     def look(self) -> str:
         """Show what is new in their logs. Returns how one has failed; empty where none has."""
-        failures = self._each(self._look_at)
+        failures = self._each(self._look_at, self._others)
         return next((failure for failure in failures if failure), "")
 
     def stop(self) -> None:
@@ -193,11 +202,11 @@ class OtherNodes:
 
         def stop(one: _Other) -> None:
             try:
-                stop_command(one.session, self._job.id)
+                stop_command.function(one.session, self._job.id)
             except MachineError as error:
                 runner().log.warning("node %d was not stopped: %s", one.rank, error)
 
-        self._each(stop)
+        self._each(stop, self._others)
 
     def close_if(self, gone: Callable[[Machine], bool]) -> None:
         """Close the sessions of machines that are gone: their calls would wait for the line."""
@@ -209,19 +218,23 @@ class OtherNodes:
         look = show_log(one.session, self._job.id, one.offset, one.lines, f"node {one.rank}: ")
         one.offset = look.offset
         self.noticed = self.noticed or look.state.notice is not None
-        return _failure(one.rank, look.state)
+        state = look.state
+        if state.state in ("lost", "none"):
+            raise MachineError(f"node {one.rank} lost its supervisor")
+        if state.state == "running" or state.status == 0:
+            return ""
+        error = state.error or f"the command ended with status {state.status}"
+        return f"on node {one.rank}, {error}"
 
-    def _each(self, ask: Callable[[_Other], A]) -> list[A]:
-        if not self._others:
+    def _each(self, ask: Callable[[Q], A], of: Sequence[Q]) -> list[A]:
+        if not of:
             return []
         with ThreadPoolExecutor(TOGETHER, thread_name_prefix="node") as threads:
-            futures = [threads.submit(copy_context().run, ask, one) for one in self._others]
-            return [future.result() for future in futures]
-
-
-def _failure(rank: int, state: JobState) -> str:
-    if state.state == "running" or (state.state == "ended" and state.status == 0):
-        return ""
-    if state.state != "ended":
-        return f"node {rank} lost its supervisor"
-    return f"on node {rank}, {state.error or f'the command ended with status {state.status}'}"
+            futures = [threads.submit(copy_context().run, ask, question) for question in of]
+            try:
+                return [future.result() for future in futures]
+            except Exception:
+                raise
+            except BaseException:  # somebody ends this process: no call may hold that up
+                self.close_if(lambda machine: True)
+                raise
