@@ -42,7 +42,7 @@ def reconcile(
     Args:
         workspace: The Workspace block whose rentals are compared, or its name.
         end: Ids of machines to end, from this flow's table: unfinished ones that no longer answer,
-            and any that benchmarks and drills left.
+            and any that benchmarks, drills and jobs left.
         abandoned: Also end the attempts that failed or whose answer was lost, if a machine of
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an

@@ -17,21 +17,25 @@ import pytest
 
 from flows import job
 from flows.procedures.job import driver
+from flows.procedures.job.attempt import Attending
 from tasks.jobs import cost_of, nodes_of
 from tasks.plain_runner import PlainRunner
-from tests.fixtures.driver import hurried
+from tests.fixtures.driver import JOB, attempt_on, hurried, left_job
 from tests.fixtures.ground import Ground
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.rentals import handed_over
 from tests.fixtures.supervised import end_all_of
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World, kill
 from tests.jobs import two_nodes
-from torpor.control.jobs.records import Job, Stop
+from torpor.control.jobs.driven_job import Driven
+from torpor.control.jobs.records import Job, Node, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
 from torpor.shared.errors import InvalidInput, JobFailed, NoCapacity, TorporError
 from torpor.shared.values import Machine, MachineId, object_key
+from torpor.shared.wire.job import JobLook, JobState, LookAtJob
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
@@ -296,3 +300,38 @@ def test_a_lost_machine_of_two_changes_no_result(world: World, short_agent: None
     assert job_.state == "succeeded"
     _is_over(world)
     assert _result(world) == two_nodes.uninterrupted(_STEPS, 2)
+
+
+class _Line:
+    """A session to the first node, whose command stands as ``state``."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+
+    def call(self, request: Any, *, request_id: str, within_s: float) -> Any:
+        return JobLook(self._state, "", 0) if isinstance(request, LookAtJob) else self._state
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        (JobState(JOB, 1, "ended", 0), "command ended"),
+        (JobState(JOB, 1, "ended", 1), "machine lost"),  # its command noticed the loss first
+        (JobState(JOB, 1, "running"), "machine lost"),
+    ],
+)
+def test_a_node_that_is_gone_is_a_loss_unless_the_first_has_succeeded(
+    lab: Lab, state: JobState, end: str
+) -> None:
+    machine, rental = handed_over(lab.opened)
+    gone = Node(machine=MachineId("m9"), provider=lab.market.identity)
+    left = left_job(lab, nodes=2, others=[gone], attempts=[attempt_on(machine, rental)])
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    with PlainRunner(lab.opened):
+        line: Any = _Line(state)
+        Attending(lab.opened, driven, machine, rental, line).run()
+    (attempt,) = driven.job.attempts
+    assert (attempt.end, driven.job.others) == (end, [])

@@ -93,10 +93,7 @@ class Attending:
     def run(self) -> None:
         """Until the command has ended or was stopped, or its supervisor is lost; AgentLost once the
         machine does not answer any more."""
-        with (
-            ThreadPoolExecutor(2, thread_name_prefix="job") as threads,
-            self._others,
-        ):
+        with ThreadPoolExecutor(2, thread_name_prefix="job") as threads, self._others:
             threads.submit(self._watch_machines)
             try:
                 self._start()
@@ -265,13 +262,16 @@ class Attending:
         return now - self._failed >= (TAKEN_S if self._others.noticed else SURE_S)
 
     def _lose_node(self, error: MachineError) -> None:
-        """End the attempt on all machines: one of the others is lost. AgentLost where this one does
-        not answer either."""
-        job = self._driven.job
-        look_at_command(self._session, job.id, 0, 0)
+        """End the attempt on all machines: one of the others is lost. That is no loss where the
+        command has succeeded here. AgentLost where this machine does not answer either."""
+        job, attempt = self._driven.job, self._driven.job.attempt
+        state = self._show_log()
         runner().log.warning("job %s lost a node: %s", job.id, error)
         self._saves.settle()
         self._stop_command()
+        if attempt and (state.attempt, state.state, state.status) == (attempt.number, "ended", 0):
+            self._ended(0, "")
+            return
         self._driven.change_attempt(
             end="machine lost", error=f"a node was lost: {error}", ended_unix=time.time()
         )

@@ -210,8 +210,10 @@ class Driver:
         first = self._first()
         if first.id == self.job.id:
             return None
-        self._say_waiting(f"job {first.id} of this workspace comes first")
-        self.end_others()
+        why = f"job {first.id} of this workspace comes first"
+        if self.job.why != why:
+            self.end_others()
+        self._say_waiting(why)
         self._driven.nap(TURN_S)
         pause_s = wait_s(first.failures) if first.failures else 0.0
         if first.driven or time.time() - first.driven_unix <= pause_s:

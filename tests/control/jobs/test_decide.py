@@ -97,6 +97,7 @@ ENDING = Seen(
         (job(nodes=2, others=[NODE]), on(), None, "run"),
         (job(nodes=3, others=[NODE]), on(), None, "renew"),
         (job(OPEN, nodes=2, others=[NODE]), on(), None, "run"),
+        (job(OPEN, nodes=2, others=[NODE]), on(machine="m2"), None, "renew"),
         (job(OPEN, nodes=2, others=[NODE]), on("stopped"), None, "revive"),
         (job(LOST, nodes=2), on(), None, "renew"),
         (job(LOST, nodes=2), ENDING, None, "rent"),

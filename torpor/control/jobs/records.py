@@ -148,8 +148,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def has_nodes_for(self, machine: MachineId) -> bool:
         """Whether the command may run there: its other machines work on the open attempt, or are
         ready for a first one."""
-        if self.nodes == 1 or (self.attempt is not None and self.attempt.machine == machine):
+        if self.nodes == 1:
             return True
+        if self.attempt is not None:
+            return self.attempt.machine == machine
         return len(self.others) == self.nodes - 1
 
     def with_attempt(self, **changes: Any) -> Job:
