@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -422,24 +422,24 @@ class Renting:
             return False
         return self._close_lost(*look_for(self._rentals, provider, rental))
 
-    def end_scratch(self, *, before_unix: float | None = None) -> None:
+    def end_scratch(self, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
         """Destroy the machines that killed runs left under this reserved name, at the providers
-        that blocks are for; raise the last failure after trying all."""
+        that blocks are for, but those of the jobs ``spared``; raise the last failure after trying
+        all. What cannot be ended is abandoned: `watch` ends it."""
         fault: TorporError | None = None
-        rentals = self._rentals.open()
+        rentals, _ = self._look()
         here = {provider.identity for provider in self._by.markets.concerned(rentals)}
-        for machine, rental in self.machines():
-            if rental is not None:
-                rentals.remove(rental)
-                rentals.append(msgspec.structs.replace(rental, provider=machine.provider))
         for rental in rentals:
-            young = before_unix is not None and rental.created_unix > before_unix
-            if rental.label in self._ours or young or rental.provider not in here:
+            stays = rental.created_unix > before_unix or rental.job in spared
+            stays = stays or rental.state == "handed over"  # from before the name was reserved
+            if stays or rental.label in self._ours or rental.provider not in here:
                 continue
             try:
                 self.end(rental)
             except TorporError as error:
                 fault = error
+                with suppress(TorporError):
+                    self._rentals.change(rental, state="abandoned", why=str(error)[:500])
         if fault is not None:
             raise fault
 
