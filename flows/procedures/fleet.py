@@ -295,7 +295,8 @@ class Fleet:
             own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
             return self._restore(candidate, own)
         fitting = self._offers.fitting
-        first = candidate.number % max(1, len(fitting))  # not all on the cheapest one
+        # Not all on the cheapest one; but machines that work together are alike.
+        first = 0 if self._together else candidate.number % max(1, len(fitting))
         offers = Offers([*fitting[first:], *fitting[:first]], [])
         nap = self._nap_on if left else self._nap  # what was found is not just left again
         tenancy = create_machine(self._held, offers, left, nap)

@@ -18,7 +18,9 @@ import pytest
 from flows import job
 from flows.procedures.job import driver
 from flows.procedures.job.attempt import Attending
+from flows.procedures.job.nodes import bring_nodes, end_nodes
 from tasks.jobs import cost_of, nodes_of
+from tasks.machines import renting
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, attempt_on, hurried, left_job
 from tests.fixtures.ground import Ground
@@ -33,7 +35,7 @@ from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Node, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
-from torpor.shared.errors import InvalidInput, JobFailed, NoCapacity, TorporError
+from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, NoCapacity, TorporError
 from torpor.shared.values import Machine, MachineId, object_key
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
 
@@ -254,6 +256,38 @@ def test_a_job_that_is_stopped_leaves_no_other_node(
     else:
         (kept,) = nodes.machines()
         assert kept.id == job_.attempts[0].machine
+
+
+def test_nodes_of_another_job_that_has_not_ended_stay(lab: Lab) -> None:
+    working = left_job(lab)
+    of_job = replace(nodes_of(lab.opened), job=working.id)
+    with PlainRunner(lab.opened):
+        renting(of_job).rent(lab.market.on_sale)
+        end_nodes(lab.opened, "a job that waits")
+        assert len(lab.machines()) == 1
+        end_nodes(lab.opened, working.id)
+    assert lab.machines() == [] and of_job.rentals.open() == []
+
+
+def test_nodes_that_are_ready_when_another_run_drives_the_job_are_ended(nodes: Lab) -> None:
+    def record(others: list[Node]) -> None:
+        assert len(others) == 2
+        raise HandedOver("another run drives the job")
+
+    left = left_job(nodes, nodes=3)
+    with PlainRunner(nodes.opened, wait_factor=0.01), pytest.raises(HandedOver):
+        bring_nodes(nodes.opened, left, record)
+    assert nodes.machines() == [] and nodes_of(nodes.opened).rentals.open() == []
+
+
+def test_all_nodes_are_of_the_best_offer(nodes: Lab) -> None:
+    (offer,) = nodes.market.on_sale
+    nodes.market.on_sale = [offer, msgspec.structs.replace(offer, id="2", price_usd_h=5.0)]
+    left = left_job(nodes, nodes=3)
+    with PlainRunner(nodes.opened, wait_factor=0.01):
+        bring_nodes(nodes.opened, left, lambda others: None)
+        assert [order.offer.id for order in nodes.market.orders] == [offer.id, offer.id]
+        end_nodes(nodes.opened, left.id)
 
 
 def test_a_budget_counts_all_nodes(nodes: Lab) -> None:

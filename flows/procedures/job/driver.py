@@ -267,7 +267,7 @@ class Driver:
         return {one.label.rental for one in mine if one.unfinished}
 
     def clear(self) -> None:
-        """Before the job is stopped, end what its killed wakes left, where that answers in time."""
+        """End what killed wakes of the job have left, where that answers in time."""
         self.end_others()
         opened, stop = replace(self.opened, job=self.job.id), self._driven.stop
         left = self._left_rentals()
@@ -280,6 +280,9 @@ class Driver:
         except HandedOver as error:  # its rental, not the job: the next look shows whose it is
             raise WorkspaceAwake(str(error)) from error
         except (MachineError, CreateFailed) as error:
+            if stop is None:
+                self.wait_after(error)
+                return
             whole, why = None, str(error)
         if whole is not None:
             self._driven.change(rented=whole)  # and it is hibernated like any other
@@ -354,12 +357,13 @@ class Driver:
         )
 
     def renting(self) -> OpenWorkspace | None:
-        """The workspace, as a machine is rented for the job; None if it is to be looked again
-        first."""
+        """The workspace, as a machine is rented for the job, once none of an earlier attempt is
+        left; None if it is to be looked again first."""
         if not self.job.attempts:  # jobs that began at the same time have their records by now
             self._driven.nap(AGAIN_S)
             if self._driven.stop is not None or self._first().id != self.job.id:
                 return None
+        self.end_others()
         spec = self.opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
         spec = msgspec.structs.replace(
@@ -371,23 +375,28 @@ class Driver:
     def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:
         """The workspace that is to be woken, and the snapshot, once all other machines of the job
         stand ready. They are ended after an error."""
-        self.end_others()
         if self.job.nodes == 1:
             yield opened, self.job.newest or ""
             return
         try:
-            nodes = bring_nodes(opened, self.job)
-            self._driven.change(others=nodes.others)
-            yield nodes.opened, nodes.snapshot
+            yield bring_nodes(opened, self.job, lambda others: self._driven.change(others=others))
         except BaseException:
-            self.end_others()
+            with suppress(EndUnproven):  # the next try, and the end of the job, end them
+                self.end_others()
             raise
 
     def end_others(self) -> None:
-        """End all machines of the job but its workspace's own. They hold no work."""
-        if self.job.nodes > 1:
-            self._driven.change(others=[])  # HandedOver before a successor's machines are ended
-            end_nodes(self.opened)
+        """End all machines of the job but its workspace's own. They hold no work. One whose end its
+        market has accepted and not proven holds nothing up."""
+        if self.job.nodes == 1:
+            return
+        self._driven.change(others=[])  # HandedOver before a successor's machines are ended
+        try:
+            end_nodes(self.opened, self.job.id)
+        except EndUnproven as error:
+            if not error.accepted:
+                raise
+            runner().log.warning("job %s goes on: %s", self.job.id, error)
 
     def rented(self, report: WakeReport) -> None:
         self._refusals = 0
@@ -401,7 +410,7 @@ class Driver:
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")
             self._driven.nap(seconds)
         elif isinstance(error, BudgetExceeded):
-            self._driven.end("over budget", str(error))
+            self.end(End("over budget", str(error)))
         else:
             self._wait_after_failed_wake(error)
 
@@ -416,7 +425,7 @@ class Driver:
             raise error
         failures = self.job.failures + 1
         if not isinstance(error, MachineError) or failures >= MOST_FAILURES:
-            self._driven.end("failed", f"its workspace could not be woken: {error}")
+            self.end(End("failed", f"its workspace could not be woken: {error}"))
             return
         self._driven.change(failures=failures)
         seconds = wait_s(failures)
@@ -447,7 +456,9 @@ class Driver:
             Attending(self.opened, self._driven, on.machine, on.rental, session).run()
 
     def begin_to_hibernate(self, on: JobMachine) -> None:
-        """Record it."""
+        """Record it, and that the machine of an attempt which has not ended is lost."""
+        if self.job.attempt is not None:
+            self._record_loss()
         self.end_others()
         check_no_other_job(self.opened, on.machine, self.job.id)
         self._driven.change(state="hibernating")

@@ -1,7 +1,7 @@
 """The other machines of a job on several nodes: all but rank 0's, which is the workspace's own.
 
 They are rented under a reserved name and hold a copy of a snapshot, and no work of their own. They
-are never handed over: whoever drives the job may end them at any time.
+are never handed over: whoever drives their job may end them at any time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import msgspec
@@ -53,25 +53,20 @@ Q = TypeVar("Q")
 # -- the machines
 
 
-def end_nodes(opened: OpenWorkspace) -> None:
-    """End every machine of the workspace's other nodes; raise the last failure after trying all."""
-    renting(nodes_of(opened)).end_scratch()
+def end_nodes(opened: OpenWorkspace, job: str) -> None:
+    """End every machine of the other nodes of ``job``, and of jobs that are over; raise the last
+    failure after trying all."""
+    open_jobs = [one.id for one in opened.jobs.open() if one.id != job]
+    renting(nodes_of(opened)).end_scratch(spared=open_jobs)
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """The other nodes as they stand ready. ``opened`` rents beside them, and nowhere else, and is
-    to wake ``snapshot``."""
-
-    others: list[Node]
-    opened: OpenWorkspace
-    snapshot: SnapshotId
-
-
-def bring_nodes(opened: OpenWorkspace, job: Job) -> Nodes:
+def bring_nodes(
+    opened: OpenWorkspace, job: Job, record: Callable[[list[Node]], None]
+) -> tuple[OpenWorkspace, SnapshotId]:
     """Rent all other machines of the job in one region of one market, and restore the snapshot on
     each. All of them, or none: after a failure the next region is tried, and the last failure is
-    raised."""
+    raised. Those that ``record`` cannot record are ended, too. Returns the workspace, as its own
+    machine is to be rented beside them, and the snapshot."""
     wanted, opened = pick_snapshot_to_wake(opened, job.newest or "")
     able = [one for one in opened.providers if one.abilities.private_network]
     opened = replace(opened, providers=tuple(able))
@@ -83,19 +78,16 @@ def bring_nodes(opened: OpenWorkspace, job: Job) -> Nodes:
                 exchange = Exchange("never", order.total)
                 fleet = Fleet(there, wanted, held, offers, order, exchange, together=True)
                 fleet.bring([])
-                ready = {one.machine: one for one in nodes_of(there).rentals.open()}
-                rentals = [ready[machine] for machine in fleet.ready]
-                for rental in rentals:
-                    held.leave(rental)
+                ready, at = fleet.ready, there.providers[0].identity
+                record([Node(machine=machine, provider=at) for machine in ready])
+                for rental in nodes_of(there).rentals.open():
+                    if rental.machine in ready:
+                        held.leave(rental)
         except (CreateFailed, MachineUnreachable) as error:
             runner().log.warning("%d nodes did not start together: %s", job.nodes, error)
             failure = error
         else:
-            others = [
-                Node(machine=machine, provider=rental.provider)
-                for machine, rental in zip(fleet.ready, rentals, strict=True)
-            ]
-            return Nodes(others, there, wanted.snapshot)
+            return there, wanted.snapshot
     raise failure or AssertionError("no region without an offer is tried")
 
 
