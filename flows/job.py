@@ -23,6 +23,7 @@ from tasks.jobs import (
     check_nodes,
     cost_of,
     next_job_id,
+    stop_command,
 )
 from tasks.machines import open_session
 from tasks.run_table import shown
@@ -193,6 +194,8 @@ def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:
     try:
         probe_store(driver.opened)
         with open_session(driver.opened, on.machine) as session:
+            if not ends:  # its market may have been wrong in that the machine did not run
+                stop_command(session, driver.job.id)
             begun = NothingBegan(driver.opened, session, began_s)
             guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
             hibernate_machine(driver.opened, session, on.machine, guards)

@@ -42,12 +42,16 @@ limits for each step of a stop add up to as much."""
 # Constant. Sends nothing: the system only chooses the interface. Without a network it is the host.
 _ADDRESS: Final = """
 import socket
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
     try:
-        line.connect(("192.0.2.1", 9))
-        print(line.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as line:
+            line.connect((far, 9))
+            print(line.getsockname()[0])
+            break
     except OSError:
-        print("127.0.0.1")
+        pass
+else:
+    print("127.0.0.1")
 """
 
 

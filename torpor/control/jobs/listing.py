@@ -96,8 +96,8 @@ def where(job: Job) -> str:
         return job.rented
     if attempt is None or attempt.end == "machine lost":
         return ""
-    more = f" and {job.nodes - 1} other nodes" if job.nodes > 1 else ""
-    return f"{attempt.machine}{more} at {attempt.provider}"
+    machine = f"{attempt.machine}, the first of {job.nodes}," if job.nodes > 1 else attempt.machine
+    return f"{machine} at {attempt.provider}"
 
 
 def driver(job: Job) -> str:
