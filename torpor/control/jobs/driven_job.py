@@ -104,7 +104,6 @@ class Driven:
             machine=machine.id,
             provider=machine.provider,
             rental="" if machine.label is None else machine.label.rental,
-            others=self._job.others,
             spot=spot,
             price_usd_h=price_usd_h,
             began_unix=now_unix,

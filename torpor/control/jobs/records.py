@@ -64,7 +64,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineId
     provider: str
     rental: str
-    others: list[Node] = []  # the machines of ranks 1, 2 and so on
     spot: bool
     price_usd_h: float
     began_unix: float

@@ -29,8 +29,7 @@ class JobReport(Report, frozen=True):
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
         job = self.job
-        used = [(tried.machine, *(node.machine for node in tried.others)) for tried in job.attempts]
-        machines = list(dict.fromkeys(machine for group in used for machine in group))
+        machines = list(dict.fromkeys(attempt.machine for attempt in job.attempts))
         return [
             {"what": "job", "value": f"{job.id}: {' '.join(job.command)[:200]}"},
             {"what": "outcome", "value": job.outcome},
