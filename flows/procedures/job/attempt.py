@@ -194,6 +194,8 @@ class Attending:
         self._hear(state)
         try:
             failure = self._others.look()
+        except AgentLost:
+            raise  # the line may be to blame: the next try logs in again, or finds the node gone
         except MachineError as error:
             self._lose_node(error)
             return True

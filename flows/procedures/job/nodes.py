@@ -123,7 +123,8 @@ class _Other:
 
 class OtherNodes:
     """The commands of ranks 1 to N-1, in one attempt; a job on one machine has none. As a context:
-    logs out at the end. Each method raises MachineError for a node that is lost."""
+    logs out at the end. Each method raises MachineError for a node that is lost, AgentLost where it
+    may be."""
 
     def __init__(self, opened: OpenWorkspace, job: Job) -> None:
         self._opened = opened
@@ -159,14 +160,17 @@ class OtherNodes:
         """Its market may not show it for a while."""
         give_up = time.monotonic() + UNPROVEN_S
         market = self._opened.markets.of(node.provider)
-        while not isinstance(found := market.find(node.machine), Machine):
-            if found.proof or time.monotonic() >= give_up:
+        while True:
+            found = market.find(node.machine)
+            if isinstance(found, Machine) and found.state in ("running", "starting"):
+                return found
+            why = f"it is {found.state}" if isinstance(found, Machine) else found.proof
+            if why or time.monotonic() >= give_up:
                 raise MachineError(
-                    f"node {rank}, machine {node.machine} at {node.provider}, is gone: "
-                    f"{found.proof or 'its market does not show it'}"
+                    f"node {rank}, machine {node.machine} at {node.provider}, is lost: "
+                    f"{why or 'its market does not show it'}"
                 )
             time.sleep(LOOK_S)
-        return found
 
     def addresses(self, session: Session) -> list[str]:
         """By which the nodes reach each other, by their ranks; ``session``: rank 0's. Empty for a
