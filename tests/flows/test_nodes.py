@@ -35,6 +35,7 @@ from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Node, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
+from torpor.control.rental import ending
 from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, NoCapacity, TorporError
 from torpor.shared.values import Machine, MachineId, object_key
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
@@ -276,6 +277,18 @@ def test_nodes_that_are_ready_when_another_run_drives_the_job_are_ended(nodes: L
     with PlainRunner(nodes.opened, wait_factor=0.01), pytest.raises(HandedOver):
         bring_nodes(nodes.opened, left, record)
     assert nodes.machines() == [] and nodes_of(nodes.opened).rentals.open() == []
+
+
+def test_a_job_ends_while_its_market_still_ends_the_nodes(
+    nodes: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "SLOW_S", 0.1)
+    able = nodes.market.abilities
+    nodes.market.abilities, nodes.market.slow = msgspec.structs.replace(able, ending_s=60.0), True
+    assert _run(nodes, ["true"]).job.state == "succeeded"
+    assert {one.state for one in nodes.machines()} == {"stopping"}
+    (other,) = nodes_of(nodes.opened).rentals.open()
+    assert other.state == "abandoned"  # watch records its end
 
 
 def test_all_nodes_are_of_the_best_offer(nodes: Lab) -> None:
