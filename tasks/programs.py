@@ -38,6 +38,7 @@ class Freezer(NamedTuple):
     why_not: str = ""
 
 
+NEVER: Final = Freezer(why_not="`process` is never in the workspace block")
 OWN_MACHINE: Final = Freezer(
     why_not="this is a machine of your own: torpor cannot tell whether they run on another one"
 )
@@ -139,6 +140,19 @@ def start_programs(
     return begun
 
 
+@step("look at programs", retries=ONCE)
+def look_at_programs(opened: OpenWorkspace, session: Agent, freezer: Freezer) -> list[str]:
+    """Whether a hibernate would freeze each of the workspace's programs, for people. None is
+    stopped."""
+    programs = {_id(opened.spec, line): line for line in opened.spec.programs}
+    asked = TryFreezing("", [*programs])
+    told = session.call(asked, request_id=_request(), within_s=START_S)
+    found = {froze.job: froze for froze in told.programs}
+    return [
+        f"{line}: {_looks(found.get(job, Froze(job)), freezer)}" for job, line in programs.items()
+    ]
+
+
 def _freezer(session: Agent) -> Freezer:
     """CRIU, where the architecture and the capabilities are no reason against it."""
     try:
@@ -197,6 +211,14 @@ def _frozen(line: str, froze: Froze) -> str:
     if not froze.bytes:
         return f"{line}: does not run here, a wake starts it afresh"
     return f"{line}: frozen, {froze.bytes:,} bytes in {froze.seconds:.1f} s"
+
+
+def _looks(found: Froze, freezer: Freezer) -> str:
+    if not found.bytes and not found.why_not:
+        return "does not run here, a wake starts it afresh"
+    if why_not := freezer.why_not or found.why_not:
+        return f"would not be frozen: {why_not}"
+    return f"would be frozen, with {found.bytes:,} bytes of memory"
 
 
 def _id(spec: WorkspaceSpec, line: str) -> str:

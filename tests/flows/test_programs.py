@@ -26,13 +26,13 @@ from flows import create, hibernate, job, wake
 from tasks.guards import NothingLost
 from tasks.machines import endpoint_of
 from tasks.plain_runner import PlainRunner
-from tasks.programs import check_frozen
+from tasks.programs import NEVER, check_frozen
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.fixtures.world import World, kill
 from torpor.control.ports import free_ports
 from torpor.control.remote import criu as criu_packages
-from torpor.control.reports import HibernateReport, WakeReport
+from torpor.control.reports import HibernateReport, ProgramsReport, WakeReport
 from torpor.control.safety import Verified
 from torpor.shared.errors import MachineUnfit, StillChanging, UnsavedWork
 
@@ -86,7 +86,8 @@ def _breaks(lines: list[str]) -> int:
 def _begin(world: World) -> None:
     _place(world).mkdir()
     (_place(world) / "chain.py").write_text(CHAIN)
-    run_plainly(world.opened, create)
+    made = run_plainly(world.opened, create)
+    assert made.rows()[-1] == {"what": "program", "value": f"{LINE}: started"}
     _grows(world)
 
 
@@ -214,6 +215,23 @@ def test_a_job_on_the_machine_freezes_its_programs(world: World) -> None:
     assert world.machines() == []
     shutil.rmtree(_place(world))
     assert wake_plainly(world.opened).programs == [f"{LINE}: went on where it was frozen"]
+
+
+def test_a_dry_run_says_what_would_be_frozen_and_stops_nothing(world: World) -> None:
+    _begin(world)
+    said = run_plainly(world.opened, hibernate, dry_run=True)
+    assert isinstance(said, ProgramsReport)
+    assert said.rows()[0]["value"].startswith(f"{LINE}: would be frozen, with ")
+    _grows(world)
+    said = run_plainly(_changed(world, process="never").opened, hibernate, dry_run=True)
+    assert isinstance(said, ProgramsReport)
+    assert said.programs == [f"{LINE}: would not be frozen: {NEVER.why_not}"]
+    other = _changed(world, programs=["exec sleep 600"]).opened
+    said = run_plainly(other, hibernate, dry_run=True)
+    assert isinstance(said, ProgramsReport)
+    assert said.programs == ["exec sleep 600: does not run here, a wake starts it afresh"]
+    assert len(world.machines()) == 1
+    assert _breaks(_lines(world)) == 0
 
 
 def test_a_program_that_prints_keeps_no_machine(world: World) -> None:
