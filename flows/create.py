@@ -29,7 +29,7 @@ def create(workspace: Workspace | str) -> CreateReport:
         if spec.freezes:
             with open_session(opened, tenancy.machine) as session:
                 freezer = prove_freezing(opened, session)
-        hand_over(tenancy, alone=True)
+        hand_over(tenancy, alone=True, starting=bool(spec.programs))
     if spec.save_minutes or spec.programs:
         with open_session(opened, tenancy.machine) as session:
             if spec.programs:

@@ -137,6 +137,11 @@ def start_programs(
             begun.append(f"{line}: not started: {error}")
     for words in begun:
         runner().log.info("program %s", words)
+    if tenancy.rental is not None:
+        try:
+            opened.rentals.change(tenancy.rental, starting=False)
+        except TorporError as error:
+            runner().log.warning("watch will say that these programs were not started: %s", error)
     return begun
 
 

@@ -119,14 +119,23 @@ class Tenancy:
             self._renting.check_unclaimed(self.rental.label)
 
     def hand_over(
-        self, *, alone: bool = False, fetched_bytes: int = 0, fetched_s: float = 0.0
+        self,
+        *,
+        alone: bool = False,
+        fetched_bytes: int = 0,
+        fetched_s: float = 0.0,
+        starting: bool = False,
     ) -> None:
         """From now on only a verified snapshot may end the machine. ``alone``: HandedOver if
         another run has handed over a machine of the workspace since this one began.
-        ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record."""
+        ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record.
+        ``starting``: this run starts the workspace's programs next."""
         if self._renting is not None and self.rental is not None:
             rental = msgspec.structs.replace(
-                self.rental, fetched_bytes=fetched_bytes, fetched_s=fetched_s
+                self.rental,
+                fetched_bytes=fetched_bytes,
+                fetched_s=fetched_s,
+                starting=starting,
             )
             self._renting.hand_over(rental, self.machine, alone=alone)
 
@@ -290,6 +299,7 @@ class Renting:
             provider=machine.provider,
             machine=machine.id,
             seen_unix=time.time(),
+            starting=rental.starting,
             **measured(rental),
         )
         self._by.told.handed_over(machine)
