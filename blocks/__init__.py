@@ -20,6 +20,7 @@ from blocks.markets import (
     RunpodProvider,
     TensordockProvider,
     VastProvider,
+    VerdaProvider,
 )
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
@@ -44,6 +45,7 @@ __all__ = [
     "TensordockProvider",
     "Tuning",
     "VastProvider",
+    "VerdaProvider",
     "Workspace",
 ]
 
@@ -57,6 +59,7 @@ ProviderBlock: TypeAlias = (
     | KubernetesProvider
     | TensordockProvider
     | HostkeyProvider
+    | VerdaProvider
     | AzureProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
@@ -69,6 +72,7 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     KubernetesProvider,
     TensordockProvider,
     HostkeyProvider,
+    VerdaProvider,
     AzureProvider,
 )
 """The provider blocks, the default first."""

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, fiel
 
 from blocks.container import Containers
 from blocks.reference import LOGOS, load_named, saved_names
-from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
+from torpor.control.providers import lambda_cloud, runpod, tensordock, vast, verda
 from torpor.control.providers.hostkey import provider as hostkey
 from torpor.control.providers.seam import Provider
 from torpor.shared.errors import InvalidInput
@@ -269,12 +269,47 @@ class HostkeyProvider(KeyedProvider):
         return self._opened(hostkey.HostkeyProvider)
 
 
+class VerdaProvider(KeyedProvider):
+    """An account at Verda, formerly DataCrunch: virtual machines, on demand and spot.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import VerdaProvider
+        from torpor.shared.values import Want
+
+        provider = VerdaProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="H100", spot="allowed")))
+        ```
+    """
+
+    _block_type_name = "Verda Provider"
+    _block_type_slug = "verda-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://api.verda.com/v1/docs")
+
+    client_id: Annotated[str, AfterValidator(_word)] = Field(
+        title="Client ID",
+        description="Of credentials of the Cloud API, which Verda's console makes.",
+    )
+
+    api_key: ApiKey = Field(title="Client secret", description="The secret of these credentials.")
+
+    url: ApiUrl = _address(verda.URL)
+
+    def open(self) -> verda.VerdaProvider:
+        return self._opened(verda.VerdaProvider, client_id=self.client_id)
+
+
 def check_account_name(block: Block) -> None:
     """InvalidInput where the account that this block names is the one of another block, with
     another key: their machines would be taken for each other's."""
     if not isinstance(block, KeyedProvider) or not block.account:
         return
-    for kind in KeyedProvider.__subclasses__():
+    from blocks import PROVIDERS
+
+    keyed = [kind for kind in PROVIDERS if issubclass(kind, KeyedProvider)]
+    for kind in keyed:
         for name in saved_names(kind):
             with suppress(InvalidInput):  # one that cannot be used has no name
                 other = load_named(kind, name, of="a provider block")

@@ -87,6 +87,11 @@ class Installation:
         return self.prefect_home / "prefect.db"
 
     @property
+    def database_file(self) -> Path:
+        """The address of the PostgreSQL that our own Prefect server uses instead."""
+        return self.folder / "database"
+
+    @property
     def temporary(self) -> Path:
         """Temporary files of the worker and its runs."""
         return self.folder / "tmp"

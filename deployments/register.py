@@ -109,6 +109,11 @@ def make_first_blocks(installation: Installation) -> None:
         ).save("default")
     if not exists(Workspace, DEMO):
         Workspace(name=DEMO).save(DEMO)
+    make_stacks()
+
+
+def make_stacks() -> None:
+    """Make the ready-made stacks that are missing."""
     for name, stack in ready_made().items():
         if not exists(Stack, name):
             stack.save(name)

@@ -12,7 +12,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Final
 
-from deployments import block_key
+from deployments import block_key, database
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
 from torpor.control.own_server import HOST, api_url, recorded_port
@@ -118,6 +118,9 @@ def start(installation: Installation, server: Server) -> bool:
         return False
     demanded = {_DEMANDED: server.login, block_key.VARIABLE: block_key.block_key(installation)}
     demanded |= SETTINGS
+    postgres = database.chosen(installation)
+    if postgres:
+        demanded |= database.settings(postgres)
     serving = running(installation, ROLE, having=demanded)
     if serving and recorded_port(installation.folder) == _port(server) and answers(server):
         return False
@@ -125,7 +128,10 @@ def start(installation: Installation, server: Server) -> bool:
     port = _port(server)
     if not is_free(port):
         raise InvalidInput(_taken(port))
-    block_key.move_blocks(installation)
+    if postgres:
+        database.check(installation, postgres)
+    else:
+        block_key.move_blocks(installation)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]

@@ -32,6 +32,7 @@ has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
 has hledger || tests="$tests hledger"
 has promtool || tests="$tests prometheus"
+has pg_ctlcluster || tests="$tests postgresql"
 # What a workspace of the tests has.
 has git || tests="$tests git"
 has setfacl || tests="$tests acl"
@@ -71,12 +72,13 @@ fi
 
 echo "installing from Debian:$needed"
 export DEBIAN_FRONTEND=noninteractive
-# openssh-server and prometheus would open ports of this host at once and at each boot. The tests run
+# openssh-server, prometheus and postgresql would open ports of this host at once and at each boot. The tests run
 # the programs themselves, so the services stay off.
 policy=/usr/sbin/policy-rc.d
 off=""
 has sshd || off="$off ssh.service"
 has promtool || off="$off prometheus.service"
+has pg_ctlcluster || off="$off postgresql.service"
 if [ -n "$off" ] && [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT INT TERM HUP
     printf '#!/bin/sh\nexit 101\n' >"$policy"

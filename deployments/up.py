@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deployments import lost_runs, server, services, supervisor, worker
+from deployments import database, lost_runs, server, services, supervisor, worker
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import InvalidInput, TorporError
 
 RETRY_S: Final = 10.0
 LOCK_S: Final = 60.0
@@ -52,13 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def up(installation: Installation, port: int | None = None) -> Server:
-    """Start what is missing and print the UI's address."""
+def up(installation: Installation, port: int | None = None, postgres: str | None = None) -> Server:
+    """Start what is missing and print the UI's address. ``postgres`` as for database.choose()."""
     with installation.locked():
         if full := full_disks([installation.folder]):
             raise TorporError("; ".join(full))
         supervisor.stop(installation)  # two would start one thing twice
         used = server.server_of(installation, port)
+        if postgres is not None:
+            if not used.own:
+                raise InvalidInput(
+                    f"PREFECT_API_URL is {used.api_url}, a server that torpor does not start: "
+                    "leave out --database, or unset PREFECT_API_URL"
+                )
+            database.choose(installation, postgres)
         _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
         server.start(installation, used)
         _say("blocks, store, flows", "registering (half a minute the first time)")

@@ -18,6 +18,7 @@ Several = Annotated[list[str] | None, Parameter(negative=())]
 def up(
     *,
     port: int | None = None,
+    database: str | None = None,
     idle: Idle | None = None,
     notify: Several = None,
 ) -> None:
@@ -27,6 +28,8 @@ def up(
 
     Args:
         port: The port of the Prefect server, 4200 if it is free.
+        database: The PostgreSQL of the Prefect server, as postgresql://USER@HOST/DATABASE, with the
+            password in ~/.pgpass. The file that SQLite keeps is the usual one: `sqlite`.
         idle: What becomes of idle machines. Without it, the first `up` at a terminal asks.
         notify: A notification block that tells of alerts, as slack-webhook/mine. May be repeated.
     """
@@ -35,7 +38,7 @@ def up(
     from torpor_cli.server import connected
 
     installation = Installation.here()
-    start(installation, port)
+    start(installation, port, database)
     with connected():  # before Prefect is imported, which makes a folder in the home
         _choose(installation, idle)
         _say_who_is_told(notify)

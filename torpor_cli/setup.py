@@ -17,14 +17,6 @@ from torpor.shared.values import workspace_name
 from torpor_cli.server import connected
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
-MARKETS: Final = {
-    "vast": "VastProvider",
-    "runpod": "RunpodProvider",
-    "lambda": "LambdaProvider",
-    "tensordock": "TensordockProvider",
-    "hostkey": "HostkeyProvider",
-}
-"""Markets whose block needs an API key and nothing else."""
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
 MARKET_VARIABLE: Final = "TORPOR_MARKET_KEY"
 _KEEPS_WORKSPACE: Final = ("vast-provider/", "runpod-provider/")
@@ -44,7 +36,7 @@ def init(
     endpoint: str = "",
     region: str = "",
     access_key: str = "",
-    market: Literal["vast", "runpod", "lambda", "tensordock", "hostkey", "local"] | None = None,
+    market: str = "",
     provider: str = "",
     path: Several = None,
     gpu: str | None = None,
@@ -63,7 +55,7 @@ def init(
         endpoint: The store's address.
         region: The store's region.
         access_key: The id of the access key.
-        market: The market to rent at; local makes machines on this host, to try torpor.
+        market: The market to rent at, such as vast; local makes machines on this host.
         provider: The provider block, as type/name, if you have one.
         path: A directory to keep. May be repeated.
         gpu: The GPU model, such as RTX 4090; empty takes any machine.
@@ -77,7 +69,7 @@ def init(
         chosen_store = store or _store(name, flavour or "", bucket, endpoint, region, access_key)
         if chosen_store != name:
             _try_store(chosen_store)
-        chosen_provider = provider or _provider(market or "")
+        chosen_provider = provider or _provider(market)
         _try_market(chosen_provider)
         usual = "/workspace" if chosen_provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
         paths = path or _ask("Directories to keep, with spaces between", usual).split()
@@ -146,19 +138,30 @@ def _provider(market: str) -> str:
     import blocks
     from blocks.reference import saved_names
 
+    keyed = {
+        kind.get_block_type_slug().removesuffix("-provider"): kind
+        for kind in blocks.PROVIDERS
+        if "api_key" in kind.model_fields
+    }
     if not market:
-        print(f"Markets: {', '.join(MARKETS)}; `local` makes machines on this host.")
+        print(f"Markets: {', '.join(keyed)}; `local` makes machines on this host.")
         print("The blocks of EC2, GCP, Azure and Kubernetes are made on the UI's page Blocks.")
         market = _ask("Market", "local")
     if market == "local":
         return "local-provider/default"
-    if market not in MARKETS:
-        raise InvalidInput(f"{market!r} is none of {', '.join(MARKETS)}, local")
-    kind = getattr(blocks, MARKETS[market])
-    slug = kind.get_block_type_slug()
+    if market not in keyed:
+        raise InvalidInput(f"{market!r} is none of {', '.join(keyed)}, local")
+    kind: Any = keyed[market]
+    slug, fields = kind.get_block_type_slug(), kind.model_fields
     if "default" in saved_names(kind):
         return f"{slug}/default"
-    block = _made(lambda: kind(api_key=_secret(f"API key of {market}", MARKET_VARIABLE)))
+    needed = [name for name, field in fields.items() if field.is_required() and name != "api_key"]
+    more = {
+        name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+        for name in needed
+    }
+    key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
+    block = _made(lambda: kind(api_key=key, **more))
     block.open().check("")
     block.save("default")
     return f"{slug}/default"

@@ -47,10 +47,9 @@ LIMITS: Final[dict[str, Limit]] = {
     "gcp": Limit(1500, "1,500 reads a minute, and as many lists"),
     "kubernetes": Limit(300, "not stated; 5 a second is what Kubernetes' own clients keep to"),
     "tensordock": Limit(100, "100 a minute"),
-    "hostkey": Limit(None, "not stated"),
     "azure": Limit(1500, "25 reads and 10 writes a second, after the first 250 and 200"),
 }
-"""Sources stand in the adapters, beside their ``_POLL_S``."""
+"""Of those that state one. Sources stand in the adapters, beside their ``_POLL_S``."""
 
 
 class _Clock:
@@ -85,12 +84,12 @@ def measure(name: str, boot_s: float = BOOT_S) -> dict[str, Any]:
         provider: Provider = fake.connect(sleep=clock.nap, **paces)
         _wake_and_end(provider, clock, boot_s)
         assert fake.market.alive() == []
-    times = calls.times_s
+    times, limit = calls.times_s, LIMITS.get(name, Limit(None, "not stated"))
     return {
         "wake": len(times),
         "minute": max(sum(begin <= at < begin + 60 for at in times) for begin in times),
-        "limit": LIMITS[name].minute,
-        "words": LIMITS[name].words,
+        "limit": limit.minute,
+        "words": limit.words,
     }
 
 

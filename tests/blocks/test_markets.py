@@ -13,24 +13,15 @@ import blocks
 from blocks import markets
 from blocks.reference import load_named
 from deployments.server import Server
+from tests.markets.every import KEYED, Keyed
 from torpor.shared.errors import InvalidInput
 
-KEYED = [
-    blocks.VastProvider,
-    blocks.RunpodProvider,
-    blocks.LambdaProvider,
-    blocks.TensordockProvider,
-    blocks.HostkeyProvider,
-]
 
-
-@pytest.mark.parametrize("kind", KEYED)
-def test_a_changed_key_changes_no_account_that_its_block_names(
-    kind: type[blocks.VastProvider],
-) -> None:
-    before = kind(api_key=SecretStr("one")).open().identity
-    assert kind(api_key=SecretStr("two")).open().identity != before
-    assert kind(api_key=SecretStr("two"), account=f" {before} ").open().identity == before
+@pytest.mark.parametrize("keyed", KEYED)
+def test_a_changed_key_changes_no_account_that_its_block_names(keyed: Keyed) -> None:
+    before = keyed(api_key=SecretStr("one")).open().identity
+    assert keyed(api_key=SecretStr("two")).open().identity != before
+    assert keyed(api_key=SecretStr("two"), account=f" {before} ").open().identity == before
 
 
 def test_an_account_is_named_as_reconcile_names_it() -> None:

@@ -61,9 +61,10 @@ class ProviderContract:
         assert able.billing_s > 0
         assert 0 <= able.ending_s <= 86_400
         assert able.min_disk_gib >= 0
-        assert able.forgets_s is None or able.forgets_s >= able.settling_s
+        long = able.forgets_s is None or able.forgets_s >= able.settling_s
+        assert long, "a machine that may be shown late must be remembered as long"
         for source in able.notices:
-            assert able.notice_s is not None
+            assert able.notice_s is not None, "what can be asked is a warning: state ``notice_s``"
             assert source.url == source.url.rstrip("/")
             assert urlsplit(source.url).scheme == "http"
 
@@ -71,16 +72,17 @@ class ProviderContract:
         self, provider: Provider, want: Want
     ) -> None:
         offers = provider.offers(want)
-        assert [offer for offer in offers if not misfit(offer, want)]
-        assert len({offer.id for offer in offers}) == len(offers)
+        assert [offer for offer in offers if not misfit(offer, want)], "offers() has none that fits"
+        assert len({offer.id for offer in offers}) == len(offers), "an id is of one offer"
         for offer in offers:
             assert offer.provider == provider.identity
             assert offer.region
             assert offer.domain
             assert offer.price_usd_h >= 0
-            assert offer.priced_unix <= time.time()
-            assert provider.abilities.many_owners or not offer.many_owners
-            assert (offer.gpu is None) == (offer.gpu_count == 0)
+            assert offer.priced_unix <= time.time(), "``priced_unix`` is when the price was asked"
+            vouched = provider.abilities.many_owners or not offer.many_owners
+            assert vouched, "``abilities.many_owners`` says so of all offers"
+            assert (offer.gpu is None) == (offer.gpu_count == 0), "no GPU is None and 0"
 
     def test_what_nobody_sells_fits_nowhere(self, provider: Provider, want: Want) -> None:
         for change in (
@@ -98,8 +100,9 @@ class ProviderContract:
         first = provider.create(ordered(label))
         again = provider.create(ordered(label))
         other = provider.create(ordered())
-        assert again.id == first.id != other.id
-        assert {m.id for m in provider.list_own()} == {first.id, other.id}
+        assert again.id == first.id, "a second create() with the same order rents another machine"
+        assert first.id != other.id, "an order of another label is another machine"
+        assert {m.id for m in provider.list_own()} == {first.id, other.id}, "list_own() has each"
 
     def test_creates_at_once_with_one_label_make_one_machine(
         self, provider: Provider, ordered: Ordered
@@ -127,10 +130,12 @@ class ProviderContract:
     ) -> None:
         order = ordered()
         machine = provider.create(order)
-        assert (machine.label, machine.provider) == (order.label, provider.identity)
+        shown = (machine.label, machine.provider)
+        assert shown == (order.label, provider.identity), "create() says what it rented"
         live = self._reach(provider, machine)
-        assert provider.find(machine.id) == live
-        assert [(m.id, m.label) for m in provider.list_own()] == [(machine.id, order.label)]
+        assert provider.find(machine.id) == live, "find() says the same again"
+        listed = [(m.id, m.label) for m in provider.list_own()]
+        assert listed == [(machine.id, order.label)], "list_own() shows it with its label"
         endpoint, how = live.endpoint, provider.abilities.host_key
         if how == "stated":
             assert endpoint.host_key is not None
@@ -168,8 +173,9 @@ class ProviderContract:
         self, provider: Provider, unlabelled: MachineId
     ) -> None:
         live = provider.find(unlabelled)
-        assert live.label is None
-        assert unlabelled not in [m.id for m in provider.list_own()]
+        assert live.label is None, "a machine that somebody else rented has no label of ours"
+        listed = [m.id for m in provider.list_own()]
+        assert unlabelled not in listed, "list_own() shows a machine that is not ours"
         label = _label()
         with pytest.raises(NotOurs):
             never_handed_over(live, label)
@@ -198,7 +204,7 @@ class ProviderContract:
                 provider.destroy(claimed, warrant)
         with pytest.raises((NotOurs, UnsafeDestroy)):
             other_provider.destroy(machine, _warrant(machine))
-        assert provider.find(machine.id) == machine
+        assert provider.find(machine.id) == machine, "a refused destroy() changes nothing"
 
     def test_a_forged_warrant_destroys_nothing(self, provider: Provider, ordered: Ordered) -> None:
         class Yes(Warrant):

@@ -1,6 +1,6 @@
 """Every adapter understands what its market was recorded to say.
 
-See docs/contributing/add-a-market.md. A folder of ``recorded/`` is named MARKET-WORDS. Its
+See docs/contributing/market.md. A folder of ``recorded/`` is named MARKET-WORDS. Its
 ``report.json`` is what the replay must find: correct it where an adapter has learned what it did
 not understand when this was recorded.
 """

@@ -173,16 +173,19 @@ def test_what_outlived_its_machine_is_listed_with_its_price() -> None:
     used = Residue(id="d2", provider=HERE, kind="disk", label=_label("b"), price_usd_h=0.5)
     theirs = Residue(id="d3", provider=HERE, kind="disk", label=_label("x", OTHER))
     unknown = Residue(id="ip", provider=HERE, kind="address", label=None)
+    free = Residue(id="s1", provider=HERE, kind="script", label=_label("a"), price_usd_h=0.0)
     found = _compare(
         [_rental(_label("b"), "handed over")],
         [_machine("mb", _label("b"))],
-        residue=[disk, used, theirs, unknown],
+        residue=[disk, used, theirs, unknown, free],
     )
     rows = [finding.row(0.0) for finding in found if finding.kind == "residue"]
     assert [(row["machine"], row["state"], row["costs"]) for row in rows] == [
         ("d1", "disk", "0.50 $/h"),
         ("ip", "address", "no price known"),
+        ("s1", "script", "nothing"),
     ]
+    assert ["may cost money" in row["next step"] for row in rows] == [True, True, False]
     assert "2.50 $/h in all" in Reconciliation(DEMO, HERE, found, []).title()
 
 

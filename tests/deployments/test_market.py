@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from blocks import (
-    HostkeyProvider,
-    LambdaProvider,
-    RunpodProvider,
-    TensordockProvider,
-    VastProvider,
-)
 from deployments.market import described, main
+from tests.markets.every import KEYED, Keyed
 from tests.markets.server import KEY
 from tests.markets.vast import FakeVast
 from torpor.control.providers.vast import VastProvider as Vast
 from torpor.shared.values import Want
-
-Keyed: TypeAlias = (
-    HostkeyProvider | LambdaProvider | RunpodProvider | TensordockProvider | VastProvider
-)
-KEYED: Final[list[type[Keyed]]] = [
-    HostkeyProvider,
-    LambdaProvider,
-    RunpodProvider,
-    TensordockProvider,
-    VastProvider,
-]
 
 
 @pytest.fixture
@@ -58,26 +40,24 @@ def test_a_block_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "must be one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", KEYED)
-def test_keys_are_secret_and_accounts_differ_by_key(
-    kind: type[Keyed],
-) -> None:
-    block = kind(api_key=SecretStr(" abc123 "))
+@pytest.mark.parametrize("keyed", KEYED)
+def test_keys_are_secret_and_accounts_differ_by_key(keyed: Keyed) -> None:
+    block = keyed(api_key=SecretStr(" abc123 "))
     assert "abc123" not in repr(block)
-    assert block.open().identity == kind(api_key=SecretStr("abc123")).open().identity
-    assert block.open().identity != kind(api_key=SecretStr("abc124")).open().identity
+    assert block.open().identity == keyed(api_key=SecretStr("abc123")).open().identity
+    assert block.open().identity != keyed(api_key=SecretStr("abc124")).open().identity
     with pytest.raises(ValidationError):
-        kind(api_key=SecretStr("two words"))
+        keyed(api_key=SecretStr("two words"))
 
 
-@pytest.mark.parametrize("kind", KEYED)
+@pytest.mark.parametrize("keyed", KEYED)
 def test_a_key_is_sent_to_the_market_or_through_a_gateway_but_never_in_the_clear(
-    kind: type[Keyed],
+    keyed: Keyed,
 ) -> None:
     key = SecretStr("abc123")
-    assert kind(api_key=key).url.startswith("https://")
-    assert kind(api_key=key, url=" https://gateway.example/vast/ ").url.endswith("/vast")
-    assert kind(api_key=key, url="http://127.0.0.1:80").open()
+    assert keyed(api_key=key).url.startswith("https://")
+    assert keyed(api_key=key, url=" https://gateway.example/vast/ ").url.endswith("/vast")
+    assert keyed(api_key=key, url="http://127.0.0.1:80").open()
     for url in (
         "http://vast.example",
         "vast.example",
@@ -87,4 +67,4 @@ def test_a_key_is_sent_to_the_market_or_through_a_gateway_but_never_in_the_clear
         "https://me:secret@gate.example",
     ):
         with pytest.raises(ValidationError, match="where a key may be sent"):
-            kind(api_key=key, url=url)
+            keyed(api_key=key, url=url)

@@ -18,7 +18,7 @@ SCRIPT = CHECKOUT / "deployments" / "system_packages.sh"
 COMMAND = "    apt-get update && apt-get install --no-install-recommends "
 LACKED_BY_ALL = {"python3.11", "python3.11-venv", "gcc", "libc6-dev"}
 LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++", "hledger", "prometheus", "git", "acl"}
-LACKED_BY_TESTS |= {"rsync"}
+LACKED_BY_TESTS |= {"rsync", "postgresql"}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_campaign_needs_no_more_than_an_ssh_server(programs: Path) -> None:
 
 def test_nothing_is_said_where_nothing_is_missing(programs: Path) -> None:
     every = ("id", "python3.11", "gcc", "g++", "restic", "lz4", "chromium", "sshd", "hledger")
-    every += ("promtool", "git", "setfacl", "setcap", "rsync")
+    every += ("promtool", "git", "setfacl", "setcap", "rsync", "pg_ctlcluster")
     assert _run("test", programs, *every) == (0, "")
 
 

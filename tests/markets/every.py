@@ -7,12 +7,12 @@ there: the campaign, the walk from market to market, and the search for keys.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 from prefect.blocks.core import Block
@@ -29,12 +29,13 @@ from tests.markets.boot import BootedMachine, Machines
 from tests.markets.ec2 import REGION, FakeEc2
 from tests.markets.gcp import FakeGcp
 from tests.markets.hostkey import FakeHostkey
-from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig
+from tests.markets.kubernetes import FakeKubernetes
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.runpod import FakeRunPod
 from tests.markets.server import FakeMarket
 from tests.markets.tensordock import FakeTensorDock
 from tests.markets.vast import FakeVast
+from tests.markets.verda import FakeVerda
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.shared.values import Want, WorkspaceName, WorkspaceSpec
@@ -51,10 +52,27 @@ FAKES: Final[dict[str, type[FakeMarket]]] = {
     "kubernetes": FakeKubernetes,
     "tensordock": FakeTensorDock,
     "hostkey": FakeHostkey,
+    "verda": FakeVerda,
     "azure": FakeAzure,
 }
 """The name is also that of the provider's address, and of its block: ``NAME-provider``."""
 NAMES: Final = tuple(FAKES)
+
+
+def block_of(name: str) -> Any:
+    kinds = {kind.get_block_type_slug(): kind for kind in blocks.PROVIDERS}
+    return kinds[f"{name}-provider"]
+
+
+def _keyed(name: str) -> Keyed:
+    """Makes the block of a market from its API key, with what else the block needs."""
+    fields = block_of(name).model_fields.items()
+    needed = {n: n for n, field in fields if field.is_required() and n != "api_key"}
+    return partial(block_of(name), **needed)
+
+
+Keyed: TypeAlias = Callable[..., Any]
+KEYED: Final[list[Keyed]] = [_keyed(n) for n in NAMES if "api_key" in block_of(n).model_fields]
 
 
 def _blocks(fake: FakeMarket, name: str) -> list[Block]:
@@ -68,18 +86,10 @@ def _blocks(fake: FakeMarket, name: str) -> list[Block]:
         named = f"aws-credentials/{name}"
         account = blocks.Ec2Provider(account=fake.account, credentials=named, region=REGION)
         return [login, account]
-    if isinstance(fake, FakeGcp):
-        return [blocks.GcpProvider(**fake.settings())]
     if isinstance(fake, FakeAzure):
         return [blocks.AzureProvider(**fake.settings(), **fake.login())]
-    if isinstance(fake, FakeKubernetes):
-        config = SecretStr(kubeconfig(fake.url, fake.key))
-        (ware,) = fake.wares()
-        machines = {"gpu": ware.gpu, "price_usd_h": ware.usd_h}
-        return [blocks.KubernetesProvider(kubeconfig=config, namespace=NAMESPACE, **machines)]
     kind = next(kind for kind, fakes in FAKES.items() if isinstance(fake, fakes))
-    of_one_key: Any = getattr(blocks, f"{kind.capitalize()}Provider")
-    return [of_one_key(api_key=SecretStr(fake.key), url=fake.url)]
+    return [block_of(kind)(**fake.settings())]
 
 
 def new_fakes() -> dict[str, FakeMarket]:

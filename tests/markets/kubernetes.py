@@ -12,6 +12,8 @@ import re
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
 
+from pydantic import SecretStr
+
 from tests.markets.market import Body, Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.kubernetes.jump import LABEL
@@ -167,6 +169,12 @@ class FakeKubernetes(FakeMarket):
         self.collects = True  # whether what a Job owned goes with it
         self.lingers = False
         self.jumps: dict[str, Body] = {}
+
+    def settings(self) -> dict[str, Any]:
+        (ware,) = self.wares()
+        config = SecretStr(kubeconfig(self.url, self.key))
+        machines = {"gpu": ware.gpu, "price_usd_h": ware.usd_h}
+        return {"kubeconfig": config, "namespace": NAMESPACE, **machines}
 
     def opened(self, key: str, **options: Any) -> KubernetesProvider:
         named = ("ssh_port", "timeout", "sleep", "clock")

@@ -9,11 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import secrets
-import shutil
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,10 +24,12 @@ import msgspec
 import pytest
 import yaml
 
+from deployments.installation import CHECKOUT
 from flows import create, job
 from flows.procedures.job import attempt
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.driver import hurried
+from tests.fixtures.kube import running_kube
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.trees import differences, kept, let_settle, plant_every_kind
@@ -50,10 +48,12 @@ from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateUncertain, InvalidInput, ProviderDenied
 from torpor.shared.values import Endpoint, Label, MachineId, Want, WorkspaceName, workspace_name
 
-pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("needs_server")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("needs_server"),
+    pytest.mark.together("a cluster"),
+]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-KUBE: Final = ROOT.parent / "shared/tools/kube/kube"
 KUEUE: Final = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUE: Final = "h100"
 WANT: Final = Want(gpu="H100", disk_gib=20)
@@ -83,29 +83,8 @@ _numbers: Final = itertools.count(1)
 @pytest.fixture(scope="module")
 def kubeconfig() -> Iterator[str]:
     """Of a cluster of its own, with Kueue."""
-    folder = Path(tempfile.mkdtemp(prefix="torpor-kube-"))
-    first = 20000 + 8 * secrets.randbelow(1000)
-    environment = {**os.environ, "KUBE_RUN": str(folder), "KUBE_PORTS": str(first)}
-
-    def kube(*words: str) -> None:
-        done = subprocess.run(
-            ["bash", str(KUBE), *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-
-    try:
-        kube("up", "--kueue")
-        yield (folder / "kubeconfig").read_text()
-    finally:
-        kube("down")
-        shutil.rmtree(folder)
+    with running_kube("--kueue") as kube:
+        yield kube.kubeconfig
 
 
 @dataclass
@@ -484,7 +463,7 @@ def _denied(provider: KubernetesProvider) -> str:
 
 def _guide_rules() -> list[Any]:
     """Of the Role in the guide."""
-    text = (ROOT / "docs/guide/markets/kubernetes.md").read_text()
+    text = (CHECKOUT / "docs/guide/markets/kubernetes.md").read_text()
     role = next(yaml.safe_load_all(text.split("```yaml")[1].split("```")[0]))
     assert role["kind"] == "Role"
     rules: list[Any] = role["rules"]

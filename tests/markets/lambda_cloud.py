@@ -73,6 +73,10 @@ class FakeLambda(FakeMarket):
         self.ssh_keys: dict[str, dict[str, str]] = {}
         self._ending: dict[str, int] = {}
 
+    def disown(self, machine: Rented) -> None:
+        super().disown(machine)
+        machine.request = {**machine.request, "tags": []}
+
     def _list(self, request: Request) -> Answer:
         return Answer(200, {"data": [self._instance(machine) for machine in self.listed(request)]})
 

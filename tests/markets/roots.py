@@ -12,12 +12,9 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +22,7 @@ import asyncssh
 import pytest
 
 from tests.fixtures.market import H100
+from tests.fixtures.roots import Bases, made_bases
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine, Machines
 from torpor.control.measure.host import host_facts
@@ -32,9 +30,9 @@ from torpor.control.providers.start_script import start_command
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.values import Label, workspace_name
 
+pytestmark = pytest.mark.together("other roots")
+
 _IMAGE: Final = Path(__file__).with_name("root.sh")
-_UBUNTU: Final = ("http://archive.ubuntu.com/ubuntu", "/usr/share/debootstrap/scripts/gutsy")
-"""Debian's debootstrap has no script for new Ubuntu releases, which are all links to this one."""
 _LOOK: Final = (
     "LD_LIBRARY_PATH= python3 -c 'import sys; print(sys.version_info[:2] >= (3, 10))' || "
     "LD_LIBRARY_PATH= /usr/bin/python3 -c 'import sys; print(sys.version_info[:2] >= (3, 10))'; "
@@ -63,24 +61,6 @@ ROOTS: Final = (
     Root("bookworm", "broken"),
     Root("noble", "foreign"),
 )
-
-
-class Bases:
-    """The least that each distribution calls a system: it has apt, and neither Python nor sshd."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def of(self, suite: str) -> Path:
-        base = self._folder / suite
-        if not base.exists():
-            # Debian has no keys of Ubuntu: nothing of these roots outlives the tests.
-            ubuntu = suite in ("jammy", "noble")
-            argv = ["debootstrap", "--variant=minbase", *(["--no-check-gpg"] if ubuntu else [])]
-            argv += [suite, str(base), *(_UBUNTU if ubuntu else ())]
-            made = subprocess.run(argv, capture_output=True, text=True, check=False)
-            assert made.returncode == 0, f"{made.stdout[-1000:]}{made.stderr[-1000:]}"
-        return base
 
 
 class Answer(NamedTuple):
@@ -130,18 +110,6 @@ async def _run(machine: BootedMachine, identity: asyncssh.SSHKey, known: str) ->
         return str((await link.run(_LOOK, check=True)).stdout)
 
 
-@contextmanager
-def _bases() -> Iterator[Bases]:
-    with tempfile.TemporaryDirectory(prefix="torpor-roots-") as folder:
-        yield Bases(Path(folder))
-
-
-@pytest.fixture(scope="session")
-def bases() -> Iterator[Bases]:
-    with _bases() as made:
-        yield made
-
-
 @pytest.mark.parametrize("root", ROOTS, ids=str)
 def test_the_start_script_makes_a_machine_of_a_real_root(
     root: Root, bases: Bases, booted_machines: Machines
@@ -156,7 +124,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    with _bases() as bases, tempfile.TemporaryDirectory(prefix="torpor-machines-") as folder:
+    with made_bases() as bases, tempfile.TemporaryDirectory(prefix="torpor-machines-") as folder:
         machines = Machines(Path(folder))
         for root in ROOTS:
             base = bases.of(root.suite)

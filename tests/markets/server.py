@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
+from pydantic import SecretStr
 
 from tests.fixtures.loopback import Handler, Loopback
 from tests.markets.boot import Kind
@@ -136,9 +137,17 @@ class FakeMarket(Loopback, ABC):
     def opened(self, key: str, **options: Any) -> Any:
         return type(self).adapter(key, url=self.url, **options)
 
+    def settings(self) -> dict[str, Any]:
+        """What a user fills into the market's block."""
+        return {"api_key": SecretStr(self.key), "url": self.url}
+
     def rent_by_hand(self, ware: int = 0) -> Rented:
         """A machine without our label."""
         return self.market.rent(self.market.wares[ware], "by hand", {}, id_of=self.hand_id)
+
+    def disown(self, machine: Rented) -> None:
+        """Make it one that its user has rented."""
+        machine.label = "mine"
 
     def action_of(self, request: Request) -> Action:
         """What the request does."""

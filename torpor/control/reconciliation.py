@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.control.providers.seam import Residue
+from torpor.control.providers.seam import FREE, Residue
 from torpor.control.rental.records import Rental, by_label
 from torpor.control.reports import Row, WorkspaceReport, moment
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
@@ -58,6 +58,10 @@ _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
     "asked for": "there is no machine: a benchmark or a drill is about to create it, or was "
     "killed. A later one closes the rental",
 }
+_FREE_RESIDUE: Final = (
+    "it outlived its machine and costs nothing: a later end of a machine deletes it, or you do in "
+    "the provider's console"
+)
 _UNMARKED: Final = (
     "the machine was adopted. If it is there, its mark is missing: run `torpor adopt` again, or "
     "give it up with `torpor adopt --release`"
@@ -99,6 +103,8 @@ class Finding(msgspec.Struct, frozen=True):
         advice = _ADVICE[self.kind]
         if self.workspace.startswith(RESERVED):
             advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
+        if self.residue and self.residue.kind in FREE:
+            advice = _FREE_RESIDUE
         if self.kind == "lost" and self.rental and self.rental.adopted:
             advice = f"{_UNMARKED}. Otherwise: {advice}"
         provider = self.rental.provider if self.rental else ""
@@ -110,6 +116,8 @@ class Finding(msgspec.Struct, frozen=True):
         costs = "no machine"
         if machine or residue:
             costs = f"{self.price_usd_h:.2f} $/h" if self.price_usd_h else "no price known"
+        if residue and residue.kind in FREE:
+            costs = "nothing"
         if machine and self.price_usd_h and rental:
             spent = (
                 max(self.price_usd_h, rental.most_usd_h) * (now_unix - rental.created_unix) / 3600

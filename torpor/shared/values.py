@@ -241,13 +241,16 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"{self.user}@{self.host} port {self.port}{behind}"
 
 
+MachineState = Literal["queued", "starting", "running", "stopped", "stopping"]
+
+
 class Machine(msgspec.Struct, frozen=True):
     """One live machine as its provider describes it now."""
 
     id: MachineId
     provider: str  # the provider's identity, e.g. local://desk/home/me/machines
     label: Label | None  # None: not ours
-    state: Literal["queued", "starting", "running", "stopped", "stopping"]
+    state: MachineState
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
     note: str = ""  # the provider's last words on it, for messages

@@ -107,7 +107,7 @@ class MarketContract(ProviderContract):
     def fake(self) -> Iterator[FakeMarket]:
         with FAKES[self.row]() as fake:
             yield fake
-        assert getattr(fake, "violations", []) == []
+        assert getattr(fake, "violations", []) == [], "a request that the market forbids"
 
     @pytest.fixture
     def shop(self, fake: FakeMarket, want: Want, identity_key: KeyPair) -> Shop:
@@ -145,13 +145,14 @@ class MarketContract(ProviderContract):
         machine = shop.create()
         shop.market.clock.advance(3600)
         price_usd_h = shop.find(machine).price_usd_h
-        assert shop.market.spent_usd() == pytest.approx(price_usd_h, rel=0.01)
-        assert shop.order.offer.price_usd_h == pytest.approx(price_usd_h, rel=self.price_slack)
+        spent, offered = shop.market.spent_usd(), shop.order.offer.price_usd_h
+        assert spent == pytest.approx(price_usd_h, rel=0.01), "find() states another price"
+        assert offered == pytest.approx(price_usd_h, rel=self.price_slack), "offers() lied"
 
     def test_spot_machines_are_offered_only_where_they_are_asked_for(self, shop: Shop) -> None:
-        assert not any(offer.spot for offer in shop.plain.offers(Want()))
+        assert not any(offer.spot for offer in shop.plain.offers(Want())), "spot was not wanted"
         found = shop.plain.offers(Want(spot="only", disk_gib=20))
-        assert any(offer.spot for offer in found) is self.sells_spot
+        assert any(offer.spot for offer in found) is self.sells_spot, "see ``sells_spot``"
 
     @pytest.mark.parametrize(
         ("kind", "error"),
@@ -175,9 +176,10 @@ class MarketContract(ProviderContract):
         with pytest.raises(error):
             shop.create()
         rents = {"lost", "error after", "error that created"}
-        assert len(shop.market.rented) == (1 if kind in rents else 0)
+        assert len(shop.market.rented) == (1 if kind in rents else 0), "a create is sent once"
         again = shop.create()
-        assert [m.id for m in shop.market.alive()] == [again.id]
+        alive = [m.id for m in shop.market.alive()]
+        assert alive == [again.id], "the same order is the same machine, also after a lost answer"
 
     @pytest.mark.parametrize("status", [408, 409, 425, 499])
     def test_a_gateway_that_gives_up_on_a_create_promises_nothing(
@@ -189,9 +191,10 @@ class MarketContract(ProviderContract):
         with suppress(CreateUncertain):
             made = shop.create()
         (rented,) = shop.market.rented
-        assert made is None or (status == 409 and made.id == shop.plain.list_own()[0].id)
-        assert shop.create().id == shop.plain.list_own()[0].id
-        assert shop.market.alive() == [rented]
+        known = made is None or (status == 409 and made.id == shop.plain.list_own()[0].id)
+        assert known, f"a {status} may be a gateway's: only CreateUncertain says so"
+        assert shop.create().id == shop.plain.list_own()[0].id, "the lost machine is found"
+        assert shop.market.alive() == [rented], "nothing is rented twice"
 
     def test_a_create_that_was_refused_everything_is_denied(self, shop: Shop) -> None:
         shop.arm("denied", count=100)
@@ -204,21 +207,22 @@ class MarketContract(ProviderContract):
         shop.fake.key = "has-changed"
         with pytest.raises(ProviderDenied) as told:
             provider.check()
-        assert KEY not in f"{told.value} {provider!r}"
+        assert KEY not in f"{told.value} {provider!r}", "no message and no repr shows the key"
 
     def test_a_busy_market_is_asked_again(self, shop: Shop) -> None:
         shop.arm("too many", count=2, retry_after_s=3)
         machine = shop.create()
         shop.arm("unavailable", count=2)
         assert isinstance(shop.find(machine), Machine)
-        assert len(shop.slept) >= 4 and self.names_waits is (3.0 in shop.slept)
+        assert len(shop.slept) >= 4, "each further try waits"
+        assert self.names_waits is (3.0 in shop.slept), "Retry-After is kept to"
         shop.arm("too many", count=100, retry_after_s=86_400)
         with pytest.raises(ProviderUnavailable) as told:
             shop.plain.list_own()
         assert told.value.retry_after_s == (86_400 if self.names_waits else 0)
         with pytest.raises(ProviderUnavailable):
             shop.create(disk_gib=21)
-        assert len(shop.market.rented) == 1
+        assert len(shop.market.rented) == 1, "ProviderUnavailable promises that nothing was rented"
 
     def test_a_hanging_market_is_unavailable_and_a_hanging_create_uncertain(
         self, shop: Shop
@@ -237,10 +241,10 @@ class MarketContract(ProviderContract):
         machine = shop.create()
         shop.arm("not json", count=2)
         assert isinstance(shop.find(machine), Machine)
-        assert shop.slept
+        assert shop.slept, "each further try waits"
         shop.arm("not json", "destroy", count=2)
         shop.destroy(machine)
-        assert shop.market.alive() == []
+        assert shop.market.alive() == [], "a gateway's page is no success of destroy()"
 
     @pytest.mark.parametrize("kind", ["wrong shape", "error body", "not json"])
     def test_an_unknown_shape_is_never_an_empty_list(
@@ -264,8 +268,8 @@ class MarketContract(ProviderContract):
         with pytest.raises(CreateUncertain):
             shop.create()
         seen = [[m.label for m in shop.plain.list_own()] for _ in range(6)]
-        assert seen[0] == []
-        assert seen[-1] == [shop.order.label]
+        assert seen[0] == [], "the fake shows it too soon"
+        assert seen[-1] == [shop.order.label], "the listing shows every machine of ours"
 
     def test_a_new_machine_that_is_shown_late_is_found_by_looking_for_it_alone(
         self, shop: Shop
@@ -274,34 +278,34 @@ class MarketContract(ProviderContract):
         shop.market.next_hidden_looks = 3
         machine = shop.create()
         found = [shop.find(machine) for _ in range(4)][-1]
-        assert isinstance(found, Machine)
-        assert found.endpoint is not None
+        assert isinstance(found, Machine), "find() asks for this machine alone"
+        assert found.endpoint is not None, "a machine that runs has an address"
 
     def test_a_machine_that_starts_does_not_run_yet(self, shop: Shop) -> None:
         """It is billed already."""
         shop.market.next_starting_looks = 3
         machine = shop.create()
         states = [shop.find(machine).state for _ in range(6)]
-        assert (states[0], states[-1]) == ("starting", "running")
+        assert (states[0], states[-1]) == ("starting", "running"), "wake waits for the state"
 
     def test_not_found_once_is_no_proof(self, shop: Shop) -> None:
         machine = shop.create()
         shop.arm("not found", "find")
         found = shop.find(machine)
-        assert isinstance(found, Machine) or not found.proof
-        assert isinstance(shop.find(machine), Machine)
+        assert isinstance(found, Machine) or not found.proof, "one absence proves no end"
+        assert isinstance(shop.find(machine), Machine), "find() tells the live truth"
 
     def test_it_is_ended_only_when_the_market_has_proved_it(self, shop: Shop) -> None:
         machine = shop.create()
         shop.arm("lives", "destroy")
         shop.destroy(machine)
-        assert isinstance(shop.find(machine), Machine)
+        assert isinstance(shop.find(machine), Machine), "an accepted destroy() is no proof"
         shop.destroy(machine)
         found = shop.find(machine)
-        assert isinstance(found, Absent)
-        assert found.proof
-        assert shop.market.alive() == []
-        assert shop.plain.residue() == []
+        assert isinstance(found, Absent), "find() shows a machine that has ended"
+        assert found.proof, "find() has no proof of the end: what does the market say of it?"
+        assert shop.market.alive() == [], "the proof is wrong: the machine lives"
+        assert shop.plain.residue() == [], "destroy() also ends what was rented with the machine"
 
     def test_of_an_end_long_ago_there_is_a_proof_unless_the_market_forgets(
         self, shop: Shop
@@ -310,12 +314,13 @@ class MarketContract(ProviderContract):
         shop.destroy(machine)
         shop.fake.forget()
         found = shop.connect().find(machine.id)
-        assert isinstance(found, Absent)
-        assert bool(found.proof) is (shop.plain.abilities.forgets_s is None)
+        assert isinstance(found, Absent), "find() shows a machine that ended long ago"
+        proves = shop.plain.abilities.forgets_s is None
+        assert bool(found.proof) is proves, "``abilities.forgets_s`` says how long there is a proof"
 
     def test_a_stopped_machine_is_started_once_there_is_room(self, shop: Shop) -> None:
         if not shop.plain.abilities.restarts:
-            assert not hasattr(shop.plain, "start")
+            assert not hasattr(shop.plain, "start"), "start() needs ``abilities.restarts``"
             return
         machine = shop.create()
         (rented,) = shop.market.rented
@@ -333,36 +338,38 @@ class MarketContract(ProviderContract):
     def test_a_machine_is_marked_as_ours_and_given_back(self, shop: Shop) -> None:
         provider, own = shop.plain, shop.create()
         if not provider.abilities.adopts:
-            assert not isinstance(provider, Adopts)
+            assert not isinstance(provider, Adopts), "mark() needs ``abilities.adopts``"
             return
         mine = provider.find(self.foreign(shop))
         provider.mark(mine, wanted := label())
         provider.mark(mine, wanted)
         marked = provider.find(mine.id)
-        assert marked == msgspec.structs.replace(mine, label=wanted)
-        assert {m.id for m in provider.list_own()} == {own.id, mine.id}
+        assert marked == msgspec.structs.replace(mine, label=wanted), "mark() changes the label"
+        assert {m.id for m in provider.list_own()} == {own.id, mine.id}, "a marked one is listed"
         if provider.abilities.adopts == "marked":
             assert shop.connect().find(mine.id) == marked
             for machine in (mine, msgspec.structs.replace(own, label=None)):
                 with pytest.raises(NotOurs, match="was not changed"):
                     provider.mark(machine, label())
         provider.mark(marked, None)
-        assert provider.find(mine.id) == mine
-        assert [m.id for m in provider.list_own()] == [own.id]
+        assert provider.find(mine.id) == mine, "mark(None) takes the label off"
+        assert [m.id for m in provider.list_own()] == [own.id], "it is listed as ours"
 
     def test_another_owner_s_machines_are_not_listed(self, shop: Shop) -> None:
         for _ in range(30):
             self.foreign(shop)
         machine = shop.create()
-        assert [m.id for m in shop.plain.list_own()] == [machine.id]
+        listed = [m.id for m in shop.plain.list_own()]
+        assert listed == [machine.id], "list_own() has all of ours, on all pages, and no others"
 
     def test_no_key_of_the_account_is_sent_to_the_machine(self, shop: Shop) -> None:
         shop.create()
         asked = msgspec.json.encode(shop.asked()).decode()
-        assert KEY not in asked
+        assert KEY not in asked, "the create sends the account's key to the machine"
         for word in asked.replace('"', " ").split():
             if len(word) > 400:
-                assert KEY.encode() not in base64.b64decode(word, validate=False)
+                packed = base64.b64decode(word, validate=False)
+                assert KEY.encode() not in packed, "the start script holds the account's key"
 
     def test_bare_and_old_images_are_refused_before_anything_is_rented(self, shop: Shop) -> None:
         refused = ["alpine:3.20", "busybox", "gcr.io/distroless/base", "ubuntu:20.04", "a b"]
@@ -373,7 +380,7 @@ class MarketContract(ProviderContract):
     def test_a_made_up_offer_is_no_rental(self, shop: Shop) -> None:
         with pytest.raises((CreateFailed, ProviderError)):
             shop.create(offer=msgspec.structs.replace(shop.order.offer, id="made-up"))
-        assert shop.market.rented == []
+        assert shop.market.rented == [], "an offer that nobody made was rented"
 
 
 def label() -> Label:

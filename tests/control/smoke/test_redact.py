@@ -48,6 +48,11 @@ def test_a_secret_in_base64_is_redacted_wherever_it_begins(before: str) -> None:
         assert len(redactor.text(quote(told, safe="")).replace(REDACTED, "")) <= 11
 
 
+def test_the_scripts_of_an_account_are_redacted_and_their_ids_are_not() -> None:
+    told = Redactor([]).value([{"id": "s-1", "script": "export PIN=1234"}, {"script_id": "s-1"}])
+    assert told == [{"id": "s-1", "script": REDACTED}, {"script_id": "s-1"}]
+
+
 def test_the_content_of_a_kubernetes_secret_is_redacted_also_where_nobody_knows_it() -> None:
     short = {"env.PIN": base64.b64encode(b"1234").decode(), "start": "c2V0"}
     answer = {"kind": "Secret", "metadata": {"name": "torpor-1"}, "data": short}

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import httpx
 import msgspec
 
+from torpor.control.providers.adopted import Adopted
 from torpor.control.providers.checks import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_among, label_tags
@@ -221,7 +222,8 @@ class LambdaProvider:
             is_gone=lambda refusal: _fault(refusal).code == _GONE,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
-        self._adopted: dict[str, Label] = {}
+        self._adopted = Adopted()
+        self.mark = self._adopted.mark
         self._ssh_port = ssh_port
 
     def check(self, image: str = "") -> Account:
@@ -297,14 +299,6 @@ class LambdaProvider:
         answer = self._client.ask("POST", path, _EndedData, body=body)
         if isinstance(answer, Refusal) and _fault(answer).code != _GONE:
             raise self._client.refused(answer, f"terminate instance {machine.id}")
-
-    def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. The API changes the name of an instance and
-        no tag, so this object alone knows the label."""
-        if label is None:
-            self._adopted.pop(machine.id, None)
-        else:
-            self._adopted[machine.id] = label
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the instance, and torpor makes no file systems here."""

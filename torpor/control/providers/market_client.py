@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
@@ -32,6 +33,7 @@ _LONGEST_WAIT_S: Final = 30.0
 _TOLD_CHARACTERS: Final = 300  # of an answer, in an error message
 UNDECIDED: Final = frozenset({408, 425, 499})
 """What a gateway may also answer to a request that the market carries out."""
+_LINE: Final = re.compile(r"[A-Za-z0-9][\w .-]{0,199}")
 NO_SECRETS: Final = Secrets()
 
 _Shape = TypeVar("_Shape")
@@ -57,6 +59,11 @@ class Refusal(msgspec.Struct, frozen=True):
 def is_denied(refusal: Refusal) -> bool:
     """Whether the key is wrong, may not do this, or the account has no money."""
     return refusal.status in (401, 402, 403)
+
+
+def is_decided(refusal: Refusal) -> bool:
+    """Whether the market has refused. Else a gateway may have, and the request may be done."""
+    return refusal.status < 500 and refusal.status not in UNDECIDED
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -97,7 +104,7 @@ class MarketClient:
     """Asks ``url``, with ``key`` in the header where ``bearer``. Thread-safe. The key is in no
     message and no repr. ``refusal_in`` finds the refusal in a body that came with 2xx.
     ``denies``, ``is_gone``: whether one is about the key or the account, or says that nothing is
-    there."""
+    there. ``decides``: whether it is the market's own word, where it refuses with 5xx, too."""
 
     def __init__(
         self,
@@ -115,10 +122,15 @@ class MarketClient:
         refusal_in: Callable[[Any], Refusal | None] = lambda body: None,
         denies: Callable[[Refusal], bool] = is_denied,
         is_gone: Callable[[Refusal], bool] = lambda refusal: refusal.status == 404,
+        decides: Callable[[Refusal], bool] = is_decided,
+        lines: bool = False,
+        unquoted: Container[str] = (),
     ) -> None:
         """Without ``identity``, the account is named by a hash of its key. ``quotes``: errors may
         repeat the market's answers; off where an answer can hold a secret. ``secrets``: what is
-        hidden in the answers that errors repeat."""
+        hidden in the answers that errors repeat. ``lines``: a line of plain words, such as an id,
+        counts as JSON that holds it. ``unquoted``: paths where an answer holds secrets, unless it
+        is a refusal."""
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
         self.claimed = self.identity != f"{market}://{hashed}"
@@ -128,6 +140,7 @@ class MarketClient:
         self._refusal_in = refusal_in
         self.denies = denies
         self.is_gone = is_gone
+        self._decides, self._lines, self._unquoted = decides, lines, unquoted
         login = {"Authorization": f"Bearer {key}"} if bearer else {}
         self._http = httpx.Client(
             base_url=url,
@@ -262,16 +275,20 @@ class MarketClient:
         except httpx.HTTPError as cause:
             raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
         hidden = self._secrets.hidden_in(answer.text)
-        text = hidden if self._quotes else ""
+        secret = answer.is_success and path in self._unquoted
+        text = hidden if self._quotes and not secret else ""
         content = answer.content if answer.is_success else hidden.encode()
         decoded: Any
         try:
             decoded = msgspec.json.decode(content) if content else None
         except msgspec.DecodeError as cause:
-            if answer.is_success:  # a gateway's page: the market has not spoken
+            if self._lines and answer.is_success and _LINE.fullmatch(answer.text.strip()):
+                decoded = answer.text.strip()
+            elif answer.is_success:  # a gateway's page: the market has not spoken
                 told = f"no JSON: {text[:_TOLD_CHARACTERS]}"
                 raise self._lost(effect, told, doing) from cause
-            decoded = None
+            else:
+                decoded = None
         refusal = (
             self._refusal_in(decoded)
             if answer.is_success
@@ -281,7 +298,7 @@ class MarketClient:
             if refusal.status == 429:
                 retry_after_s = _seconds(answer.headers.get("Retry-After"))
                 raise self._unavailable("asks for fewer requests (429)", doing, retry_after_s)
-            if refusal.status >= 500 or refusal.status in UNDECIDED:
+            if not self._decides(refusal):
                 raise self._lost(effect, str(refusal), doing)
             return refusal
         try:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import httpx
 import msgspec
 
+from torpor.control.providers.adopted import Adopted
 from torpor.control.providers.checks import warranted
 from torpor.control.providers.container import PLAIN, Container
 from torpor.control.providers.gpus import parse_gpu
@@ -182,7 +183,8 @@ class RunpodProvider:
         self.volumes = [volume.path for volume in container.volumes]
         # Pods of the secure cloud alone can mount a network volume.
         self._clouds = _CLOUDS[:1] if data_centres_only or self.volumes else _CLOUDS
-        self._adopted: dict[str, Label] = {}
+        self._adopted = Adopted()
+        self.mark = self._adopted.mark
         self._uptimes: dict[str, tuple[int, int]] = {}  # pod: the last, and how often it fell
 
     def check(self, image: str = "") -> Account:
@@ -266,14 +268,6 @@ class RunpodProvider:
             return
         path = f"/v2/pods/{machine.id}"
         self._client.seek("DELETE", path, type(None), f"terminate pod {machine.id}")
-
-    def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. RunPod's documentation says that a change
-        of a pod may reset it, so the name stays: this object alone knows the label."""
-        if label is None:
-            self._adopted.pop(machine.id, None)
-        else:
-            self._adopted[machine.id] = label
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the pod, and torpor rents no network volumes here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -127,13 +127,20 @@ class Absent(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
+LeftKind = Literal["disk", "address", "service", "invoice", "node", "script", "key"]
+
+
+FREE: Final[tuple[LeftKind, ...]] = ("script", "key")
+"""What costs nothing where it is left."""
+
+
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """What outlives a machine and still costs money: a disk, an address, a service, an invoice,
-    a node."""
+    a node. A start script and a key cost nothing."""
 
     id: str
     provider: str
-    kind: Literal["disk", "address", "service", "invoice", "node"]
+    kind: LeftKind
     label: Label | None
     price_usd_h: float | None = None  # None: not stated
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from torpor.control.providers.seam import Absent, Claims, Provider
+from torpor.control.providers.seam import FREE, Absent, Claims, Provider
 from torpor.control.rental.billing import billed
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
@@ -247,5 +247,6 @@ def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:
 
 
 def residue_of(provider: Provider, label: Label | None) -> list[str]:
-    """What there is beside a machine of this label, or after it."""
-    return [residue.id for residue in provider.residue() if residue.label == label]
+    """What there is beside a machine of this label, or after it, and may cost money."""
+    left = [residue for residue in provider.residue() if residue.label == label]
+    return [residue.id for residue in left if residue.kind not in FREE]

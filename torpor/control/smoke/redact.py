@@ -22,7 +22,7 @@ _BETWEEN: Final = re.compile(r"[\s\"',]|\\n")
 
 _SECRET_NAME: Final = re.compile(
     r"authorization|cookie|api[-_]?key|token|secret|passw|(^|_)pass$|credential|private|"
-    r"signature|user_?data|startup-script|onstart|string_?data|certificate|"
+    r"signature|user_?data|startup-script|^script$|onstart|string_?data|certificate|"
     r"(first|last|full|user)_?name|phone|e-?mail|^(extra_)?env$|^image_login$|"
     r"^bill|^(user|login)$|last_?4$|(^|_)(tax|vat)|company|(^|_)zip|zip_?code|postal|street|"
     r"address_?line|(^|_)city$",

@@ -1,0 +1,78 @@
+"""What a cluster's workers need on their Prefect server, and the budgets of its teams.
+
+    python -m deployments.cluster values.yaml
+
+A Job of the chart runs it (deployments/chart/torpor). Unlike ``make up``, it makes no store,
+machine or key: these blocks are the users'. It may be repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from blocks import Budget
+from blocks.reference import load_named
+from deployments.installation import Installation
+from deployments.register import deploy, exists, make_pools, make_stacks, register_types
+from deployments.schedules import offer_schedules
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import learned
+
+
+class Team(msgspec.Struct, frozen=True):
+    """A team of the chart's values, as far as Prefect's server must know it."""
+
+    name: str
+    usd_month: float
+
+
+class _Values(msgspec.Struct, frozen=True):
+    teams: list[Team] = []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deployments.cluster")
+    parser.add_argument("values", help="the chart's values, of which `teams` become budgets")
+    options = parser.parse_args(arguments)
+    try:
+        teams = read_teams(Path(options.values))
+        register_types()
+        make_stacks()
+        make_pools()
+        deploy(Installation.here())
+        offer_schedules()
+        for team in teams:
+            set_budget(team)
+    except TorporError as error:
+        print(f"torpor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def read_teams(file: Path) -> list[Team]:
+    """The teams in a file of values; raises InvalidInput."""
+    try:
+        return msgspec.yaml.decode(file.read_bytes(), type=learned(_Values), strict=False).teams
+    except (OSError, msgspec.MsgspecError) as cause:
+        raise InvalidInput(f"{file} has no list of teams that can be read: {cause}") from cause
+
+
+def set_budget(team: Team) -> None:
+    """Make or change the Budget block that is named as the team: it counts the project of that
+    name. What else its user has set, such as a time zone, stays."""
+    budget = (
+        load_named(Budget, team.name, of=f"team {team.name}")
+        if exists(Budget, team.name)
+        else Budget(usd_month=team.usd_month, project=team.name)
+    )
+    budget.usd_month = team.usd_month
+    budget.save(team.name, overwrite=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

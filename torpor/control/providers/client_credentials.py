@@ -1,0 +1,78 @@
+"""HTTP with a market whose login is OAuth client credentials in place of an API key."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from torpor.control.providers.market_client import MarketClient, Refusal
+
+_LEAD_S: Final = 60.0  # a token that ends sooner is renewed
+
+_Shape = TypeVar("_Shape")
+
+
+class _Token(msgspec.Struct):
+    access_token: str
+    expires_in: float
+
+
+class CredentialsClient(MarketClient):
+    """Buys a token at ``token_path`` and shows it with each request. All paths begin ``below``.
+    Thread-safe. Neither the secret nor a token is in a message or a repr."""
+
+    def __init__(
+        self,
+        market: str,
+        url: str,
+        client_id: str,
+        secret: str,
+        token_path: str,
+        *,
+        below: str = "",
+        **options: Any,
+    ) -> None:
+        """``options`` are those of ``MarketClient``."""
+        key = f"{client_id}:{secret}"
+        super().__init__(market, url, key, bearer=False, **options)
+        alike = {name: options[name] for name in ("timeout", "transport") if name in options}
+        self._login = MarketClient(market, url, key, bearer=False, quotes=False, **alike)
+        self._below, self._token_path = below, below + token_path
+        self._asked = {
+            "grant_type": "client_credentials",
+            "client_id": client_id,
+            "client_secret": secret,
+        }
+        self._lock = threading.Lock()
+        self._token, self._ends_s = "", 0.0
+
+    def _bearer(self, renew: bool) -> str:
+        with self._lock:
+            if renew or time.monotonic() >= self._ends_s:
+                asked = ("POST", self._token_path, _Token, None, self._asked)
+                answer = self._login._once("repeat", *asked)  # the caller tries again
+                if isinstance(answer, Refusal):
+                    raise self.denied(answer, "log in")
+                self._token = answer.access_token
+                self._ends_s = time.monotonic() + answer.expires_in - _LEAD_S
+            return f"Bearer {self._token}"
+
+    def _once(
+        self,
+        effect: Literal["repeat", "once"],
+        method: str,
+        path: str,
+        shape: type[_Shape],
+        params: Mapping[str, str] | None,
+        body: Any,
+    ) -> _Shape | Refusal:
+        for renew in (False, True):  # a token may have been revoked
+            self._http.headers["Authorization"] = self._bearer(renew)
+            answer = super()._once(effect, method, self._below + path, shape, params, body)
+            if not isinstance(answer, Refusal) or answer.status != 401:
+                break
+        return answer
