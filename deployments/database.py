@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 from cryptography.fernet import Fernet, InvalidToken
@@ -14,41 +14,52 @@ from deployments.block_key import block_key
 from deployments.installation import Installation, secret_file
 from torpor.shared.errors import InvalidInput, TorporError
 
-SQLITE: Final = "sqlite"
 _SETTING: Final = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _ANSWERS_S: Final = 10.0
 _SCHEMES: Final = ("postgresql", "postgres")
+_OPTIONS: Final = {"host", "sslmode"}
+"""What the server's driver takes, too. Others, it would refuse at its start."""
 
 
 def choose(installation: Installation, url: str) -> None:
-    """Keep ``url``, or ``sqlite``, for this and later starts of the server. InvalidInput where it
-    is no such address, holds a password, or would leave blocks and schedules behind."""
-    if url == SQLITE:
-        installation.database_file.unlink(missing_ok=True)
+    """Keep ``url`` for this and later starts of the server. InvalidInput where it is no such
+    address, holds a password, or would leave blocks and schedules behind."""
+    used = chosen(installation)
+    if url == used:
         return
-    if url == chosen(installation):
-        return
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or len(parts.path) < 2:
-        raise InvalidInput(
-            f"--database is {url.partition(':')[0]}:…, which is no address of PostgreSQL: write "
-            "postgresql://USER@HOST/DATABASE, or sqlite"
-        )
-    if parts.password is not None or "password" in dict(parse_qsl(parts.query)):
+    parts, options = _parts(url), {name for name, _ in parse_qsl(urlsplit(url).query)}
+    if parts.password is not None or "password" in options:
         raise InvalidInput(
             "--database holds a password, and a command line shows it to everybody on this host: "
             "leave it out, and put the line HOST:PORT:DATABASE:USER:PASSWORD into ~/.pgpass, with "
             "chmod 600"
         )
-    if installation.database.exists():
+    if options - _OPTIONS:
         raise InvalidInput(
-            f"{installation.database} has blocks, schedules and runs, which are not moved to "
-            "PostgreSQL. Note what you need of them, run `torpor down`, move that file away with "
-            "its -wal and -shm, and run this again"
+            f"--database has the options {', '.join(sorted(options - _OPTIONS))}: only "
+            f"{' and '.join(sorted(_OPTIONS))} can be used"
+        )
+    if used or installation.database.exists():
+        file = installation.database_file if used else installation.database
+        raise InvalidInput(
+            f"this server has a database already ({used or file}), with blocks and schedules that "
+            "are not moved: without them no schedule runs. Note what you need of them, run "
+            f"`torpor down`, move {file} away, and run this again"
         )
     check(installation, url)
-    installation.database_file.unlink(missing_ok=True)
     secret_file(installation.database_file, lambda: url)
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in _SCHEMES and len(parts.path) > 1 and parts.port != 0:
+            return parts
+    except ValueError:  # of the port
+        pass
+    raise InvalidInput(
+        "--database is no address of PostgreSQL: write postgresql://USER@HOST/DATABASE"
+    )
 
 
 def chosen(installation: Installation) -> str | None:

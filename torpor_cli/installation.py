@@ -29,7 +29,7 @@ def up(
     Args:
         port: The port of the Prefect server, 4200 if it is free.
         database: The PostgreSQL of the Prefect server, as postgresql://USER@HOST/DATABASE, with the
-            password in ~/.pgpass. The file that SQLite keeps is the usual one: `sqlite`.
+            password in ~/.pgpass. Without it, SQLite.
         idle: What becomes of idle machines. Without it, the first `up` at a terminal asks.
         notify: A notification block that tells of alerts, as slack-webhook/mine. May be repeated.
     """

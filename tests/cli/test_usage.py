@@ -7,12 +7,15 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from deployments.installation import CHECKOUT
 from torpor.control.jobs.listing import JobAnswer, JobLog
+from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName
+from torpor_cli import setup
 from torpor_cli.app import app
 
 
@@ -95,3 +98,17 @@ def _here(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+
+
+def test_init_names_the_variable_of_whatever_a_market_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = SimpleNamespace(address="s3://first", probe=lambda: None)
+    monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
+    monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
+    monkeypatch.setattr(
+        "blocks.reference.load", lambda *_, **of: SimpleNamespace(open=lambda: store)
+    )
+    monkeypatch.setenv(setup.MARKET_VARIABLE, "secret")
+    with pytest.raises(InvalidInput, match="Set TORPOR_MARKET_CLIENT_ID"):
+        setup.init("first", store="default", market="verda")

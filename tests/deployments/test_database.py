@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments import block_key, database, server, services
+from deployments import database, server, services
 from deployments.installation import Installation
 from deployments.processes import running
 from deployments.up import up
@@ -61,8 +61,9 @@ def test_a_server_on_postgres_runs_schedules_and_keeps_blocks_through_a_crash(
     with pytest.raises(TorporError, match=r"the block mine .* put back the file"):
         database.check(installation, postgres.url())
     installation.block_key_file.write_text(kept)
-    database.choose(installation, database.SQLITE)
-    assert database.chosen(installation) is None
+    with pytest.raises(InvalidInput, match="no schedule runs"):
+        database.choose(installation, "postgresql://me@elsewhere/db")
+    assert database.chosen(installation) == postgres.url()
 
 
 def _save(used: server.Server, value: str) -> None:
@@ -86,6 +87,8 @@ def _read(used: server.Server) -> str:
     [
         ("mysql://me@host/db", "postgresql://USER@HOST/DATABASE"),
         ("postgresql://me@host", "postgresql://USER@HOST/DATABASE"),
+        ("postgresql://me@host:port/db", "postgresql://USER@HOST/DATABASE"),
+        ("postgresql://me@host/db?sslcert=mine", "options sslcert"),
         ("postgresql://me:hidden@host/db", r"\.pgpass"),
         ("postgresql://me@host/db?password=hidden", r"\.pgpass"),
     ],
@@ -101,7 +104,7 @@ def test_what_cannot_be_used_is_refused_and_no_password_is_repeated(
 def test_no_block_is_left_behind_in_sqlite(installation: Installation) -> None:
     installation.prefect_home.mkdir(parents=True)
     installation.database.touch()
-    with pytest.raises(InvalidInput, match="are not moved to PostgreSQL"):
+    with pytest.raises(InvalidInput, match="are not moved"):
         database.choose(installation, "postgresql://me@host/db")
     assert database.chosen(installation) is None
 
@@ -119,4 +122,3 @@ def test_the_driver_gets_what_libpq_calls_sslmode() -> None:
     assert list(found.values()) == [
         "postgresql+asyncpg://me@db.example:5433/prefect?ssl=verify-full"
     ]
-    assert block_key.VARIABLE not in found
