@@ -18,7 +18,8 @@ from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.records import Rental
-from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
+from torpor.control.rental.renter import Renter
+from torpor.control.rental.renting import AT_ONCE_S, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
