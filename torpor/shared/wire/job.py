@@ -11,7 +11,7 @@ import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Count, Nothing, Request, Words
-from torpor.shared.wire.snapshot import KnownSnapshot
+from torpor.shared.wire.snapshot import Froze, KnownSnapshot
 
 CRIU: Final = "criu-"
 """The name of CRIU's folder on a machine, among the bundles, begins so."""
@@ -132,17 +132,21 @@ class StopJob(Request[JobState], frozen=True):
 
 class Tried(msgspec.Struct, frozen=True):
     """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
-    was, and went on."""
+    was, and went on. ``programs``: how many ``bytes`` of memory each one that was asked for holds,
+    0 where it does not run, or why it would not be frozen."""
 
     why_not: Words = ""
+    programs: list[Froze] = []
 
 
 class TryFreezing(Request[Tried], frozen=True):
     """Freeze a small process tree of torpor's own, and let it go on: the only proof that the
-    machine can do that. ``criu`` as in StartJob; empty: only say what can be said without it."""
+    machine can do that. ``criu`` as in StartJob; empty: only say what can be said without it.
+    ``programs``: the jobs of programs that are looked at, too, and not stopped."""
 
     op = "freeze.try"
     criu: str
+    programs: list[str] = msgspec.field(default_factory=list)
 
 
 class SaveGrant(msgspec.Struct, frozen=True):
