@@ -50,6 +50,7 @@ PROPERTIES: Final[dict[str, Callable[[Abilities], str]]] = {
     "the machine can ask for that warning": lambda able: (
         ", ".join(source.kind for source in able.notices) or "no"
     ),
+    "a job may run on several machines": lambda able: _yes(able.private_network),
     "a machine of yours can be adopted": lambda able: able.adopts or "no",
     "live service": lambda able: "tried" if able.tried else "not tried",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from blocks import Workspace
 from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
@@ -9,11 +11,11 @@ from tasks.flow import flow
 from tasks.machines import hand_over, open_session
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
-from torpor.shared.values import Machine
+from torpor.control.reports import CreateReport
 
 
 @flow("create")
-def create(workspace: Workspace | str) -> Machine:
+def create(workspace: Workspace | str) -> CreateReport:
     """Rent an empty machine for a workspace, to log in and work on.
 
     Args:
@@ -22,14 +24,15 @@ def create(workspace: Workspace | str) -> Machine:
     opened = open_workspace(workspace).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
+    programs: list[str] = []
     with rented_machine(opened) as tenancy:
         if spec.freezes:
             with open_session(opened, tenancy.machine) as session:
                 freezer = prove_freezing(opened, session)
-        hand_over(tenancy, alone=True)
+        hand_over(tenancy, alone=True, starting=bool(spec.programs))
     if spec.save_minutes or spec.programs:
         with open_session(opened, tenancy.machine) as session:
             if spec.programs:
-                start_programs(opened, session, tenancy, freezer)
+                programs = start_programs(opened, session, tenancy, freezer)
             start_autosave(opened, session, tenancy.machine)
-    return tenancy.machine
+    return CreateReport(**asdict(tenancy.machine), programs=programs)

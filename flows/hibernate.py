@@ -11,11 +11,12 @@ from tasks.autosave import delete_autosaves
 from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
 from tasks.machines import check_rented, chosen_machine, open_session
+from tasks.programs import NEVER, look_at_programs, prove_freezing
 from tasks.sleep import asleep
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.remote.seam import Agent
-from torpor.control.reports import AsleepReport, HibernateReport
+from torpor.control.reports import AsleepReport, HibernateReport, ProgramsReport
 from torpor.control.safety import boot_clock_s
 from torpor.shared.errors import WorkspaceAsleep
 from torpor.shared.values import Machine
@@ -29,7 +30,8 @@ def hibernate(
     accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     only_if_idle: bool = False,
     accept_lost: list[str] = [],  # noqa: B006 - as above
-) -> HibernateReport | AsleepReport:
+    dry_run: bool = False,
+) -> HibernateReport | AsleepReport | ProgramsReport:
     """Store a workspace, verify it, and destroy its machine.
 
     The machine is destroyed only if every byte is in the store, was read back and compared, and the
@@ -44,6 +46,7 @@ def hibernate(
         only_if_idle: Keep the machine unless it is idle by the idle rules of the workspace, now and
             again right before it is destroyed.
         accept_lost: Directories of the machine that may be lost with it, outside of the workspace.
+        dry_run: Say which programs of the workspace would be frozen, or why not, and store nothing.
     """
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
@@ -53,6 +56,8 @@ def hibernate(
         if destroy:
             check_rented(live)
         with open_session(opened, live, sleeps=True) as session:
+            if dry_run:
+                return _programs(opened, session, live)
             if not destroy:
                 return back_up(opened, session, live)[0]
             guards: list[Guard] = [NoJob(opened), NothingLost(repeated=only_if_idle)]
@@ -63,6 +68,14 @@ def hibernate(
             return hibernate_machine(opened, session, live, guards)
     except WorkspaceAsleep as error:
         return asleep(opened, error)
+
+
+def _programs(opened: OpenWorkspace, session: Agent, machine: Machine) -> ProgramsReport:
+    freezer = NEVER
+    if opened.spec.freezes:
+        freezer = prove_freezing(opened, session, strict=False)
+    programs = look_at_programs(opened, session, freezer) if opened.spec.programs else []
+    return ProgramsReport(opened.spec.name, machine.id, programs)
 
 
 def hibernate_machine(

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from blocks import Workspace
 from flows.hibernate import hibernate_machine
+from flows.procedures.fleet import MOST_MACHINES
 from flows.procedures.job.driver import Driver, driving
 from flows.wake import wake_workspace
 from tasks.flow import flow
@@ -19,8 +20,10 @@ from tasks.jobs import (
     begun_job,
     block_name,
     check_environment,
+    check_nodes,
     cost_of,
     next_job_id,
+    stop_command,
 )
 from tasks.machines import open_session
 from tasks.run_table import shown
@@ -50,6 +53,7 @@ def job(
     on_cancel: Literal["hibernate", "keep"] = "hibernate",
     keep_logs: bool = False,
     keep_saves: Annotated[int, Field(ge=1, le=1000)] = 3,
+    nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -76,6 +80,8 @@ def job(
             those that are in the last snapshots of their jobs.
         keep_saves: How many of the job's newest saves stay, its last snapshot among them. Those
             that you pin stay too, and do not count.
+        nodes: On how many machines the command runs at the same time, all in one region of one
+            market. Only the first one's work is stored.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
@@ -84,6 +90,7 @@ def job(
     if record is None:
         argv = argv_of(command)
         check_environment(env, secrets)
+        check_nodes(opened, nodes)
         record = Job(
             id=next_job_id(opened),
             workspace=opened.spec.name,
@@ -98,6 +105,7 @@ def job(
             on_cancel=on_cancel,
             keep_logs=keep_logs,
             keep_saves=keep_saves,
+            nodes=nodes,
             created_unix=time.time(),
         )
     record = drive(opened, record)
@@ -136,8 +144,8 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
                         driver.revive(on)
                     case "run" if on:
                         driver.attend(on)
-                    case "hibernate" if on:
-                        _hibernate(driver, on)
+                    case "renew" | "hibernate" if on:
+                        _hibernate(driver, on, ends=move == "hibernate")
                     case _:
                         raise AssertionError(f"{move} needs a machine")
     return driver.job
@@ -169,25 +177,31 @@ def _rent(driver: Driver) -> None:
     if opened is None:
         return
     try:
-        report = wake_workspace(opened, driver.job.newest or "")
+        with driver.beside_others(opened) as (there, snapshot):
+            report = wake_workspace(there, snapshot)
     except TorporError as error:
         driver.wait_after(error)
     else:
         driver.rented(report)
 
 
-def _hibernate(driver: Driver, on: JobMachine) -> None:
-    """Hibernate with proof, and end the job. Another job, the user who wants the machine, data
-    beside the workspace, and a command or a server that was started there keep the machine."""
+def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:
+    """Hibernate with proof, and end the job; without ``ends``, the next attempt begins with all
+    nodes from what was stored. Another job, the user who wants the machine, data beside the
+    workspace, and a command or a server that was started there keep the machine."""
     driver.begin_to_hibernate(on)
     began_s = boot_clock_s()
     try:
         probe_store(driver.opened)
         with open_session(driver.opened, on.machine) as session:
+            if not ends:  # its market may have been wrong in that the machine did not run
+                stop_command(session, driver.job.id)
             begun = NothingBegan(driver.opened, session, began_s)
             guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
             hibernate_machine(driver.opened, session, on.machine, guards)
     except (MachineInUse, EndUnproven, UnsavedWork) as error:
-        if not driver.is_over_despite(error):
+        goes_on = driver.is_over_despite(error) if ends else driver.renewed_despite(error)
+        if not goes_on:
             return
-    driver.end()
+    if ends:
+        driver.end()

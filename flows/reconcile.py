@@ -36,13 +36,13 @@ def reconcile(
     a killed run left.
 
     Without names and without `abandoned`, nothing is changed. This flow never ends a machine that
-    was handed over, nor an unfinished one that still answers, unless a benchmark or a drill left
-    it, or `left` names it and its restore is not whole.
+    was handed over, nor an unfinished one that still answers, unless a benchmark, a drill or a job
+    on several nodes left it, or `left` names it and its restore is not whole.
 
     Args:
         workspace: The Workspace block whose rentals are compared, or its name.
         end: Ids of machines to end, from this flow's table: unfinished ones that no longer answer,
-            and any that benchmarks and drills left.
+            and any that benchmarks, drills and jobs on several nodes left.
         abandoned: Also end the attempts that failed or whose answer was lost, if a machine of
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an

@@ -86,9 +86,10 @@ def wake_workspace(
                 restore_parts(restore, "wake", tenancy.machine)
                 finish_restore(restore)
                 check_restore(restore, full_check)
-            hand_over(tenancy, restore.plan, alone=True)
-            programs = []
-            if opened.spec.programs:
+            programs: list[str] = []
+            starting = bool(opened.spec.programs)
+            hand_over(tenancy, restore.plan, alone=True, starting=starting)
+            if starting:
                 programs = start_programs(opened, session, tenancy, freezer)
             start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Final
 
 import msgspec
 
@@ -18,14 +20,14 @@ from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.records import Job, job_id, new_job_id
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import costs
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.seam import Agent, Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.variables import Secrets, variables
 from torpor.control.zones import zone_named
-from torpor.shared.errors import InvalidInput, MachineInUse, TorporError
-from torpor.shared.values import Machine, MachineId, WorkspaceName
+from torpor.shared.errors import InvalidInput, MachineError, MachineInUse, TorporError
+from torpor.shared.values import NODES, Machine, MachineId, WorkspaceName, reserved_name
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 
 GRACE_S = 30.0
@@ -37,6 +39,20 @@ MOST_OLD_LOGS = 20
 STOP_S = GRACE_S + 150.0
 """An agent that has not answered after this time hangs, with a disk or for want of memory: its own
 limits for each step of a stop add up to as much."""
+# Constant. Sends nothing: the system only chooses the interface. Without a network it is the host.
+_ADDRESS: Final = """
+import socket
+for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as line:
+            line.connect((far, 9))
+            print(line.getsockname()[0])
+            break
+    except OSError:
+        pass
+else:
+    print("127.0.0.1")
+"""
 
 
 @step("find machine of job")
@@ -134,6 +150,34 @@ def block_name(workspace: Workspace | str, otherwise: WorkspaceName) -> str:
     return name or str(otherwise)
 
 
+def nodes_of(opened: OpenWorkspace) -> OpenWorkspace:
+    """The same under the name of the other nodes of its jobs."""
+    return opened.under(reserved_name(NODES, opened.spec.name))
+
+
+def check_nodes(opened: OpenWorkspace, nodes: int) -> None:
+    """InvalidInput where no market of the workspace has machines that reach each other: before
+    anything is rented."""
+    if nodes > 1 and not any(one.abilities.private_network for one in opened.providers):
+        at = ", ".join(provider.identity for provider in opened.providers)
+        raise InvalidInput(
+            f"a job on {nodes} nodes needs machines that reach each other, and those of {at} do "
+            "not: add a provider whose machines do (docs/providers.md), or use one node"
+        )
+
+
+@step("ask for address", retries=ONCE)
+def address_of(session: Session) -> str:
+    """Of the machine's own network interface."""
+    done = session.execute([session.machine.python, "-c", _ADDRESS])
+    try:
+        return str(ip_address(done.stdout.decode(errors="replace").strip()))
+    except ValueError:
+        raise MachineError(
+            f"a machine does not say its address: {done.stderr.decode(errors='replace')[-500:]}"
+        ) from None
+
+
 @step("start command", run_name="start attempt {request.attempt}", retries=ONCE)
 def start_command(session: Agent, request: StartJob) -> JobState:
     """Start the command on the machine, unless this attempt was started before."""
@@ -183,9 +227,13 @@ def cost_of(opened: OpenWorkspace, job: Job) -> str:
         return "no machine was rented"
     try:
         found = [*opened.rentals.open(), *opened.rentals.history(job.created_unix)]
+        mine = [one for one in found if one.label.rental in names]
+        if job.nodes > 1:
+            nodes = nodes_of(opened).rentals
+            others = [*nodes.open(), *nodes.history(job.created_unix)]
+            mine += [one for one in others if one.job == job.id]
     except TorporError as error:  # the job is over; its bill can be read later
         return f"not known: {error}"
-    mine = [one for one in found if one.label.rental in names]
     each = costs(mine, time.time(), zone_named("UTC"))
     words = between(sum(one.low for one in each), sum(one.high for one in each))
     unknown = sum(not one.price_usd_h for one in mine)
@@ -195,9 +243,10 @@ def cost_of(opened: OpenWorkspace, job: Job) -> str:
 def machines_of(opened: OpenWorkspace, job: Job) -> str:
     """The machines that the job has now, also one that is being woken, in words."""
     names = {attempt.rental for attempt in job.attempts}
+    nodes = nodes_of(opened).rentals.open() if job.nodes > 1 else []
     return "; ".join(
         f"{rental.machine or 'one that is being rented'} at {rental.provider}, {rental.state}"
-        for rental in opened.rentals.open()
+        for rental in (*opened.rentals.open(), *nodes)
         if rental.job == job.id or rental.label.rental in names
     )
 

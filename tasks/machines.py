@@ -18,7 +18,8 @@ from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.records import Rental
-from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
+from torpor.control.rental.renter import Renter
+from torpor.control.rental.renting import AT_ONCE_S, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -303,15 +304,22 @@ def show_offers(opened: OpenWorkspace, held: Renting, offers: Offers) -> None:
 
 
 @step("hand over machine", retries=ONCE)
-def hand_over(tenancy: Tenancy, fetched: RestorePlan | None = None, *, alone: bool) -> None:
+def hand_over(
+    tenancy: Tenancy,
+    fetched: RestorePlan | None = None,
+    *,
+    alone: bool,
+    starting: bool = False,
+) -> None:
     """Leave the machine to its user: from now on only a verified snapshot may end it. ``alone``:
     HandedOver if another run has handed over a machine of the workspace since this one began.
-    ``fetched``: all of it came from the store; its rate is recorded."""
+    ``fetched``: all of it came from the store; its rate is recorded. ``starting``: this run starts
+    the workspace's programs next."""
     if fetched is not None and tenancy.fresh:
-        seconds = seconds_by_phase().get("restore", 0.0)
-        tenancy.hand_over(alone=alone, fetched_bytes=fetched.stored_bytes, fetched_s=seconds)
+        seconds, stored = seconds_by_phase().get("restore", 0.0), fetched.stored_bytes
+        tenancy.hand_over(alone=alone, fetched_bytes=stored, fetched_s=seconds, starting=starting)
     else:
-        tenancy.hand_over(alone=alone)
+        tenancy.hand_over(alone=alone, starting=starting)
 
 
 @step("destroy machine", phase="destroy")

@@ -38,6 +38,7 @@ class Freezer(NamedTuple):
     why_not: str = ""
 
 
+NEVER: Final = Freezer(why_not="`process` is never in the workspace block")
 OWN_MACHINE: Final = Freezer(
     why_not="this is a machine of your own: torpor cannot tell whether they run on another one"
 )
@@ -136,7 +137,25 @@ def start_programs(
             begun.append(f"{line}: not started: {error}")
     for words in begun:
         runner().log.info("program %s", words)
+    if tenancy.rental is not None:
+        try:
+            opened.rentals.change(tenancy.rental, starting=False)
+        except TorporError as error:
+            runner().log.warning("watch will say that these programs were not started: %s", error)
     return begun
+
+
+@step("look at programs", retries=ONCE)
+def look_at_programs(opened: OpenWorkspace, session: Agent, freezer: Freezer) -> list[str]:
+    """Whether a hibernate would freeze each of the workspace's programs, for people. None is
+    stopped."""
+    programs = {_id(opened.spec, line): line for line in opened.spec.programs}
+    asked = TryFreezing("", [*programs])
+    told = session.call(asked, request_id=_request(), within_s=START_S)
+    found = {froze.job: froze for froze in told.programs}
+    return [
+        f"{line}: {_looks(found.get(job, Froze(job)), freezer)}" for job, line in programs.items()
+    ]
 
 
 def _freezer(session: Agent) -> Freezer:
@@ -197,6 +216,14 @@ def _frozen(line: str, froze: Froze) -> str:
     if not froze.bytes:
         return f"{line}: does not run here, a wake starts it afresh"
     return f"{line}: frozen, {froze.bytes:,} bytes in {froze.seconds:.1f} s"
+
+
+def _looks(found: Froze, freezer: Freezer) -> str:
+    if not found.bytes and not found.why_not:
+        return "does not run here, a wake starts it afresh"
+    if why_not := freezer.why_not or found.why_not:
+        return f"would not be frozen: {why_not}"
+    return f"would be frozen, with {found.bytes:,} bytes of memory"
 
 
 def _id(spec: WorkspaceSpec, line: str) -> str:

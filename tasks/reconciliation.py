@@ -30,9 +30,9 @@ Listing: TypeAlias = tuple[list[Machine], list[Residue]]
 
 @step("compare with rentals")
 def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
-    """Read the machines at all provider blocks, and the rentals of the workspace, its benchmarks
-    and drills. Changes nothing. A provider of the workspace that does not answer is an error;
-    another one is left out with a warning."""
+    """Read the machines at all provider blocks, and the rentals of the workspace, under all of its
+    names. Changes nothing. A provider of the workspace that does not answer is an error; another
+    one is left out with a warning."""
     before = _listed(opened)
     rentals = open_rentals(opened)
     after = _listed(opened, rentals)
@@ -113,7 +113,7 @@ def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
 
 
 def open_rentals(opened: OpenWorkspace) -> list[Rental]:
-    """The open rentals of the workspace, its benchmarks and drills."""
+    """The open rentals of the workspace, under all of its names."""
     names = names_of(opened.spec.name)
     return [one for name in names for one in opened.under(name).rentals.open()]
 

@@ -41,7 +41,7 @@ class StoredWorkspace:
     key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
 
     def under(self: Opened, name: WorkspaceName) -> Opened:
-        """The same under a reserved name, for the machines of drills and benchmarks. The key stays
+        """The same under a reserved name, for machines that hold no work of their own. The key is
         the workspace's: nothing is sealed under that name."""
         return replace(self, spec=msgspec.structs.replace(self.spec, name=name))
 

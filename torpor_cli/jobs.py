@@ -27,6 +27,7 @@ def run_(
     queue: Literal["critical", "high", "normal", "low"] = "normal",
     retries: int = 0,
     keep_saves: int = 3,
+    nodes: int = 1,
     options: Options | None = None,
 ) -> None:
     """Run a command, save at intervals, continue on another machine if one is lost, and hibernate.
@@ -41,6 +42,7 @@ def run_(
         queue: The queue that a detached job waits in.
         retries: How often the command may fail and begin again.
         keep_saves: How many of its newest saves stay.
+        nodes: On how many machines the command runs at the same time.
     """
     run(
         "job",
@@ -52,6 +54,7 @@ def run_(
         secrets=secret or [],
         retries=retries,
         keep_saves=keep_saves,
+        nodes=nodes,
     )
 
 

@@ -100,6 +100,7 @@ def hibernate(
     keep: Flag = False,
     accept_changed: Several = None,
     accept_lost: Several = None,
+    dry_run: Flag = False,
     options: Options | None = None,
 ) -> None:
     """Store a workspace, verify it, and destroy its machine.
@@ -110,6 +111,7 @@ def hibernate(
         keep: Keep the machine.
         accept_changed: A pattern of files that may change meanwhile. May be repeated.
         accept_lost: A directory that may be lost with the machine. May be repeated.
+        dry_run: Only say which programs of the workspace would be frozen, or why not.
     """
     run(
         "hibernate",
@@ -119,6 +121,7 @@ def hibernate(
         destroy=not keep and "@" not in machine,
         accept_changed=accept_changed or [],
         accept_lost=accept_lost or [],
+        dry_run=dry_run,
     )
 
 

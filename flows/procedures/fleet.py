@@ -124,13 +124,17 @@ class Fleet:
         offers: Offers,
         order: Order,
         exchange: Exchange,
+        *,
+        together: bool = False,
     ) -> None:
+        """``together``: one that fails ends all, and none is handed over."""
         self._opened = opened
         self._wanted = wanted
         self._held = held
         self._offers = offers
         self._order = order
         self._exchange = exchange
+        self._together = together
         self._tasks = max(1, min(TOGETHER, MOST_TASKS // order.total))
         self._changed = threading.Condition()
         self._kept = 0
@@ -149,6 +153,11 @@ class Fleet:
         each is handed over, destroyed or reported."""
         with phase("replicate"):
             self._bring_all(left)
+
+    @property
+    def ready(self) -> list[MachineId]:
+        """The machines that hold the snapshot now."""
+        return [MachineId(one.machine) for one in self._replicas if one.ready]
 
     def report(self, budgets: list[str]) -> ReplicateReport:
         return ReplicateReport(
@@ -210,6 +219,8 @@ class Fleet:
                 self._kept -= 1
         if isinstance(error, _Surplus):
             return
+        if self._together:
+            raise error
         busy = isinstance(error, WorkspaceBusy | HandedOver) and not candidate.own
         if busy or (candidate.found and not began):
             # What an earlier run left is of no use, or another run took it up. It takes no place.
@@ -284,7 +295,8 @@ class Fleet:
             own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
             return self._restore(candidate, own)
         fitting = self._offers.fitting
-        first = candidate.number % max(1, len(fitting))  # not all on the cheapest one
+        # Not all on the cheapest one; but machines that work together are alike.
+        first = 0 if self._together else candidate.number % max(1, len(fitting))
         offers = Offers([*fitting[first:], *fitting[:first]], [])
         nap = self._nap_on if left else self._nap  # what was found is not just left again
         tenancy = create_machine(self._held, offers, left, nap)
@@ -300,19 +312,22 @@ class Fleet:
             with arrival(restore, tenancy):
                 self._keep(candidate, restore.plan)
                 if restore.plan.complete:
-                    hand_over(tenancy, alone=False)
-                    start_autosave(self._opened, session, tenancy.machine)
+                    self._hand_over(tenancy, session)
                     return woken(self._opened, tenancy.machine, restore, self._order.full_check)
                 with self._member(candidate, tenancy.machine, restore) as member:
                     with phase("restore"):
                         self._fetch(candidate, tenancy.machine, restore, member)
                     finish_restore(restore)
                     check_restore(restore, self._order.full_check)
-                    hand_over(tenancy, alone=False)
-                    start_autosave(self._opened, session, tenancy.machine)
+                    self._hand_over(tenancy, session)
                     report = woken(self._opened, tenancy.machine, restore, self._order.full_check)
                     self._exchange.linger(member)
                     return report
+
+    def _hand_over(self, tenancy: Tenancy, session: Session) -> None:
+        if not self._together:
+            hand_over(tenancy, alone=False)
+            start_autosave(self._opened, session, tenancy.machine)
 
     def _keep(self, candidate: _Candidate, plan: RestorePlan) -> None:
         """Keep this machine; raises _Surplus if enough others were ready first."""

@@ -76,6 +76,7 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
         freezer = Freezer()
         if opened.spec.freezes:
             freezer = prove_freezing(opened, session, strict=False)  # the machine is whole
-        hand_over(tenancy, alone=False)
-        if opened.spec.programs:
+        starting = bool(opened.spec.programs)
+        hand_over(tenancy, alone=False, starting=starting)
+        if starting:
             start_programs(opened, session, tenancy, freezer)

@@ -53,7 +53,7 @@ def test_saved_budgets_open_with_the_records_of_what_they_count() -> None:
     assert one.budget.covers(WorkspaceName("drill--one"), "")
     assert not one.budget.covers(WorkspaceName("two"), "p")
     assert [book.workspace for book in one.ledgers()] == [
-        "one", "benchmark--one", "benchmark-machines--one", "drill--one",
+        "one", "benchmark--one", "benchmark-machines--one", "drill--one", "nodes--one",
     ]  # fmt: skip
     assert project.budget.covers(WorkspaceName("two"), "p")
     # Records of all workspaces: one may have been in the project. Each only once.

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
+from jupyter_client import BlockingKernelClient
 
-from flows import create, hibernate, job
+from deployments.stacks import ready_made
+from flows import create, hibernate, job, wake
 from tasks.guards import NothingLost
 from tasks.machines import endpoint_of
 from tasks.plain_runner import PlainRunner
-from tasks.programs import check_frozen
+from tasks.programs import NEVER, check_frozen
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.fixtures.world import World, kill
+from torpor.control.ports import free_ports
 from torpor.control.remote import criu as criu_packages
-from torpor.control.reports import HibernateReport, WakeReport
+from torpor.control.reports import HibernateReport, ProgramsReport, WakeReport
 from torpor.control.safety import Verified
 from torpor.shared.errors import MachineUnfit, StillChanging, UnsavedWork
 
@@ -35,6 +46,7 @@ with open("chain", "a") as chain:
         time.sleep(0.2)
 """
 LINE = "exec python3 chain.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -74,7 +86,8 @@ def _breaks(lines: list[str]) -> int:
 def _begin(world: World) -> None:
     _place(world).mkdir()
     (_place(world) / "chain.py").write_text(CHAIN)
-    run_plainly(world.opened, create)
+    made = run_plainly(world.opened, create)
+    assert made.rows()[-1] == {"what": "program", "value": f"{LINE}: started"}
     _grows(world)
 
 
@@ -83,6 +96,36 @@ def _move(world: World) -> tuple[HibernateReport, WakeReport]:
     assert slept.destroyed
     shutil.rmtree(_place(world))  # as a machine that is gone
     return slept, wake_plainly(world.opened)
+
+
+class Watch(PlainRunner):
+    """Keeps when programs began to be started."""
+
+    began_s = 0.0
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.opened, wait_factor=0.1, before=self._see)
+
+    def _see(self, step: str) -> None:
+        if step == "start programs":
+            self.began_s = time.monotonic()
+
+    def prints(self, what: str) -> None:
+        print(f"{what} in {time.monotonic() - self.began_s:.2f} s")
+
+    def hibernates(self, world: World) -> None:
+        slept = hibernate.fn("demo")
+        assert isinstance(slept, HibernateReport)
+        assert slept.destroyed
+        shutil.rmtree(_place(world))  # as a machine that is gone
+        words = slept.programs[0].rpartition(": ")[2]
+        assert words.startswith("frozen")
+        print(words)
+
+    def wakes(self) -> None:
+        woken = wake.fn("demo")
+        assert isinstance(woken, WakeReport)
+        assert woken.programs[0].endswith(": went on where it was frozen")
 
 
 def test_a_program_goes_on_after_each_wake_where_it_was(world: World) -> None:
@@ -174,6 +217,23 @@ def test_a_job_on_the_machine_freezes_its_programs(world: World) -> None:
     assert wake_plainly(world.opened).programs == [f"{LINE}: went on where it was frozen"]
 
 
+def test_a_dry_run_says_what_would_be_frozen_and_stops_nothing(world: World) -> None:
+    _begin(world)
+    said = run_plainly(world.opened, hibernate, dry_run=True)
+    assert isinstance(said, ProgramsReport)
+    assert said.rows()[0]["value"].startswith(f"{LINE}: would be frozen, with ")
+    _grows(world)
+    said = run_plainly(_changed(world, process="never").opened, hibernate, dry_run=True)
+    assert isinstance(said, ProgramsReport)
+    assert said.programs == [f"{LINE}: would not be frozen: {NEVER.why_not}"]
+    other = _changed(world, programs=["exec sleep 600"]).opened
+    said = run_plainly(other, hibernate, dry_run=True)
+    assert isinstance(said, ProgramsReport)
+    assert said.programs == ["exec sleep 600: does not run here, a wake starts it afresh"]
+    assert len(world.machines()) == 1
+    assert _breaks(_lines(world)) == 0
+
+
 def test_a_program_that_prints_keeps_no_machine(world: World) -> None:
     world = _changed(world, programs=["while sleep 0.05; do echo $RANDOM; done"], process="never")
     _place(world).mkdir()
@@ -222,3 +282,78 @@ def test_no_machine_is_believed_that_something_is_frozen(name: str) -> None:
         check_frozen([".torpor-process/1"], cast("Verified", verified))
     entries[-1].root = 0
     check_frozen([".torpor-process/1"], cast("Verified", verified))
+
+
+def test_a_jupyter_kernel_goes_on_in_the_middle_of_a_cell(world: World) -> None:
+    """With its variables, and the cell's reply comes to the client that has asked before."""
+    file = _place(world) / "kernel.json"
+    line = f"IPYTHONDIR=$PWD/.ipython exec {sys.executable} -m ipykernel_launcher -f {file}"
+    world = _changed(world, programs=[line])
+    _place(world).mkdir()
+    with Watch(world) as watch:
+        create.fn("demo")
+        until(lambda: file.exists() and file.read_text().endswith("}"), "the kernel is there")
+        with _connected(file) as client:
+            client.wait_for_ready(timeout=PATIENCE_S)
+            watch.prints("a fresh start")
+            client.execute("import os, time; steps = []", reply=True, timeout=PATIENCE_S)
+            for number in (1, 2):
+                asked = client.execute(
+                    f"while not os.path.exists('stop-{number}'): steps.append(1); time.sleep(.05)",
+                    user_expressions={"steps": "len(steps)"},
+                )
+                time.sleep(1.0)
+                watch.hibernates(world)
+                watch.wakes()
+                (_place(world) / f"stop-{number}").touch()
+                said = client.get_shell_msg(timeout=PATIENCE_S)
+                watch.prints("the kernel's reply")
+                assert said["parent_header"]["msg_id"] == asked
+                assert int(said["content"]["user_expressions"]["steps"]["data"]["text/plain"]) > 3
+
+
+@contextmanager
+def _connected(file: Path) -> Iterator[BlockingKernelClient]:
+    client = BlockingKernelClient(connection_file=str(file))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        yield client
+    finally:
+        client.stop_channels()
+
+
+def test_a_llama_cpp_server_answers_with_its_prompt_cache(world: World) -> None:
+    tools = ROOT / ".venv" / "llama"
+    assert (tools / "ready").exists(), "python -m benchmarks.deploy --prepare installs it"
+    (wheel,) = (tools / "wheels").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(world.folder / "site")
+    (port,) = free_ports(1)
+    line = f"PYTHONPATH={world.folder}/site exec python3 server.py model.gguf {port} 256"
+    world = _changed(world, programs=[line])
+    _place(world).mkdir()
+    (_place(world) / "server.py").write_text(ready_made()["llama-cpp"].server[2])
+    make = [tools / "bin" / "python", ROOT / "benchmarks" / "random_gguf.py"]
+    subprocess.run([*make, _place(world) / "model.gguf", "4", "F16"], check=True)
+
+    def answers() -> dict[str, Any]:
+        asked = {"prompt": "how much of this is known?", "max_tokens": 4, "temperature": 0}
+        with suppress(OSError):
+            request = f"http://127.0.0.1:{port}/v1/completions"
+            with urllib.request.urlopen(request, json.dumps(asked).encode()) as said:
+                return cast("dict[str, Any]", json.load(said))
+        return {}
+
+    with Watch(world) as watch:
+        create.fn("demo")
+        first = until(answers, "the server answers")
+        watch.prints("a fresh start")
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        for _ in range(2):
+            watch.hibernates(world)
+            watch.wakes()
+            again = until(answers, "the server answers")
+            watch.prints("the server's answer")
+            usage = again["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+            assert again["choices"] == first["choices"]

@@ -23,7 +23,7 @@ from tasks.step import Step
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.plain_flows import plain
-from tests.fixtures.rentals import standing
+from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
@@ -159,10 +159,19 @@ def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
         with pytest.raises(ProviderError, match="it does not go"):
             renting(mine).end_scratch()
     assert [machine.label for machine in lab.machines()] == [first]
+    assert [rental.state for rental in mine.rentals.open()] == ["abandoned"]  # which watch ends
     with plain(mine):
         renting(mine).end_scratch()
     assert lab.machines() == []
     assert _left(lab) == []
+
+
+def test_work_from_before_a_name_was_reserved_is_left(lab: Lab) -> None:
+    mine = lab.opened.under(machines_name(WORKSPACE))
+    machine, _ = handed_over(mine)
+    with plain(mine):
+        renting(mine).end_scratch()
+    assert [one.id for one in lab.machines()] == [machine.id]
 
 
 def test_what_another_run_has_taken_over_is_left_to_it(lab: Lab) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from flows import job
+from flows import job, wake, watch
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
-from tests.fixtures.plain_flows import wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.jobs.records import Job, Jobs, Stop
+from torpor.shared.errors import RunCancelled
 
 _ID = "3f2a9c81d04e"
 
@@ -49,6 +51,28 @@ def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: Lab) -> None:
     assert stored.machines() == []
     assert ended.final == stored.snapshots()[0].snapshot
     assert len(stored.snapshots()) == 2
+
+
+def test_watch_names_a_machine_whose_wake_ended_before_it_started_the_programs(
+    needs_server: None, stored: Lab
+) -> None:
+    opened = replace(
+        stored.opened, spec=msgspec.structs.replace(stored.opened.spec, programs=["true"])
+    )
+
+    def strike(step: str) -> None:
+        if step == "start programs":
+            raise RunCancelled("killed")
+
+    with pytest.raises(RunCancelled), PlainRunner(opened, before=strike):
+        wake.fn(WORKSPACE)
+    with PlainRunner(opened):
+        (row,) = watch.fn([WORKSPACE]).rows()
+    assert "its programs were not started" in row["reason"]
+    hibernate_plainly(opened)
+    wake_plainly(opened)
+    (rental,) = opened.rentals.open()
+    assert not rental.starting
 
 
 def test_a_machine_that_another_run_took_up_is_not_the_jobs_any_more(stored: Lab) -> None:

@@ -197,6 +197,7 @@ def test_forms_filled_and_submitted(
         "accept_changed": ["*.log"],
         "only_if_idle": False,
         "accept_lost": [],
+        "dry_run": False,
     }
     assert run["name"] == f"hibernate-{NAME}"
     assert list_machines(NAME) == []

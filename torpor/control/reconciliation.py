@@ -53,10 +53,11 @@ _ADVICE: Final[dict[Kind, str]] = {
     "another workspace's": "reconcile the workspace that it belongs to",
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
-    "unfinished": "a benchmark or a drill works on it now, or was killed: a later benchmark, or "
-    "a verify a day later, ends it. To end it now, name its id in `end`",
-    "asked for": "there is no machine: a benchmark or a drill is about to create it, or was "
-    "killed. A later one closes the rental",
+    "unfinished": "a job on several nodes, a benchmark or a drill works on it now, or was killed: "
+    "a later benchmark, a verify a day later, or the job's next run ends it. To end it now, name "
+    "its id in `end`",
+    "asked for": "there is no machine: a benchmark, a drill or a job on several nodes is about to "
+    "create it, or was killed. A later one closes the rental",
 }
 _FREE_RESIDUE: Final = (
     "it outlived its machine and costs nothing: a later end of a machine deletes it, or you do in "

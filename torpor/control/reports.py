@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from torpor.shared.errors import MachineError
-from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
+from torpor.shared.values import Machine, MachineId, SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import RestorePlan
 
 Row = dict[str, str]
@@ -156,6 +156,19 @@ class AsleepReport(WorkspaceReport, frozen=True):
         return [_row("snapshot", self.snapshot), _row("result", self.words)]
 
 
+class ProgramsReport(WorkspaceReport, frozen=True):
+    """Whether a hibernate would freeze each of the workspace's programs on its machine."""
+
+    machine: MachineId
+    programs: list[str]
+
+    def title(self) -> str:
+        return f"Programs of workspace {self.workspace} on machine {self.machine}"
+
+    def rows(self) -> list[Row]:
+        return [_row("program", line) for line in self.programs]
+
+
 class FirstReport(msgspec.Struct, frozen=True):
     """What a workspace wants first. It could be used ``seconds`` after the restore began."""
 
@@ -223,6 +236,28 @@ class WakeReport(WorkspaceReport, frozen=True):
             *(_row("budget", words) for words in self.budgets),
             _row("warnings", "; ".join(self.warnings) or "none"),
             _row("seconds by phase", _phases(self.seconds)),
+        ]
+
+
+class CreateReport(Machine, Report, frozen=True):
+    """The machine that was created. ``programs``: how each of the workspace's began."""
+
+    programs: list[str] = []
+
+    @property
+    def about(self) -> str:
+        return self.label.workspace if self.label else ""
+
+    def title(self) -> str:
+        return f"Machine {self.id} created for workspace {self.about}"
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        at = self.endpoint
+        return [
+            _row("machine", f"{self.id} at {self.provider}, {self.price_usd_h:.2f} $ an hour"),
+            *([_row("log in", f"ssh -p {at.port} {at.user}@{at.host}")] if at else []),
+            *(_row("program", line) for line in self.programs),
         ]
 
 

@@ -30,7 +30,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BENCHMARK: Final = "benchmark--"
 BENCHMARK_MACHINES: Final = "benchmark-machines--"
 DRILL: Final = "drill--"
-RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
+NODES: Final = "nodes--"
+"""Prefix for the machines of a job on several nodes, except the workspace's own."""
+RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL, NODES)
 """Prefixes of reserved names. Machines and objects under such names hold no work and may always be
 destroyed. No Workspace block may have such a name."""
 BASE: Final = "base--"
@@ -62,8 +64,8 @@ def reserved_name(prefix: str, workspace: WorkspaceName) -> WorkspaceName:
 
 
 def names_of(workspace: WorkspaceName) -> list[WorkspaceName]:
-    """Every name that machines of ``workspace`` are rented under: its own, and those of its drills
-    and benchmarks."""
+    """Every name that machines of ``workspace`` are rented under: its own, and those of its drills,
+    its benchmarks and the other nodes of its jobs."""
     return [workspace, *(reserved_name(prefix, workspace) for prefix in RESERVED)]
 
 

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from flows.procedures.job.log import show_log
+from flows.procedures.job.nodes import OtherNodes
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.snapshot import take_snapshot
 from tasks.autosave import end_autosave
@@ -38,24 +40,26 @@ from torpor.shared.errors import (
     AgentLost,
     HookFailed,
     InvalidInput,
+    MachineError,
     TorporError,
     WorkspaceBusy,
 )
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.values import Machine, MachineId, SnapshotId
 from torpor.shared.wire.job import JobState, Notice, OwnSave, StartJob
 
 LOOK_S: Final = 2.0
 WATCH_S: Final = 15.0
 """Between two looks at what the provider says of the machine; one that is not running in two of
 them is lost. So a loss is seen within a minute."""
-MOST_LOG_BYTES: Final = 64 * 1024
-"""Of the log, in one look."""
 NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
 TAKEN_S: Final = 180.0
 """A command that fails so soon after its machine got notice may have been ended with the machine:
 the longest notice is of two minutes."""
+SURE_S: Final = 60.0
+"""A command of a job on several machines that fails may have lost another one. That shows within
+this time."""
 SAVE_AGAIN_S: Final = 60.0
 """After a save that failed."""
 
@@ -82,13 +86,15 @@ class Attending:
         self._notice: Notice | None = None
         self._noticed = 0.0
         self._own_save: OwnSave | None = None
+        self._others = OtherNodes(opened, driven.job)
+        self._failed: float | None = None  # since when a command of several is seen to have failed
         self._left = threading.Event()
 
     def run(self) -> None:
         """Until the command has ended or was stopped, or its supervisor is lost; AgentLost once the
         machine does not answer any more."""
-        with ThreadPoolExecutor(2, thread_name_prefix="job") as threads:
-            threads.submit(self._watch_machine)
+        with ThreadPoolExecutor(2, thread_name_prefix="job") as threads, self._others:
+            threads.submit(self._watch_machines)
             try:
                 self._start()
                 while not self._look(threads):
@@ -111,6 +117,12 @@ class Attending:
             if self._driven.stop is not None:
                 self._driven.change_attempt(end="stopped", ended_unix=time.time())
                 return
+        try:
+            self._others.log_in()
+            nodes = self._others.addresses(self._session)
+        except MachineError as error:
+            self._lose_node(error)
+            return
         folder = self._opened.spec.paths[0]
         notices = self._opened.markets.of(self._machine.provider).abilities.notices
         try:
@@ -123,8 +135,14 @@ class Attending:
                 list(notices),
                 environment=self._environment(attempt),
                 forget=stored_logs(self._opened) if begins and not job.keep_logs else [],
+                nodes=nodes,
             )
             end_autosave(self._opened, self._session)  # the job has saves of its own
+            try:
+                self._others.start(request)
+            except MachineError as error:
+                self._lose_node(error)
+                return
             state = start_command(self._session, request)
         except InvalidInput as error:  # the user's mistake: this command can never be started
             self._ended(NOT_STARTED, str(error))
@@ -174,6 +192,18 @@ class Attending:
             return True
         state = self._show_log()
         self._hear(state)
+        try:
+            failure = self._others.look()
+        except AgentLost:
+            raise  # the line may be to blame: the next try logs in again, or finds the node gone
+        except MachineError as error:
+            self._lose_node(error)
+            return True
+        if failure and state.state == "running" and self._stays_failed():
+            self._saves.settle()
+            self._stop_command()
+            self._ended(1, failure)
+            return True
         if state.state == "running" and job.stopped is not None:
             self._driven.change(stopped=None)  # its provider was wrong, or reached it again
         if state.state == "ended" and not self._may_be_taken(state):
@@ -202,23 +232,13 @@ class Attending:
     def _stop_command(self) -> None:
         """A run that slept may have a successor, whose attempt this one must not end."""
         self._driven.change()
+        self._others.stop()
         stop_command(self._session, self._driven.job.id)
 
     def _show_log(self) -> JobState:
-        """The next piece of the log: its end, where the log grows faster than it can be shown."""
         job = self._driven.job
-        look = look_at_command(self._session, job.id, job.log_offset, MOST_LOG_BYTES)
-        behind = look.bytes - look.offset
-        if behind > MOST_LOG_BYTES:
-            for line in self._lines.skip(behind - MOST_LOG_BYTES):
-                runner().log.info("%s", line)
-            look = look_at_command(
-                self._session, job.id, look.bytes - MOST_LOG_BYTES, MOST_LOG_BYTES
-            )
-        running = look.state.state == "running"
-        for line in self._lines.feed(look.text, end=not running):
-            runner().log.info("%s", line)
-        if running or look.text:
+        look = show_log(self._session, job.id, job.log_offset, self._lines)
+        if look.state.state == "running" or look.text:
             self._driven.see(look.offset)
         return look.state
 
@@ -231,9 +251,32 @@ class Attending:
         """Whether the command, which has failed, may have been ended with its machine. That shows
         within TAKEN_S: a preemption is no failure of the command."""
         notice = state.notice
+        if state.status != 0 and not state.error and self._others and not self._stays_failed():
+            return self._driven.stop is None
         if state.status == 0 or state.error or notice is None or notice.kind == "aws-rebalance":
             return False
         return self._driven.stop is None and time.monotonic() - self._noticed < TAKEN_S
+
+    def _stays_failed(self) -> bool:
+        """Whether a command of several has failed, and no machine was lost for long enough."""
+        now = time.monotonic()
+        self._failed = self._failed or now
+        return now - self._failed >= (TAKEN_S if self._others.noticed else SURE_S)
+
+    def _lose_node(self, error: MachineError) -> None:
+        """End the attempt on all machines: one of the others is lost. That is no loss where the
+        command has succeeded here. AgentLost where this machine does not answer either."""
+        job, attempt = self._driven.job, self._driven.job.attempt
+        state = self._show_log()
+        runner().log.warning("job %s lost a node: %s", job.id, error)
+        self._saves.settle()
+        self._stop_command()
+        if attempt and (state.attempt, state.state, state.status) == (attempt.number, "ended", 0):
+            self._ended(0, "")
+            return
+        self._driven.change_attempt(
+            end="machine lost", error=f"a node was lost: {error}", ended_unix=time.time()
+        )
 
     def _hear(self, state: JobState) -> None:
         """Log a notice, and record what the machine did about it."""
@@ -248,21 +291,25 @@ class Attending:
             if is_of_machine(self._opened, self._driven.job, state.saved.snapshot):
                 self._driven.saved_itself(state.saved.snapshot)
 
-    def _watch_machine(self) -> None:
+    def _watch_machines(self) -> None:
         """Close the session once the provider says that the machine does not run any more: its
         calls would wait for the line."""
-        missing = 0
-        while missing < 2:
-            if self._left.wait(WATCH_S):
-                return
+        missing: dict[MachineId, int] = {}
+
+        def is_gone(machine: Machine) -> bool:
             try:
-                provider = self._opened.markets.of(self._machine.provider)
-                found = provider.find(self._machine.id)
+                found = self._opened.markets.of(machine.provider).find(machine.id)
             except TorporError:
-                continue  # unknown is not gone
+                return False  # unknown is not gone
             there = isinstance(found, Machine) and found.state in ("running", "starting")
-            missing = 0 if there else missing + 1
-        self._session.close()
+            missing[machine.id] = 0 if there else missing.get(machine.id, 0) + 1
+            return missing[machine.id] >= 2
+
+        while not self._left.wait(WATCH_S):
+            self._others.close_if(is_gone)
+            if is_gone(self._machine):
+                self._session.close()
+                return
 
 
 class Saves:

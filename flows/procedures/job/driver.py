@@ -11,17 +11,18 @@ from typing import Final
 import msgspec
 
 from flows.procedures.job.attempt import Attending
+from flows.procedures.job.nodes import bring_nodes, end_nodes
 from flows.procedures.job.stopped_machine import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
 from tasks.cancellation import state_of, stop_if_cancelled
 from tasks.guards import Ending
-from tasks.jobs import check_no_other_job, machine_in_use, stop_command
+from tasks.jobs import check_no_other_job, machine_in_use, nodes_of, stop_command
 from tasks.machines import open_session
 from tasks.runner import runner
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.decide import End, JobMachine, Seen, end_of
+from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, is_over, is_over_on
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
@@ -193,7 +194,8 @@ class Driver:
         if found is None and self._may_show_again():
             return Seen(hidden=True)
         self._record_loss()
-        return Seen(left=stop is not None and bool(self._left_rentals()))
+        asked = stop is not None or self.job.nodes > 1
+        return Seen(left=asked and bool(self._left_rentals()))
 
     def _first(self) -> Job:
         """Jobs of one workspace run one after the other."""
@@ -208,7 +210,10 @@ class Driver:
         first = self._first()
         if first.id == self.job.id:
             return None
-        self._say_waiting(f"job {first.id} of this workspace comes first")
+        why = f"job {first.id} of this workspace comes first"
+        if self.job.why != why:
+            self.end_others()
+        self._say_waiting(why)
         self._driven.nap(TURN_S)
         pause_s = wait_s(first.failures) if first.failures else 0.0
         if first.driven or time.time() - first.driven_unix <= pause_s:
@@ -237,8 +242,10 @@ class Driver:
         machine, or handed it over, that the job's record does not name."""
         if self.job.attempts or self.job.rented is not None:
             return False
+        others = nodes_of(self.opened).rentals.open() if self.job.nodes > 1 else []
         return all(
-            one.job != self.job.id or one.state == "abandoned" for one in self.opened.rentals.open()
+            one.job != self.job.id or one.state == "abandoned"
+            for one in (*self.opened.rentals.open(), *others)
         )
 
     def _newest_machine(self) -> MachineId | None:
@@ -260,7 +267,8 @@ class Driver:
         return {one.label.rental for one in mine if one.unfinished}
 
     def clear(self) -> None:
-        """Before the job is stopped, end what its killed wakes left, where that answers in time."""
+        """End what killed wakes of the job have left, where that answers in time."""
+        self.end_others()
         opened, stop = replace(self.opened, job=self.job.id), self._driven.stop
         left = self._left_rentals()
         if left != self._left[0]:
@@ -272,6 +280,9 @@ class Driver:
         except HandedOver as error:  # its rental, not the job: the next look shows whose it is
             raise WorkspaceAwake(str(error)) from error
         except (MachineError, CreateFailed) as error:
+            if stop is None:
+                self.wait_after(error)
+                return
             whole, why = None, str(error)
         if whole is not None:
             self._driven.change(rented=whole)  # and it is hibernated like any other
@@ -325,7 +336,8 @@ class Driver:
             read_unix = newest.modified_unix - self.opened.store.clock_ahead_s()
             self._driven.saved(newest.snapshot, read_unix, own=own)
         last = self.job.attempts[-1] if self.job.attempts else None
-        if last is not None and last.end in ("command ended", "stopped"):
+        over = self.job.nodes == 1 or (last is not None and is_over(self.job))
+        if over and last is not None and last.end in ("command ended", "stopped"):
             rental = self.opened.rentals.ended(last.rental)
             if rental is not None and rental.snapshot is not None and self.job.final is None:
                 self._driven.change(final=rental.snapshot)
@@ -345,18 +357,46 @@ class Driver:
         )
 
     def renting(self) -> OpenWorkspace | None:
-        """The workspace, as a machine is rented for the job; None if it is to be looked again
-        first."""
+        """The workspace, as a machine is rented for the job, once none of an earlier attempt is
+        left; None if it is to be looked again first."""
         if not self.job.attempts:  # jobs that began at the same time have their records by now
             self._driven.nap(AGAIN_S)
             if self._driven.stop is not None or self._first().id != self.job.id:
                 return None
+        self.end_others()
         spec = self.opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
         spec = msgspec.structs.replace(
             spec, want=want, programs=[]
         )  # its machine runs nothing else
         return replace(self.opened, spec=spec, job=self.job.id)
+
+    @contextmanager
+    def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:
+        """The workspace that is to be woken, and the snapshot, once all other machines of the job
+        stand ready. They are ended after an error."""
+        if self.job.nodes == 1:
+            yield opened, self.job.newest or ""
+            return
+        try:
+            yield bring_nodes(opened, self.job, lambda others: self._driven.change(others=others))
+        except BaseException:
+            with suppress(EndUnproven):  # the next try, and the end of the job, end them
+                self.end_others()
+            raise
+
+    def end_others(self) -> None:
+        """End all machines of the job but its workspace's own. They hold no work. One whose end its
+        market has accepted and not proven holds nothing up."""
+        if self.job.nodes == 1:
+            return
+        self._driven.change(others=[])  # HandedOver before a successor's machines are ended
+        try:
+            end_nodes(self.opened, self.job.id)
+        except EndUnproven as error:
+            if not error.accepted:
+                raise
+            runner().log.warning("job %s goes on: %s", self.job.id, error)
 
     def rented(self, report: WakeReport) -> None:
         self._refusals = 0
@@ -370,7 +410,7 @@ class Driver:
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")
             self._driven.nap(seconds)
         elif isinstance(error, BudgetExceeded):
-            self._driven.end("over budget", str(error))
+            self.end(End("over budget", str(error)))
         else:
             self._wait_after_failed_wake(error)
 
@@ -385,7 +425,7 @@ class Driver:
             raise error
         failures = self.job.failures + 1
         if not isinstance(error, MachineError) or failures >= MOST_FAILURES:
-            self._driven.end("failed", f"its workspace could not be woken: {error}")
+            self.end(End("failed", f"its workspace could not be woken: {error}"))
             return
         self._driven.change(failures=failures)
         seconds = wait_s(failures)
@@ -401,6 +441,9 @@ class Driver:
 
     def revive(self, on: JobMachine) -> None:
         """Start the machine again, wait for it, or end it: its provider does not run it."""
+        if self.job.nodes > 1 and self.job.attempt is not None:
+            self._driven.change_attempt(end="machine lost", ended_unix=time.time())
+        self.end_others()
         self._stopped.see(on.machine, on.rental, ours=on.ours)
 
     def attend(self, on: JobMachine) -> None:
@@ -413,7 +456,10 @@ class Driver:
             Attending(self.opened, self._driven, on.machine, on.rental, session).run()
 
     def begin_to_hibernate(self, on: JobMachine) -> None:
-        """Record it."""
+        """Record it, and that the machine of an attempt which has not ended is lost."""
+        if self.job.attempt is not None:
+            self._record_loss()
+        self.end_others()
         check_no_other_job(self.opened, on.machine, self.job.id)
         self._driven.change(state="hibernating")
 
@@ -431,6 +477,19 @@ class Driver:
             self._kept = f". {error}"
         return True
 
+    def renewed_despite(self, error: TorporError) -> bool:
+        """Whether the next attempt may begin although the machine was not destroyed: it is being
+        ended. Raises the error if it is to be tried again. Ends the job where the machine is kept,
+        because it holds what no snapshot has."""
+        if isinstance(error, MachineInUse) and keeps_machine(self._driven):
+            return False
+        if isinstance(error, UnsavedWork):
+            self.end(End("failed", f"its nodes are to be rented again, and {error}"))
+            return False
+        if not (isinstance(error, EndUnproven) and error.accepted):
+            raise error
+        return True
+
     def keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""
         attempt, stop = self.job.attempt, self._driven.stop
@@ -443,11 +502,13 @@ class Driver:
             except MachineError as error:
                 why += f". Its command may still run on machine {machine.id}: {error}"
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
+        self.end_others()
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
     def end(self, end: End | None = None) -> None:
         """End the job, by default as its last attempt says."""
         end = end or end_of(self.job, self._driven.stop)
+        self.end_others()
         if self.job.final is not None and not self._kept:  # else older saves may hold more
             verified = self.end_of_job.verified
             own = verified is not None and verified.snapshot == self.job.final
@@ -478,7 +539,8 @@ class EndOfJob:
         if keeps_machine(self._driven):
             job = self._driven.job.id
             raise MachineInUse(f"job {job} is cancelled, and its machine is to be kept")
-        self._driven.change(final=snapshot)
+        if is_over_on(self._driven.job, ending.machine):
+            self._driven.change(final=snapshot)
 
 
 def keeps_machine(driven: Driven) -> bool:

@@ -16,6 +16,10 @@ _NEXT: Final = {
     "busy": "none: it works",
     "unknown": "it is kept and costs money: log in, or hibernate it yourself",
 }
+_STARTING: Final = (
+    "its programs were not started: start them by hand, unless the run that handed it over still "
+    "works"
+)
 
 
 def newest_snapshots(
@@ -51,10 +55,13 @@ def in_use(
         step = f"{why}: hibernate it"
     if (idle or why) and dry_run:
         step += ": this was a dry run"
+    reason = verdict.reason
+    if rental and rental.starting:
+        reason += f"; {_STARTING}"
     return Watched(
         name,
         verdict.kind,
-        verdict.reason,
+        reason,
         step,
         machine.id if machine else None,
         machine.provider if machine else "",

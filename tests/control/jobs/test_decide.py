@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fixtures.lab import DEMO
 from torpor.control.jobs.decide import End, JobMachine, Move, Seen, is_over_on, next_move
 from torpor.control.jobs.policy import MOST_LOSSES, is_retried
-from torpor.control.jobs.records import Attempt, Job, Stop
+from torpor.control.jobs.records import Attempt, Job, Node, Stop
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Label, Machine, MachineId, SnapshotId
 
@@ -50,6 +50,14 @@ def on(state: str = "running", *, ours: bool = True, machine: str = "m1") -> See
 
 OPEN, FINE, FAILED = ("", None), ("command ended", 0), ("command ended", 7)
 LOST, STOPPED = ("machine lost", None), ("stopped", None)
+NODE = Node(machine=MachineId("m9"), provider="p:1")
+ENDING = Seen(
+    JobMachine(
+        Machine(MachineId("m1"), "p:1", LABEL, "stopping", None),
+        msgspec.structs.replace(RENTAL, snapshot=SAVE),
+        ours=True,
+    )
+)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +91,21 @@ LOST, STOPPED = ("machine lost", None), ("stopped", None)
         (job(STOPPED), on(), CANCEL, "hibernate"),
         (job(STOPPED), on(), KEEP, "cancelled"),
         (job(STOPPED, final=SAVE), Seen(), CANCEL, End("cancelled", "enough")),
+        (job(nodes=2), Seen(left=True), None, "clear"),  # it may be in another region
+        (job(nodes=2), on(ours=False), None, "failed"),  # its user may work there
+        (job(nodes=2), on(), None, "renew"),
+        (job(nodes=2, others=[NODE]), on(), None, "run"),
+        (job(nodes=3, others=[NODE]), on(), None, "renew"),
+        (job(OPEN, nodes=2, others=[NODE]), on(), None, "run"),
+        (job(OPEN, nodes=2, others=[NODE]), on(machine="m2"), None, "renew"),
+        (job(OPEN, nodes=2, others=[NODE]), on("stopped"), None, "revive"),
+        (job(LOST, nodes=2), on(), None, "renew"),
+        (job(LOST, nodes=2), ENDING, None, "rent"),
+        (job(LOST, nodes=2), Seen(), None, "rent"),
+        (job(*[LOST] * MOST_LOSSES, nodes=2), on(), None, "hibernate"),
+        (job(FAILED, nodes=2), on(), None, "renew"),
+        (job(FINE, nodes=2), on(), None, "hibernate"),
+        (job(STOPPED, nodes=2), on(), CANCEL, "hibernate"),
     ],
 )
 def test_the_next_move(state: Job, seen: Seen, stop: Stop | None, move: Move | str) -> None:
@@ -92,10 +115,13 @@ def test_the_next_move(state: Job, seen: Seen, stop: Stop | None, move: Move | s
 
 ends = st.sampled_from([FINE, FAILED, LOST, STOPPED, ("supervisor lost", None)])
 jobs = st.builds(
-    lambda past, last, final: job(*past, *last, final=final if last != [OPEN] else None),
+    lambda past, last, final, nodes: job(
+        *past, *last, final=final if last != [OPEN] else None, nodes=nodes
+    ),
     st.lists(ends, max_size=5),
     st.sampled_from([[], [OPEN], [FINE], [FAILED], [LOST], [STOPPED]]),
     st.sampled_from([None, SAVE]),
+    st.sampled_from([1, 2]),
 ).filter(lambda made: made.final is None or bool(made.attempts))
 machines = st.builds(
     lambda state, ours, name: on(state, ours=ours, machine=name).machine,
@@ -138,11 +164,14 @@ def test_from_every_state_the_job_comes_to_its_end(
             case "look again" | "clear":
                 seen = Seen()
             case "rent" | "revive":
-                seen = on()
+                others = [NODE] * (state.nodes - 1) if move == "rent" else []
+                state, seen = msgspec.structs.replace(state, others=others), on()
+            case "renew":
+                seen = Seen()
             case "run":
                 end = FINE if stop is None else STOPPED
                 state = msgspec.structs.replace(
-                    state, attempts=[*state.attempts, *job(end).attempts]
+                    state, attempts=[*state.attempts, *job(end).attempts], others=[]
                 )
                 seen = on()
             case "hibernate":

@@ -112,6 +112,10 @@ class Chain:
         said = self.programs().freeze([self.program], str(self.criu), 20.0, lambda: None)
         return next(said)
 
+    def look(self) -> Froze:
+        (found,) = self.agent.call(TryFreezing("", [JOB])).programs
+        return found
+
     def vanish(self) -> None:
         """As a machine that was destroyed: the processes are gone, and the files are elsewhere."""
         folder = JobFolder(self.agent.home, JOB)
@@ -152,7 +156,9 @@ def chain(tmp_path: Path, criu: Path) -> Iterator[Chain]:
 
 
 def test_a_command_goes_on_where_it_was_also_a_second_time(chain: Chain) -> None:
+    assert chain.look() == Froze(JOB)
     assert not chain.start().went_on
+    assert chain.look().bytes > 0
     for _ in range(2):
         assert chain.freeze().bytes > 0
         chain.vanish()
@@ -289,7 +295,8 @@ def test_what_runs_outside_of_the_tree_is_named(chain: Chain) -> None:
     chain.code = "import os\nif os.fork() and os.fork(): pass\nelse: os.setsid()\n" + _CHAIN
     chain.code = _STRAY + _CHAIN
     chain.start()
-    assert "run in the background, outside of its tree" in chain.freeze().why_not
+    assert chain.look().why_not == chain.freeze().why_not
+    assert "run in the background, outside of its tree" in chain.look().why_not
     chain.goes_on()
 
 

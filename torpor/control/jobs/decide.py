@@ -29,7 +29,7 @@ class Seen:
     """What a look shows. ``first``: no other job of the workspace comes before this one.
     ``untouched``: nothing of the job has begun anywhere. ``hidden``: its machine is missing in its
     provider's answer, and its end is not proven. ``left``: what killed wakes of it rented is not
-    proven to have ended."""
+    proven to have ended; asked for a job that is to stop, or that runs on several machines."""
 
     machine: JobMachine | None = None
     first: bool = True
@@ -54,6 +54,7 @@ Step = Literal[
     "keep",  # leave the machine to its user
     "revive",  # start its machine again, wait for it, or end it: its provider does not run it
     "run",  # start the command, or go on with it
+    "renew",  # store the workspace, and end its machine: all nodes are to be rented again
     "hibernate",  # store the workspace, and end its machine
 ]
 Move: TypeAlias = Step | End
@@ -72,9 +73,19 @@ def next_move(job: Job, seen: Seen, stop: Stop | None) -> Move:
         return end_of(job, stop)
     if stop is not None and stop.then == "keep":
         return end_of(job, stop) if is_over_on(job, on.machine) else "keep"
+    if job.nodes > 1 and not on.ours:
+        return End(
+            "failed",
+            f"the workspace is on machine {on.machine.id}, and a job on {job.nodes} nodes begins "
+            "with all of them from one snapshot: hibernate the workspace, then run the job again",
+        )
+    if job.nodes > 1 and on.rental.is_ending(on.machine):
+        return _without_machine(job, seen, stop)
     if on.machine.state != "running":
         return "revive"
-    return "hibernate" if is_over_on(job, on.machine) else "run"
+    if is_over_on(job, on.machine):
+        return "hibernate"
+    return "run" if job.has_nodes_for(on.machine.id) else "renew"
 
 
 def _without_machine(job: Job, seen: Seen, stop: Stop | None) -> Move:
@@ -82,16 +93,22 @@ def _without_machine(job: Job, seen: Seen, stop: Stop | None) -> Move:
         return "look again"
     if job.final is not None:
         return end_of(job, stop)
+    if seen.left:
+        return "clear"
     if stop is not None:
-        return "clear" if seen.left else End(stop.state, stop.why)
+        return End(stop.state, stop.why)
     return hopeless_end(job) if is_hopeless(job) else "rent"
 
 
 def is_over_on(job: Job, machine: Machine) -> bool:
     """Whether nothing is to be started on the machine again: the workspace is to be stored."""
     newest = job.attempts[-1] if job.attempts else None
-    if newest is None or newest.machine != machine.id:
-        return False
+    return newest is not None and newest.machine == machine.id and is_over(job)
+
+
+def is_over(job: Job) -> bool:
+    """Whether the command is not to be started again after its newest attempt."""
+    newest = job.attempts[-1]
     lost = newest.end in ("supervisor lost", "machine lost")
     if newest.end == "stopped" or (lost and is_hopeless(job)):
         return True

@@ -119,9 +119,12 @@ class Driven:
         self.change(state="waiting", attempts=self._job.attempts[:-1])
 
     def change_attempt(self, **changes: Any) -> None:
-        """Change the newest attempt, and write the record."""
+        """Change the newest attempt, and write the record. With its end, no other machines stand
+        ready any more."""
         with self._lock:
-            self._keep(self._job.with_attempt(**changes))
+            others = [] if changes.get("end") else self._job.others
+            changed = self._job.with_attempt(**changes)
+            self._keep(msgspec.structs.replace(changed, others=others))
 
     def see(self, log_offset: int) -> None:
         """The command runs, and its log was shown up to here; the thread writes it."""

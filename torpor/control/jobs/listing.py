@@ -96,7 +96,8 @@ def where(job: Job) -> str:
         return job.rented
     if attempt is None or attempt.end == "machine lost":
         return ""
-    return f"{attempt.machine} at {attempt.provider}"
+    machine = f"{attempt.machine}, the first of {job.nodes}," if job.nodes > 1 else attempt.machine
+    return f"{machine} at {attempt.provider}"
 
 
 def driver(job: Job) -> str:

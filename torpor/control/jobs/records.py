@@ -49,6 +49,14 @@ ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled", "preempte
 End = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
 
 
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """Another machine of a job on several. It holds a copy of a snapshot, and no work of its own:
+    it is never handed over, and may always be ended."""
+
+    machine: MachineId
+    provider: str
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One start of the command on one machine. ``saved``: a newer save was made during it."""
 
@@ -63,7 +71,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None = None
     end: End = ""
     status: int | None = None
-    error: str = ""  # why the command could not be started
+    error: str = ""  # why the command could not be started, or which other machine was lost
     saved: bool = False
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
 
@@ -84,6 +92,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     on_cancel: Literal["hibernate", "keep"] = "hibernate"
     keep_logs: bool = False  # of earlier jobs, in the workspace
     keep_saves: int = 3  # of its own saves, the newest ones
+    nodes: int = 1  # machines at the same time
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
@@ -93,6 +102,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0  # runs in a row that failed
     rented: MachineId | None = None  # the last machine that was rented for it
     stopped: MachineId | None = None  # its machine, since the provider was seen to have stopped it
+    others: list[Node] = []  # those that stand ready for an attempt, or work on it, by their ranks
     attempts: list[Attempt] = []
     saves: int = 0
     kept_saves: list[SnapshotId] = []  # those of its saves that it has not deleted
@@ -133,6 +143,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """The attempt that has not ended."""
         newest = self.attempts[-1] if self.attempts else None
         return newest if newest is not None and not newest.end else None
+
+    def has_nodes_for(self, machine: MachineId) -> bool:
+        """Whether the command may run there: its other machines work on the open attempt, or are
+        ready for a first one."""
+        if self.nodes == 1:
+            return True
+        if self.attempt is not None:
+            return self.attempt.machine == machine
+        return len(self.others) == self.nodes - 1
 
     def with_attempt(self, **changes: Any) -> Job:
         """The job with changes to its newest attempt."""

@@ -38,6 +38,7 @@ class JobReport(Report, frozen=True):
                 "value": "; ".join(_attempt(attempt) for attempt in job.attempts[-20:]),
             },
             {"what": "machines", "value": f"{len(machines)}: {', '.join(machines[-20:])}"},
+            *([{"what": "nodes", "value": f"{job.nodes} at the same time"}] * (job.nodes > 1)),
             {"what": "cost", "value": self.cost},
             {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},
             {"what": "work lost", "value": f"{self.lost_s:.0f} s"},
@@ -48,4 +49,5 @@ def _attempt(attempt: Attempt) -> str:
     began = datetime.fromtimestamp(attempt.began_unix, timezone.utc).strftime("%Y-%m-%d %H:%M")
     status = "" if attempt.status is None else f" with status {attempt.status}"
     kind = "spot" if attempt.spot else "on demand"
-    return f"{attempt.number} ({began} UTC, {kind}): {attempt.end or 'runs'}{status}"
+    lost = f", {attempt.error}" if attempt.end == "machine lost" and attempt.error else ""
+    return f"{attempt.number} ({began} UTC, {kind}): {attempt.end or 'runs'}{status}{lost}"

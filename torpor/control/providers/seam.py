@@ -58,6 +58,9 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     ends_machines: Literal["", "the market", "the machine"] = ""
     """What ends a machine for good after ``Order.lifetime_s``. ``the machine``: its start script,
     once that runs, with the key to itself that the market gives it. Empty: nothing."""
+    private_network: bool = False
+    """Whether machines of one region reach each other, at every port, at the address of their own
+    network interface."""
     images: bool = True  # whether ``Order.image`` can be chosen
     adopts: Literal["", "marked", "by record"] = ""
     """How a machine that its user rented is shown as ours once it was adopted. ``marked``: the

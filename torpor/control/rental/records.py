@@ -85,6 +85,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False  # the market made no machine on which SSH answers
     fetched_bytes: int = 0  # what its wake read from the store
     fetched_s: float = 0.0  # how long that took
+    starting: bool = False  # handed over: the workspace's programs were not started yet
     volumes: tuple[str, ...] = ()  # where its provider was told to mount what outlives it
     adopted: bool = False  # its user rented it, and torpor took it over: it always holds work
     version: int = 0  # counts its writes

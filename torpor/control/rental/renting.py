@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
-import asyncssh
 import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
@@ -28,9 +27,10 @@ from torpor.control.rental.ending import (
     wait_until_shown,
 )
 from torpor.control.rental.greeting import greeting_fault
-from torpor.control.rental.markets import Markets, ask_all, at_home, machines_at, recall
+from torpor.control.rental.markets import ask_all, at_home, machines_at, recall
 from torpor.control.rental.order import host_key_of, order_for
-from torpor.control.rental.records import Rental, Rentals, by_label
+from torpor.control.rental.records import Rental, by_label
+from torpor.control.rental.renter import Renter
 from torpor.control.rental.search import Tried
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.safety import Warrant, never_handed_over
@@ -49,7 +49,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import RESERVED, Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.values import RESERVED, Endpoint, Label, Machine, MachineId
 
 MOST_ATTEMPTS: Final = 12
 RENT_S: Final = 3600.0
@@ -64,31 +64,6 @@ _PAUSE_S: Final = 60.0  # the longest of them
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
 _NEXT_OFFER: Final = (ProviderError, MachineUnreachable)
 _SILENT: Final = (ProviderUnavailable, CreateUncertain)
-
-
-class Told(Protocol):
-    """What wants to know of machines and troubles: a run's log and events."""
-
-    def warn(self, message: str) -> None: ...
-    def created(self, machine: Machine) -> None: ...
-    def handed_over(self, machine: Machine) -> None: ...
-    def ended(self, machine: Machine, reason: str) -> None: ...
-
-
-class Renter(msgspec.Struct, frozen=True):
-    """Who rents, for what: the same for all machines of a run."""
-
-    rentals: Rentals
-    markets: Markets
-    owner: str
-    want: Want
-    identity: asyncssh.SSHKey
-    told: Told
-    project: str = ""
-    job: str = ""
-    afford: Callable[[float], None] = lambda usd_h: None
-    """Called with its price between the record of a rental and the request for its machine: raises
-    BudgetExceeded if the budgets do not allow what is recorded by now."""
 
 
 class Tenancy:
@@ -119,14 +94,23 @@ class Tenancy:
             self._renting.check_unclaimed(self.rental.label)
 
     def hand_over(
-        self, *, alone: bool = False, fetched_bytes: int = 0, fetched_s: float = 0.0
+        self,
+        *,
+        alone: bool = False,
+        fetched_bytes: int = 0,
+        fetched_s: float = 0.0,
+        starting: bool = False,
     ) -> None:
         """From now on only a verified snapshot may end the machine. ``alone``: HandedOver if
         another run has handed over a machine of the workspace since this one began.
-        ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record."""
+        ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record.
+        ``starting``: this run starts the workspace's programs next."""
         if self._renting is not None and self.rental is not None:
             rental = msgspec.structs.replace(
-                self.rental, fetched_bytes=fetched_bytes, fetched_s=fetched_s
+                self.rental,
+                fetched_bytes=fetched_bytes,
+                fetched_s=fetched_s,
+                starting=starting,
             )
             self._renting.hand_over(rental, self.machine, alone=alone)
 
@@ -290,6 +274,7 @@ class Renting:
             provider=machine.provider,
             machine=machine.id,
             seen_unix=time.time(),
+            starting=rental.starting,
             **measured(rental),
         )
         self._by.told.handed_over(machine)
@@ -422,24 +407,24 @@ class Renting:
             return False
         return self._close_lost(*look_for(self._rentals, provider, rental))
 
-    def end_scratch(self, *, before_unix: float | None = None) -> None:
+    def end_scratch(self, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
         """Destroy the machines that killed runs left under this reserved name, at the providers
-        that blocks are for; raise the last failure after trying all."""
+        that blocks are for, but those of the jobs ``spared``; raise the last failure after trying
+        all. What cannot be ended is abandoned: `watch` ends it."""
         fault: TorporError | None = None
-        rentals = self._rentals.open()
+        rentals, _ = self._look()
         here = {provider.identity for provider in self._by.markets.concerned(rentals)}
-        for machine, rental in self.machines():
-            if rental is not None:
-                rentals.remove(rental)
-                rentals.append(msgspec.structs.replace(rental, provider=machine.provider))
         for rental in rentals:
-            young = before_unix is not None and rental.created_unix > before_unix
-            if rental.label in self._ours or young or rental.provider not in here:
+            stays = rental.created_unix > before_unix or rental.job in spared
+            stays = stays or rental.state == "handed over"  # from before the name was reserved
+            if stays or rental.label in self._ours or rental.provider not in here:
                 continue
             try:
                 self.end(rental)
             except TorporError as error:
                 fault = error
+                with suppress(TorporError):
+                    self._rentals.change(rental, state="abandoned", why=str(error)[:500])
         if fault is not None:
             raise fault
 

@@ -20,6 +20,7 @@ import msgspec
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
+from torpor.machine.agent.programs import look_at
 from torpor.machine.checkpoint.tree import why_not
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
@@ -116,6 +117,11 @@ def stop_job(request: StopJob, call: Call) -> JobState:
 
 def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
     """``canary``: the argv of a process that flies it, apart from this one and its threads."""
+    said = _try_freezing(request, canary)
+    return msgspec.structs.replace(said, programs=list(look_at(call.home, request.programs)))
+
+
+def _try_freezing(request: TryFreezing, canary: list[str]) -> Tried:
     if (words := why_not()) or not request.criu:
         return Tried(words)
     try:

@@ -104,17 +104,12 @@ class Programs:
         if kept is not None and _is_frozen(self._home, program):
             return frozen_bytes(Path(program.images))
         let_go_on(self._home, [program])
-        if kept is None or not kept.at_work:
-            if kept is not None and folder.processes(kept):
-                raise CheckpointFailed("it has ended, and left processes in the background")
+        tree = _tree(folder, kept)
+        if kept is None or not tree:
             return 0
-        tree = {kept.command.pid, *descendants(kept.command.pid)}
-        if strays := {*folder.processes(kept)} - tree:
-            raise CheckpointFailed(
-                f"processes {', '.join(map(str, sorted(strays)))} of it run in the background, "
-                "outside of its tree"
-            )
-        self._check_room(tree)
+        if self._folder.is_symlink():
+            raise CheckpointFailed(f"{self._folder} is a link, and no snapshot follows it")
+        _check_room(tree, self._folder.parent)
         images = Path(program.images)
         try:
             size = freeze(criu, *_root_of(kept), images, within_s)
@@ -124,21 +119,27 @@ class Programs:
             raise
         return size
 
-    def _check_room(self, tree: set[int]) -> None:
-        if self._folder.is_symlink():
-            raise CheckpointFailed(f"{self._folder} is a link, and no snapshot follows it")
-        needs, free = resident_bytes(tree), shutil.disk_usage(self._folder.parent).free
-        if needs + _SPARE_BYTES > free:
-            raise CheckpointFailed(
-                f"it holds {needs:,} bytes of memory, and the disk has {free:,} free"
-            )
-
     def _check_kept(self, images: Path) -> None:
         """The snapshot has to hold every one of them."""
         for file in (images.parent, images, *images.iterdir()):
             name = file.relative_to(self._folder.parent)
             if self._excluded is not None and self._excluded(os.fsencode(name)):
                 raise CheckpointFailed(f"the workspace's `exclude` leaves out {name}")
+
+
+def look_at(home: Path, jobs: Sequence[str]) -> Iterator[Froze]:
+    """Yield how much memory each program holds, 0 where it does not run, or why it would not be
+    frozen. None is stopped."""
+    for job in jobs:
+        folder = JobFolder(home, job)
+        try:
+            _, kept = folder.look()
+            tree = _tree(folder, kept)
+            size = _check_room(tree, Path(kept.log).parent) if kept is not None and tree else 0
+        except (TorporError, OSError) as error:
+            yield Froze(job, why_not=str(error))
+        else:
+            yield Froze(job, size)
 
 
 def let_go_on(home: Path, programs: Sequence[Program]) -> list[str]:
@@ -163,6 +164,32 @@ def end_frozen(home: Path, programs: Sequence[Program]) -> None:
         if frozen_bytes(Path(program.images)):
             with suppress(TorporError):
                 _signal(home, program, signal.SIGKILL)
+
+
+def _tree(folder: JobFolder, kept: Kept | None) -> set[int]:
+    """The processes of a program that runs; empty where it does not. CheckpointFailed where not all
+    of them would be frozen."""
+    if kept is None or not kept.at_work:
+        if kept is not None and folder.processes(kept):
+            raise CheckpointFailed("it has ended, and left processes in the background")
+        return set()
+    tree = {kept.command.pid, *descendants(kept.command.pid)}
+    if strays := {*folder.processes(kept)} - tree:
+        raise CheckpointFailed(
+            f"processes {', '.join(map(str, sorted(strays)))} of it run in the background, "
+            "outside of its tree"
+        )
+    return tree
+
+
+def _check_room(tree: set[int], folder: Path) -> int:
+    """How much memory they hold; CheckpointFailed where the disk of the folder has less free."""
+    needs, free = resident_bytes(tree), shutil.disk_usage(folder).free
+    if needs + _SPARE_BYTES > free:
+        raise CheckpointFailed(
+            f"it holds {needs:,} bytes of memory, and the disk has {free:,} free"
+        )
+    return needs
 
 
 def _is_frozen(home: Path, program: Program) -> bool:

@@ -17,8 +17,8 @@ from typing import Final
 
 from torpor.shared.errors import MachineError
 
-OLDEST: Final = (4, 1)
-"""Older ones fail on kernels from 6.13 on."""
+OLDEST: Final = (4, 2)
+"""Older ones dump no network socket on kernels from 6.16 on."""
 _BOTH: Final = (
     "--file-locks",
     "--manage-cgroups=ignore",  # a machine's cgroups are its own

@@ -111,6 +111,7 @@ class Supervisor:
             **request.environment,
             "TORPOR_JOB": request.job,
             "TORPOR_ATTEMPT": str(request.attempt),
+            **_among_nodes(request),
             MARK: str(self._folder.path),
         }
         environment.pop(OWN_MARK, None)
@@ -205,6 +206,18 @@ class Supervisor:
         else:
             raise InvalidInput("this supervisor does not know what it is asked for")
         return Nothing()
+
+
+def _among_nodes(request: StartJob) -> dict[str, str]:
+    """How the command finds those of the other machines; nothing where there are none."""
+    if not request.nodes:
+        return {}
+    return {
+        "TORPOR_NODES": str(len(request.nodes)),
+        "TORPOR_NODE_RANK": str(request.rank),
+        "TORPOR_NODE_IPS": ",".join(request.nodes),
+        "TORPOR_MASTER": request.nodes[0],
+    }
 
 
 def _thawed(request: StartJob) -> tuple[Thawed | None, str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Count, Nothing, Request, Words
-from torpor.shared.wire.snapshot import KnownSnapshot
+from torpor.shared.wire.snapshot import Froze, KnownSnapshot
 
 CRIU: Final = "criu-"
 """The name of CRIU's folder on a machine, among the bundles, begins so."""
@@ -81,7 +81,8 @@ class StartJob(Request[JobState], frozen=True):
     whose logs are removed first, from the folder of ``log``. ``gate``: the workspace whose restore
     the command does not wait for; it waits for each file that it opens. ``images``: a folder into
     which its processes were frozen, and from which they go on, by the CRIU in the folder ``criu``;
-    where they cannot, the command is started afresh. The images are removed then."""
+    where they cannot, the command is started afresh. The images are removed then. ``nodes``: the
+    addresses of all machines of a job on several, by their ranks; this machine's is ``rank``."""
 
     op = "job.start"
     job: str
@@ -96,6 +97,8 @@ class StartJob(Request[JobState], frozen=True):
     gate: str = ""
     images: str = ""
     criu: str = ""
+    nodes: list[str] = msgspec.field(default_factory=list)
+    rank: Count = 0
 
 
 class JobLook(msgspec.Struct, frozen=True):
@@ -129,17 +132,21 @@ class StopJob(Request[JobState], frozen=True):
 
 class Tried(msgspec.Struct, frozen=True):
     """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
-    was, and went on."""
+    was, and went on. ``programs``: how many ``bytes`` of memory each one that was asked for holds,
+    0 where it does not run, or why it would not be frozen."""
 
     why_not: Words = ""
+    programs: list[Froze] = []
 
 
 class TryFreezing(Request[Tried], frozen=True):
     """Freeze a small process tree of torpor's own, and let it go on: the only proof that the
-    machine can do that. ``criu`` as in StartJob; empty: only say what can be said without it."""
+    machine can do that. ``criu`` as in StartJob; empty: only say what can be said without it.
+    ``programs``: the jobs of programs that are looked at, too, and not stopped."""
 
     op = "freeze.try"
     criu: str
+    programs: list[str] = msgspec.field(default_factory=list)
 
 
 class SaveGrant(msgspec.Struct, frozen=True):

@@ -125,6 +125,7 @@ class KubernetesProvider:
         min_disk_gib=0.0,
         billing_s=1.0,
         notice_s=120.0,
+        private_network=True,  # that of pods, unless a NetworkPolicy forbids it
         queue_s=0.0,
     )
 

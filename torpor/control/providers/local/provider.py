@@ -73,6 +73,7 @@ class LocalProvider:
         min_disk_gib=0.0,
         billing_s=1.0,
         notice_s=None,
+        private_network=True,  # the host's own
         images=False,
         tried=True,
     )

@@ -1,0 +1,236 @@
+"""The other machines of a job on several nodes: all but rank 0's, which is the workspace's own.
+
+They are rented under a reserved name and hold a copy of a snapshot, and no work of their own. They
+are never handed over: whoever drives their job may end them at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from contextvars import copy_context
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import msgspec
+
+from flows.procedures.fleet import Fleet, Order
+from flows.procedures.job.log import show_log
+from tasks.jobs import (
+    address_of,
+    nodes_of,
+    secrets_to_hide,
+    start_command,
+    stop_command,
+)
+from tasks.machines import look_for_offers, open_session, renting
+from tasks.restore import pick_snapshot_to_wake
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.log_lines import Lines
+from torpor.control.jobs.records import Job, Node, log_path
+from torpor.control.remote.exchange import Exchange
+from torpor.control.remote.seam import Session
+from torpor.control.rental.search import Offers
+from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable, TorporError
+from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.wire.job import StartJob
+
+UNPROVEN_S: Final = 120.0
+"""How long a node may be missing in its market's answers, without a proof of its end."""
+LOOK_S: Final = 5.0
+LOG_IN_S: Final = 120.0
+"""How long a node may take to answer. Its agent was installed by the restore."""
+TOGETHER: Final = 8
+"""Nodes that are asked at the same time."""
+
+A = TypeVar("A")
+Q = TypeVar("Q")
+
+
+# -- the machines
+
+
+def end_nodes(opened: OpenWorkspace, job: str) -> None:
+    """End every machine of the other nodes of ``job``, and of jobs that are over; raise the last
+    failure after trying all."""
+    open_jobs = [one.id for one in opened.jobs.open() if one.id != job]
+    renting(nodes_of(opened)).end_scratch(spared=open_jobs)
+
+
+def bring_nodes(
+    opened: OpenWorkspace, job: Job, record: Callable[[list[Node]], None]
+) -> tuple[OpenWorkspace, SnapshotId]:
+    """Rent all other machines of the job in one region of one market, and restore the snapshot on
+    each. All of them, or none: after a failure the next region is tried, and the last failure is
+    raised. Those that ``record`` cannot record are ended, too. Returns the workspace, as its own
+    machine is to be rented beside them, and the snapshot."""
+    wanted, opened = pick_snapshot_to_wake(opened, job.newest or "")
+    able = [one for one in opened.providers if one.abilities.private_network]
+    opened = replace(opened, providers=tuple(able))
+    failure: TorporError | None = None
+    for there, offers in _regions(opened, job.nodes):
+        order = Order(job.nodes - 1, 0, [], True)
+        try:
+            with renting(nodes_of(there)) as held:  # ends all of them after an error
+                exchange = Exchange("never", order.total)
+                fleet = Fleet(there, wanted, held, offers, order, exchange, together=True)
+                fleet.bring([])
+                ready, at = fleet.ready, there.providers[0].identity
+                record([Node(machine=machine, provider=at) for machine in ready])
+                for rental in nodes_of(there).rentals.open():
+                    if rental.machine in ready:
+                        held.leave(rental)
+        except (CreateFailed, MachineUnreachable) as error:
+            runner().log.warning("%d nodes did not start together: %s", job.nodes, error)
+            failure = error
+        else:
+            return there, wanted.snapshot
+    raise failure or AssertionError("no region without an offer is tried")
+
+
+def _regions(opened: OpenWorkspace, count: int) -> Iterator[tuple[OpenWorkspace, Offers]]:
+    """Each region of each market with its offers, the one with the best offer first."""
+    offers = look_for_offers(opened, count)
+    for provider, region in dict.fromkeys((one.provider, one.region) for one in offers.fitting):
+        here = [one for one in offers.fitting if (one.provider, one.region) == (provider, region)]
+        want = opened.spec.want
+        want = msgspec.structs.replace(want, regions=[region] if region else want.regions)
+        there = replace(
+            opened,
+            spec=msgspec.structs.replace(opened.spec, want=want),
+            providers=(opened.markets.of(provider),),
+            others=lambda: opened.markets.every(),
+        )
+        yield there, Offers(here, [])
+
+
+# -- their commands
+
+
+class _Other:
+    """One node, as this run is logged in to it."""
+
+    def __init__(self, rank: int, machine: Machine, session: Session, lines: Lines) -> None:
+        self.rank = rank
+        self.machine = machine
+        self.session = session
+        self.lines = lines
+        self.offset = 0
+
+
+class OtherNodes:
+    """The commands of ranks 1 to N-1, in one attempt; a job on one machine has none. As a context:
+    logs out at the end. Each method raises MachineError for a node that is lost, AgentLost where it
+    may be."""
+
+    def __init__(self, opened: OpenWorkspace, job: Job) -> None:
+        self._opened = opened
+        self._job = job
+        self._others: list[_Other] = []
+        self._left = ExitStack()
+        self.noticed = False  # whether a market has said that it takes one of them
+
+    def __enter__(self) -> OtherNodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
+
+    def __bool__(self) -> bool:
+        return bool(self._job.others)
+
+    def log_in(self) -> None:
+        """Connect to each."""
+        if not self:
+            return
+        log, secrets = log_path(self._opened.spec, self._job.id), secrets_to_hide(self._job)
+
+        def log_in(asked: tuple[int, Node]) -> _Other:
+            rank, node = asked
+            machine = self._find(rank, node)
+            session = self._left.enter_context(open_session(self._opened, machine, LOG_IN_S))
+            return _Other(rank, machine, session, Lines(log, secrets))
+
+        self._others = self._each(log_in, [*enumerate(self._job.others, 1)])
+
+    def _find(self, rank: int, node: Node) -> Machine:
+        """Its market may not show it for a while."""
+        give_up = time.monotonic() + UNPROVEN_S
+        market = self._opened.markets.of(node.provider)
+        while True:
+            found = market.find(node.machine)
+            if isinstance(found, Machine) and found.state in ("running", "starting"):
+                return found
+            why = f"it is {found.state}" if isinstance(found, Machine) else found.proof
+            if why or time.monotonic() >= give_up:
+                raise MachineError(
+                    f"node {rank}, machine {node.machine} at {node.provider}, is lost: "
+                    f"{why or 'its market does not show it'}"
+                )
+            time.sleep(LOOK_S)
+
+    def addresses(self, session: Session) -> list[str]:
+        """By which the nodes reach each other, by their ranks; ``session``: rank 0's. Empty for a
+        job on one machine."""
+        if not self:
+            return []
+        return [address_of(session), *self._each(lambda one: address_of(one.session), self._others)]
+
+    def start(self, request: StartJob) -> None:
+        """Start the command on each, unless this attempt was started before."""
+
+        def start(one: _Other) -> None:
+            asked = msgspec.structs.replace(request, rank=one.rank)
+            one.offset = start_command(one.session, asked).log_from
+
+        self._each(start, self._others)
+
+    def look(self) -> str:
+        """Show what is new in their logs. Returns how one has failed; empty where none has."""
+        failures = self._each(self._look_at, self._others)
+        return next((failure for failure in failures if failure), "")
+
+    def stop(self) -> None:
+        """End their commands. One that cannot be reached ends with its machine."""
+
+        def stop(one: _Other) -> None:
+            try:
+                stop_command.function(one.session, self._job.id)
+            except MachineError as error:
+                runner().log.warning("node %d was not stopped: %s", one.rank, error)
+
+        self._each(stop, self._others)
+
+    def close_if(self, gone: Callable[[Machine], bool]) -> None:
+        """Close the sessions of machines that are gone: their calls would wait for the line."""
+        for one in self._others:
+            if gone(one.machine):
+                one.session.close()
+
+    def _look_at(self, one: _Other) -> str:
+        look = show_log(one.session, self._job.id, one.offset, one.lines, f"node {one.rank}: ")
+        one.offset = look.offset
+        self.noticed = self.noticed or look.state.notice is not None
+        state = look.state
+        if state.state in ("lost", "none"):
+            raise MachineError(f"node {one.rank} lost its supervisor")
+        if state.state == "running" or state.status == 0:
+            return ""
+        error = state.error or f"the command ended with status {state.status}"
+        return f"on node {one.rank}, {error}"
+
+    def _each(self, ask: Callable[[Q], A], of: Sequence[Q]) -> list[A]:
+        if not of:
+            return []
+        with ThreadPoolExecutor(TOGETHER, thread_name_prefix="node") as threads:
+            futures = [threads.submit(copy_context().run, ask, question) for question in of]
+            try:
+                return [future.result() for future in futures]
+            except Exception:
+                raise
+            except BaseException:  # somebody ends this process: no call may hold that up
+                self.close_if(lambda machine: True)
+                raise

@@ -1,0 +1,38 @@
+"""Who rents, and what hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import asyncssh
+import msgspec
+
+from torpor.control.rental.markets import Markets
+from torpor.control.rental.records import Rentals
+from torpor.shared.values import Machine, Want
+
+
+class Told(Protocol):
+    """What wants to know of machines and troubles: a run's log and events."""
+
+    def warn(self, message: str) -> None: ...
+    def created(self, machine: Machine) -> None: ...
+    def handed_over(self, machine: Machine) -> None: ...
+    def ended(self, machine: Machine, reason: str) -> None: ...
+
+
+class Renter(msgspec.Struct, frozen=True):
+    """Who rents, for what: the same for all machines of a run."""
+
+    rentals: Rentals
+    markets: Markets
+    owner: str
+    want: Want
+    identity: asyncssh.SSHKey
+    told: Told
+    project: str = ""
+    job: str = ""
+    afford: Callable[[float], None] = lambda usd_h: None
+    """Called with its price between the record of a rental and the request for its machine: raises
+    BudgetExceeded if the budgets do not allow what is recorded by now."""
