@@ -137,7 +137,7 @@ gpu: setup $(VENV)/.weights
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
 		-c constraints.txt -r pyproject.toml --extra gpu
 	$(BIN)/python -m tests.gpu_kernels.suite
-	$(BIN)/python -m tests.machine.checkpoint.gpu
+	$(BIN)/python -m benchmarks.frozen_gpu
 	$(BIN)/python -m benchmarks.codecs_gpu
 
 bench: packages-bench setup $(VENV)/.weights
