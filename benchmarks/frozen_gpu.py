@@ -109,6 +109,7 @@ def _hold(place: Path, gib: float) -> dict[str, float]:
     finally:
         os.kill(first or root, signal.SIGKILL)
         os.waitpid(first or root, 0)
+    print(f"{gib} GiB: {seen}", file=sys.stderr)
     return seen
 
 
