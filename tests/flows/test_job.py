@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.sshd import argv_of
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import background, until
 from tests.fixtures.world import WORKSPACE, World, kill
 from tests.jobs import training
 from torpor.control.jobs import driven_job, records
@@ -100,30 +100,10 @@ def _failed(ground: Ground, command: list[str], **options: Any) -> Job:
     return ended
 
 
-@contextmanager
 def _running(
     ground: Ground, command: list[str], **options: Any
-) -> Iterator[Callable[[], JobReport]]:
-    """The job in a thread; what is yielded waits for its end."""
-    told: list[JobReport | BaseException] = []
-
-    def run() -> None:
-        try:
-            told.append(_run(ground, command, **options))
-        except BaseException as error:  # noqa: BLE001 - raised below
-            told.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def ended() -> JobReport:
-        until(lambda: told, "the job has ended")
-        if isinstance(told[0], BaseException):
-            raise told[0]
-        return told[0]
-
-    yield ended
-    thread.join()
+) -> AbstractContextManager[Callable[[], JobReport]]:
+    return background(lambda: _run(ground, command, **options))
 
 
 def _open(ground: Ground) -> Job:

@@ -4,10 +4,9 @@ memory."""
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.supervised import end_all_of
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import background, until
 from tests.fixtures.world import World, kill
 from tests.jobs import two_nodes
 from torpor.control.jobs.driven_job import Driven
@@ -74,30 +73,10 @@ def _run(ground: Ground, command: list[str], count: int = 2, **options: Any) -> 
     return report
 
 
-@contextmanager
 def _running(
     ground: Ground, command: list[str], **options: Any
-) -> Iterator[Callable[[], JobReport]]:
-    """The job in a thread; what is yielded waits for its end."""
-    told: list[JobReport | BaseException] = []
-
-    def run() -> None:
-        try:
-            told.append(_run(ground, command, **options))
-        except BaseException as error:  # noqa: BLE001 - raised below
-            told.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def ended() -> JobReport:
-        until(lambda: told, "the job has ended")
-        if isinstance(told[0], BaseException):
-            raise told[0]
-        return told[0]
-
-    yield ended
-    thread.join()
+) -> AbstractContextManager[Callable[[], JobReport]]:
+    return background(lambda: _run(ground, command, **options))
 
 
 def _open(ground: Ground) -> Job:
