@@ -22,7 +22,7 @@ from tests.fixtures.waiting import until
 from tests.markets.every import FAKES, Markets, block_of
 from torpor.control.providers.offers import misfit
 from torpor.control.remote.ssh import Identity
-from torpor.control.rental.adoption import AdoptReport
+from torpor.control.rental.adoption import AdoptReport, provider_of
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.errors import (
@@ -274,6 +274,15 @@ def test_a_market_that_states_no_price_wants_one(
     mine = Mine("hostkey", markets, rented_workspace)
     with pytest.raises(InvalidInput, match="--price"):
         mine.adopt(price_usd_h=0.0)
+
+
+@pytest.mark.parametrize("name", sorted(FAKES.keys() - set(NAMES)))
+def test_a_market_whose_machines_are_not_adopted_says_why(name: str, markets: Markets) -> None:
+    provider = markets.provider(name)
+    market = provider.identity.partition(":")[0]
+    with pytest.raises(InvalidInput, match="can be adopted: ") as told:
+        provider_of(f"{market}:1", [], [provider], [provider])
+    assert "its adapter cannot" not in str(told.value)
 
 
 def new_host_key() -> str:

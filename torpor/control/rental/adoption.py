@@ -16,6 +16,8 @@ from torpor.shared.values import Machine, MachineId
 _NEVER: Final = {
     "tensordock": "its API changes neither the name nor a label of a machine that exists, so "
     "nothing there would say that the machine is torpor's",
+    "azure": "an end there deletes a whole resource group, and a machine that torpor did not make "
+    "shares its group with what its user keeps",
     "kubernetes": "its machines are pods of Jobs that torpor writes itself, and whoever made "
     "another pod may make it again, or end it with all that it holds",
     "local": "its machines are folders of this host that torpor made. For a host of your own, use "
