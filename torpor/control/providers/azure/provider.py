@@ -148,6 +148,8 @@ class AzureProvider:
         # and delete none, and a machine needs rights over its group to delete itself.
         notice_s=30.0,
         notices=(NoticeSource("azure", METADATA_URL),),
+        not_adopted="an end there deletes a whole resource group, and a machine that torpor did "
+        "not make shares its group with what its user keeps",
     )
 
     def __init__(
