@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.standing_by import stand_by
 from tests.fixtures.driver import hurried
 from tests.fixtures.kill_points import killed_in_a_child
-from tests.fixtures.metadata import ACTION, PREEMPTED, Metadata
+from tests.fixtures.metadata import ACTION, EVENTS, PREEMPTED, Metadata
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.short_agent import copy_agent, installing
 from tests.fixtures.stores import Server
@@ -58,18 +59,21 @@ def _hurried(short_agent: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
-def noticed(seaweed: Server, request: pytest.FixtureRequest) -> Iterator[World]:
-    """A world whose market has a metadata service."""
-    with make_world(seaweed, sealed=request.param) as made:
-        yield made
+@pytest.fixture(params=[("gcp", False), ("azure", True)], ids=["gcp plain", "azure sealed"])
+def noticed(
+    seaweed: Server, metadata: Metadata, request: pytest.FixtureRequest
+) -> Iterator[tuple[World, str]]:
+    """A world whose market has a metadata service, and the market."""
+    market, sealed = request.param
+    with make_world(seaweed, sealed=sealed) as made:
+        made.access = msgspec.structs.replace(made.access, notices=[metadata.source(market)])
+        yield made, market
 
 
 def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from_that(
-    noticed: World, metadata: Metadata
+    noticed: tuple[World, str], metadata: Metadata
 ) -> None:
-    world = noticed
-    world.access = msgspec.structs.replace(world.access, notices=[metadata.source("gcp")])
+    world, market = noticed
     machine = world.rent().id
     place = world.workspace(machine)
     place.mkdir()
@@ -85,11 +89,11 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     until(lambda: _step(place) > reached + 3, "the command goes on")
     noticed_at = _step(place)
     (place / "checkpoint.bin").write_bytes(os.urandom(5 * MIB))
-    metadata.says[PREEMPTED] = b"TRUE"
+    taken_unix = _take(metadata, market)
     state = until(lambda: _after_save(world, machine, left.id), "the machine has saved itself")
     assert state.save_error == ""
-    assert state.notice is not None and state.notice.kind == "gcp"
-    assert state.saved is not None
+    assert state.notice is not None and state.notice.kind == market
+    assert state.saved is not None and state.saved.made_unix < taken_unix
     own = state.saved.snapshot
     checkpoint = (place / "checkpoint.bin").read_bytes()
     _assert_hidden(world, machine)
@@ -99,7 +103,7 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     manifest = check_whole(world.direct, find_snapshot(world.direct, WORKSPACE, own), world.seal)
     assert (manifest.parent, manifest.statistics["own_save"]) == (basis, 1)
 
-    metadata.says[PREEMPTED] = b"FALSE"
+    metadata.says.clear()
     until(lambda: not _jobs(world).open()[0].driven, "its driver counts as gone")
     report = _run(world, [], job=left.id)
     assert report.job.state == "succeeded"
@@ -189,6 +193,19 @@ def test_an_agent_that_holds_the_workspace_is_ended_when_time_is_short(
     log = (world.home(machine.id) / ".torpor/agent.log").read_text()
     assert "a run holds workspace demo: the agent gets SIGTERM" in log
     assert ("the agent gets SIGKILL" in log) == hung
+
+
+def _take(metadata: Metadata, market: str) -> float:
+    """Say that the market takes the machine in 30 s; when that is."""
+    taken_unix = time.time() + 30
+    if market == "gcp":
+        metadata.says[PREEMPTED] = b"TRUE"
+    else:
+        event = {"EventId": "1", "EventType": "Preempt"}
+        metadata.say(
+            EVENTS, {"Events": [{**event, "NotBefore": formatdate(taken_unix, usegmt=True)}]}
+        )
+    return taken_unix
 
 
 def _run(world: World, command: list[str], **options: Any) -> JobReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from tests.fixtures.waiting import until
 from tests.markets.every import FAKES, Markets, block_of
 from torpor.control.providers.offers import misfit
 from torpor.control.remote.ssh import Identity
-from torpor.control.rental.adoption import AdoptReport
+from torpor.control.rental.adoption import AdoptReport, provider_of
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.errors import (
@@ -274,6 +275,15 @@ def test_a_market_that_states_no_price_wants_one(
     mine = Mine("hostkey", markets, rented_workspace)
     with pytest.raises(InvalidInput, match="--price"):
         mine.adopt(price_usd_h=0.0)
+
+
+@pytest.mark.parametrize("name", sorted(FAKES.keys() - set(NAMES)))
+def test_a_market_whose_machines_are_not_adopted_says_why(name: str, markets: Markets) -> None:
+    provider = markets.provider(name)
+    market = provider.identity.partition(":")[0]
+    why = f"no machine of {provider.identity} can be adopted: {provider.abilities.not_adopted}"
+    with pytest.raises(InvalidInput, match=re.escape(why)):
+        provider_of(f"{market}:1", [], [provider], [provider])
 
 
 def new_host_key() -> str:

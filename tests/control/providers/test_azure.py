@@ -131,7 +131,7 @@ class TestAzure(MarketContract):
 
     # -- lost, late and missing answers
 
-    @pytest.mark.parametrize("skip", range(8))
+    @pytest.mark.parametrize("skip", range(9))
     @pytest.mark.parametrize("kind", ["lost", "error after", "unavailable"])
     def test_a_lost_answer_before_the_machine_is_asked_for_changes_nothing(
         self, shop: Shop, kind: str, skip: int
@@ -139,6 +139,7 @@ class TestAzure(MarketContract):
         """Of each request: group, network and operations have names."""
         shop.arm(kind, "account", skip=skip)
         made = shop.create()
+        assert len(shop.slept) == 1, "the fault has happened, and one request was repeated"
         assert [machine.id for machine in shop.plain.list_own()] == [made.id]
         assert len(shop.market.rented) == len(shop.fake.groups) == 1
 
@@ -148,7 +149,12 @@ class TestAzure(MarketContract):
         shop.arm(kind, "destroy")
         shop.destroy(machine)
         assert shop.find(machine).proof
-        assert shop.market.alive() == []
+        shop.arm("no capacity", "create")
+        shop.arm(kind, "destroy")
+        with pytest.raises(NoCapacity):
+            shop.create(disk_gib=21)
+        assert len(shop.slept) == 2, "both deletes were repeated"
+        assert shop.fake.groups == {}, "the failed machine is deleted, too"
 
     def test_a_group_that_azure_does_not_know_everywhere_yet_is_asked_for_again(
         self, shop: Shop

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final
 
+import httpx
 import msgspec
 
 from torpor.control.providers.market_client import MarketClient, Refusal
 
 _LEAD_S: Final = 60.0  # a token that ends sooner is renewed
-
-_Shape = TypeVar("_Shape")
 
 
 class _Token(msgspec.Struct):
@@ -22,8 +20,8 @@ class _Token(msgspec.Struct):
 
 
 class CredentialsClient(MarketClient):
-    """Buys a token at ``token_path`` and shows it with each request. All paths begin ``below``.
-    Thread-safe. Neither the secret nor a token is in a message or a repr."""
+    """Buys a token at ``token_path`` and shows it with each request. Thread-safe. Neither the
+    secret nor a token is in a message or a repr."""
 
     def __init__(
         self,
@@ -32,8 +30,6 @@ class CredentialsClient(MarketClient):
         client_id: str,
         secret: str,
         token_path: str,
-        *,
-        below: str = "",
         **options: Any,
     ) -> None:
         """``options`` are those of ``MarketClient``."""
@@ -41,7 +37,7 @@ class CredentialsClient(MarketClient):
         super().__init__(market, url, key, bearer=False, **options)
         alike = {name: options[name] for name in ("timeout", "transport") if name in options}
         self._login = MarketClient(market, url, key, bearer=False, quotes=False, **alike)
-        self._below, self._token_path = below, below + token_path
+        self._token_path = token_path
         self._asked = {
             "grant_type": "client_credentials",
             "client_id": client_id,
@@ -61,18 +57,10 @@ class CredentialsClient(MarketClient):
                 self._ends_s = time.monotonic() + answer.expires_in - _LEAD_S
             return f"Bearer {self._token}"
 
-    def _once(
-        self,
-        effect: Literal["repeat", "once"],
-        method: str,
-        path: str,
-        shape: type[_Shape],
-        params: Mapping[str, str] | None,
-        body: Any,
-    ) -> _Shape | Refusal:
+    def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
         for renew in (False, True):  # a token may have been revoked
-            self._http.headers["Authorization"] = self._bearer(renew)
-            answer = super()._once(effect, method, self._below + path, shape, params, body)
-            if not isinstance(answer, Refusal) or answer.status != 401:
+            login = {"Authorization": self._bearer(renew)}
+            answer = super()._exchanged(method, path, headers=login, **sent)
+            if answer.status_code != 401:
                 break
         return answer

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
 import httpx
 import msgspec
@@ -144,22 +144,14 @@ class _Client(MarketClient):
         self._lock, self._launches = threading.Lock(), threading.Lock()
         self._next_s = self._next_launch_s = clock()
 
-    def _once(
-        self,
-        effect: Literal["repeat", "once"],
-        method: str,
-        path: str,
-        shape: type[_Shape],
-        params: Mapping[str, str] | None,
-        body: Any,
-    ) -> _Shape | Refusal:
+    def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
         if path == _LAUNCH:
             with self._launches:  # one waits for the other; other requests wait for none
                 self._sleep_until(self._next_launch_s)
                 self._next_launch_s = self._take_turn() + _LAUNCH_EVERY_S
         else:
             self._take_turn()
-        return super()._once(effect, method, path, shape, params, body)
+        return super()._exchanged(method, path, **sent)
 
     def _take_turn(self) -> float:
         """Wait until a request may be sent; when that is."""

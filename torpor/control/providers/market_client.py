@@ -104,7 +104,9 @@ class MarketClient:
     """Asks ``url``, with ``key`` in the header where ``bearer``. Thread-safe. The key is in no
     message and no repr. ``refusal_in`` finds the refusal in a body that came with 2xx.
     ``denies``, ``is_gone``: whether one is about the key or the account, or says that nothing is
-    there. ``decides``: whether it is the market's own word, where it refuses with 5xx, too."""
+    there. ``throttles``: whether it was not carried out, for there were too many requests.
+    ``decides``: whether it is the market's own word, where it refuses with 5xx, too. Another login
+    than the key, or a pace, is the subclass's ``_exchanged``."""
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class MarketClient:
         refusal_in: Callable[[Any], Refusal | None] = lambda body: None,
         denies: Callable[[Refusal], bool] = is_denied,
         is_gone: Callable[[Refusal], bool] = lambda refusal: refusal.status == 404,
+        throttles: Callable[[Refusal], bool] = lambda refusal: refusal.status == 429,
         decides: Callable[[Refusal], bool] = is_decided,
         lines: bool = False,
         unquoted: Container[str] = (),
@@ -140,7 +143,8 @@ class MarketClient:
         self._refusal_in = refusal_in
         self.denies = denies
         self.is_gone = is_gone
-        self._decides, self._lines, self._unquoted = decides, lines, unquoted
+        self._throttles, self._decides = throttles, decides
+        self._lines, self._unquoted = lines, unquoted
         login = {"Authorization": f"Bearer {key}"} if bearer else {}
         self._http = httpx.Client(
             base_url=url,
@@ -295,9 +299,11 @@ class MarketClient:
             else Refusal(answer.status_code, text, decoded)
         )
         if refusal is not None:
-            if refusal.status == 429:
+            if self._throttles(refusal):
                 retry_after_s = _seconds(answer.headers.get("Retry-After"))
-                raise self._unavailable("asks for fewer requests (429)", doing, retry_after_s)
+                raise self._unavailable(
+                    f"asks for fewer requests ({refusal})", doing, retry_after_s
+                )
             if not self._decides(refusal):
                 raise self._lost(effect, str(refusal), doing)
             return refusal
@@ -310,6 +316,7 @@ class MarketClient:
             raise self.unexpected(f"{cause} in {text}", doing) from cause
 
     def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        """Send one request, once; ``sent`` is for httpx."""
         observer = self._observer
         if observer is None:
             return self._http.request(method, path, **sent)

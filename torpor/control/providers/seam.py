@@ -66,6 +66,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """How a machine that its user rented is shown as ours once it was adopted. ``marked``: the
     market keeps our label. ``by record``: the market cannot be told, so each run calls
     ``Adopts.mark`` with what the records say. Empty: it cannot be adopted."""
+    not_adopted: str = "its adapter cannot mark a machine"
+    """Why not, where it cannot be adopted: the end of a message."""
     many_owners: bool = False
     """Whether hosts may be of owners for whom the market does not vouch: what a machine has made
     is used by its own workspace alone."""

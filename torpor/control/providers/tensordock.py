@@ -171,6 +171,8 @@ class TensorDockProvider:
         min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
         billing_s=60.0,
         notice_s=None,
+        not_adopted="its API changes neither the name nor a label of a machine that exists, so "
+        "nothing there would say that the machine is torpor's",
         many_owners=True,
     )
 

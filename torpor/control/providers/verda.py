@@ -126,9 +126,9 @@ class VerdaProvider:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = CredentialsClient(
-            "verda", url, client_id, client_secret, "/oauth2/token", below="/v1", identity=account,
+            "verda", f"{url}/v1", client_id, client_secret, "/oauth2/token", identity=account,
             timeout=timeout, sleep=sleep, lines=True, denies=_denies, is_gone=_is_gone,
-            decides=_decides, unquoted={f"/v1{_SCRIPTS}"},
+            decides=_decides, unquoted={_SCRIPTS},
         )  # fmt: skip
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self._ssh_port, self._adopted = ssh_port, Adopted()

@@ -13,15 +13,6 @@ from torpor.control.reports import Row, WorkspaceReport
 from torpor.shared.errors import InvalidInput, NotOurs, TorporError, UnsafeDestroy, WorkspaceAwake
 from torpor.shared.values import Machine, MachineId
 
-_NEVER: Final = {
-    "tensordock": "its API changes neither the name nor a label of a machine that exists, so "
-    "nothing there would say that the machine is torpor's",
-    "kubernetes": "its machines are pods of Jobs that torpor writes itself, and whoever made "
-    "another pod may make it again, or end it with all that it holds",
-    "local": "its machines are folders of this host that torpor made. For a host of your own, use "
-    "`torpor hibernate --machine user@host --keep`",
-}
-
 
 class AdoptReport(WorkspaceReport, frozen=True):
     """A machine that may be adopted, was adopted, or was given up. ``host_key``: the only one that
@@ -98,9 +89,8 @@ def provider_of(
             f"({there or 'none'}): name its block, as in vast-provider/mine:{machine}"
         )
     (provider,) = accounts.values()
-    market = provider.identity.partition(":")[0]
     if not provider.abilities.adopts or not isinstance(provider, Adopts):
-        why = _NEVER.get(market, "its adapter cannot mark a machine")
+        why = provider.abilities.not_adopted
         raise InvalidInput(f"no machine of {provider.identity} can be adopted: {why}")
     return provider, MachineId(machine)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -248,25 +248,13 @@ class AzureClient(MarketClient):
             remedy = "Run az provider register --namespace, with the namespace that Azure names"
         return ProviderDenied(f"{self.identity} refused to {doing}: {fault}. {remedy}")
 
-    def _once(
-        self,
-        effect: Literal["repeat", "once"],
-        method: str,
-        path: str,
-        shape: type[_Shape],
-        params: Mapping[str, str] | None,
-        body: Any,
-    ) -> _Shape | Refusal:
-        self._http.headers["Authorization"] = f"Bearer {self._login.token()}"
-        answer = super()._once(effect, method, path, shape, params, body)
-        # One of Azure's regions may not know yet what another one made (terraform #18268).
-        if method == "PUT" and isinstance(answer, Refusal) and fault_of(answer).code == NO_GROUP:
-            raise self._unavailable(f"does not know the group: {answer}", f"{method} {path}")
-        return answer
-
     def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
-        answer = super()._exchanged(method, path, **sent)
+        login = {"Authorization": f"Bearer {self._login.token()}"}
+        answer = super()._exchanged(method, path, headers=login, **sent)
         if method == "PUT":
+            # One of Azure's regions may not know yet what another one made (terraform #18268).
+            if answer.status_code == 404 and NO_GROUP in answer.text:
+                raise self._unavailable("does not know the group yet", f"PUT {path}")
             self._began[path] = answer.headers.get("Azure-AsyncOperation", "")
         return answer
 

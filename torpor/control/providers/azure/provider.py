@@ -144,8 +144,12 @@ class AzureProvider:
         stopped_usd_gib_month=None,  # by size, and by region
         min_disk_gib=0.0,
         billing_s=60.0,
+        # ends_machines stays empty: Azure's schedules (DevTestLab, ComputeSchedule) stop a machine
+        # and delete none, and a machine needs rights over its group to delete itself.
         notice_s=30.0,
         notices=(NoticeSource("azure", METADATA_URL),),
+        not_adopted="an end there deletes a whole resource group, and a machine that torpor did "
+        "not make shares its group with what its user keeps",
     )
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import httpx
@@ -32,6 +32,7 @@ _POLLS: Final = 30  # of an operation: a create that GCP refuses says so within 
 _POLL_S: Final = 2.0
 _EMPTY: Final = "NO_RESULTS_ON_PAGE"
 _THROTTLED: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+"""Google says it with 403, too."""
 _PERMISSION: Final = re.compile(r"'([a-z]+\.[\w.]+)' permission")
 
 _Shape = TypeVar("_Shape")
@@ -158,8 +159,16 @@ class GcpClient(MarketClient):
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__("gcp", url, "", timeout=timeout, sleep=sleep)
-        self.identity = f"gcp://{project}"
+        super().__init__(
+            "gcp",
+            url,
+            "",
+            identity=f"gcp://{project}",
+            bearer=False,
+            timeout=timeout,
+            sleep=sleep,
+            throttles=_throttles,
+        )
         self.project = project
         self._login, self._pause = login, sleep
 
@@ -243,21 +252,10 @@ class GcpClient(MarketClient):
         absent."""
         return self._unavailable(f"listed {path} without {what}", f"GET {path}")
 
-    def _once(
-        self,
-        effect: Literal["repeat", "once"],
-        method: str,
-        path: str,
-        shape: type[_Shape],
-        params: Mapping[str, str] | None,
-        body: Any,
-    ) -> _Shape | Refusal:
-        self._http.headers["Authorization"] = f"Bearer {self._login.token()}"
+    def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
         whole = path if path.startswith(_API) else f"{_API}/{self.project}{path}"
-        answer = super()._once(effect, method, whole, shape, params, body)
-        if isinstance(answer, Refusal) and fault_of(answer).code in _THROTTLED:
-            raise self._unavailable(f"asks for fewer requests ({answer})", f"{method} {path}")
-        return answer
+        login = {"Authorization": f"Bearer {self._login.token()}"}
+        return super()._exchanged(method, whole, headers=login, **sent)
 
 
 def of_project(project: str, path: str) -> str:
@@ -274,6 +272,11 @@ def fault_of(refusal: Refusal) -> Fault:
     first = listed[0] if isinstance(listed, list) and listed else {}
     reason = first.get("reason") if isinstance(first, dict) else None
     return Fault(str(reason or error.get("status") or refusal.status), str(error.get("message")))
+
+
+def _throttles(refusal: Refusal) -> bool:
+    slower = refusal.status == 403 and fault_of(refusal).code in _THROTTLED
+    return slower or refusal.status == 429
 
 
 def denied(identity: str, account: str, fault: Fault, doing: str) -> ProviderDenied:

@@ -127,6 +127,8 @@ class KubernetesProvider:
         notice_s=120.0,
         private_network=True,  # that of pods, unless a NetworkPolicy forbids it
         queue_s=0.0,
+        not_adopted="its machines are pods of Jobs that torpor writes itself, and whoever made "
+        "another pod may make it again, or end it with all that it holds",
     )
 
     def __init__(

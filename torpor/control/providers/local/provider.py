@@ -75,6 +75,8 @@ class LocalProvider:
         notice_s=None,
         private_network=True,  # the host's own
         images=False,
+        not_adopted="its machines are folders of this host that torpor made. For a host of your "
+        "own, use `torpor hibernate --machine user@host --keep`",
         tried=True,
     )
 
