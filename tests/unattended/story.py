@@ -30,7 +30,8 @@ from torpor.control.remote.probe import DEFAULT_HOME
 from torpor.control.safety import never_handed_over
 from torpor.machine.sampler.ring import RING
 
-EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 60}
+EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 120}
+"""A round of backups is six runs, one for each machine and one that starts them: 60 s of CPU."""
 KEEP_LAST: Final = 2
 STEPS: Final = 100
 VISIT: Final = f"until [ -e {DEFAULT_HOME}/{RING} ]; do sleep 1; done; sleep 60"
