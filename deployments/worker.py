@@ -55,6 +55,9 @@ def start(installation: Installation, server: Server, pools: Sequence[Pool] = PO
     outlived their worker go on, whatever happens."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
+        # So a server says that its database is away. Runs ask again for a minute, as where it says
+        # 503 or is away itself.
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
     }

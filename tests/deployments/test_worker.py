@@ -5,8 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
+from prefect.client import base
+from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
 
 from deployments import worker
 from deployments.installation import Installation
@@ -63,6 +68,28 @@ def test_a_worker_that_does_not_start_ends_no_flow_run(
         worker.start(made, SERVER, [POOL])
     assert is_alive(run)
     assert not worker.works(made)  # nothing is left of the worker that did not start
+
+
+def test_a_run_asks_again_where_the_database_of_its_server_is_away(
+    made: Installation, launched: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str] = {}
+
+    def launch_worker(*arguments: Any) -> ProcessRecord:
+        given.update(arguments[-1])
+        return launched(STARTS, "start")
+
+    monkeypatch.setattr(worker, "launch", launch_worker)
+    assert worker.start(made, SERVER, [POOL])
+    answers = iter([500, 500, 200])
+    monkeypatch.setattr(base, "time", SimpleNamespace(sleep=lambda _: None))
+    codes = PREFECT_CLIENT_RETRY_EXTRA_CODES
+    away = httpx.MockTransport(lambda _: httpx.Response(next(answers)))
+    with (
+        temporary_settings({codes: given[codes.name]}),
+        base.PrefectHttpxSyncClient(transport=away) as client,
+    ):
+        assert client.get("http://127.0.0.1:9/api/health").status_code == 200
 
 
 def test_a_worker_of_another_server_is_replaced_and_its_flow_runs_go_on(

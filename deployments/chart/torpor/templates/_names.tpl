@@ -72,6 +72,7 @@ env:
   - {name: HOME, value: /var/lib/torpor}
   - {name: PREFECT_HOME, value: /var/lib/torpor/prefect}
   - {name: PREFECT_WORKER_QUERY_SECONDS, value: "2"}
+  - {name: PREFECT_CLIENT_RETRY_EXTRA_CODES, value: "500"}
   - {name: DO_NOT_TRACK, value: "1"}
   - name: POD_NAME
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
