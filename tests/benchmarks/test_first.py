@@ -8,7 +8,7 @@ from benchmarks.first import MOST_FETCHED, measure
 
 
 def test_an_order_costs_no_bytes(machines_folder: Path) -> None:
-    result = measure(machines_folder, gib=0.25, line_mib_s=50.0, rounds=1)
+    result = measure(machines_folder, gib=0.125, line_mib_s=25.0, rounds=1)
     assert result["fetched_over_usual"] <= MOST_FETCHED
     usual, ordered, learned, gate = (result[name] for name in ("usual", "first", "learned", "gate"))
     assert ordered["line_bytes_before_usable"]["median"] <= ordered["line_bytes"]["median"]

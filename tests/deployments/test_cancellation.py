@@ -12,6 +12,7 @@ from blocks.reference import load_named
 from deployments.first_machine import fill
 from deployments.installation import Installation
 from flows import create, hibernate, list_machines, list_snapshots, wake
+from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace
 from tests.fixtures.deployed import Deployed, machines_of, place_of
 from tests.fixtures.fault_proxy import Fault, FaultProxy
@@ -61,7 +62,7 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     until(
         lambda: list_machines(NAME) == [],
         "the machine of the cancelled wake is destroyed",
-        every_s=0.2,
+        every_s=1.0,
     )
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
@@ -84,16 +85,16 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     _see_cancelled(deployed, fleet)
     _see_cancelled(deployed, measuring)
     slow_store.clear()
-    until(lambda: _left(installation) == [], "both leave nothing", every_s=0.2)
+    opened = open_workspace(NAME)
+    until(lambda: _left(installation, opened) == [], "both leave nothing", every_s=0.2)
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     wake(NAME)
     assert (place_of(installation, NAME) / "README.txt").exists()
 
 
-def _left(installation: Installation) -> list[str]:
+def _left(installation: Installation, opened: OpenWorkspace) -> list[str]:
     """Machines that are rented, rentals of none, and what a benchmark stored."""
-    opened = open_workspace(NAME)
     machines = [*machines_of(installation, NAME), *machines_of(installation, MEASURED)]
     rentals = [rental for rental in opened.rentals.open() if rental.state != "handed over"]
     return [

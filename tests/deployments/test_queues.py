@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from flows import (
     watch,
 )
 from flows.procedures.job import recovery
+from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace
 from tests.fixtures.deployed import Deployed, place_of
 from tests.fixtures.own_installation import kill_all
@@ -65,8 +66,14 @@ def place(installation: Installation) -> Path:
     return place
 
 
+@cache
+def _opened() -> OpenWorkspace:
+    """Opened once: each time, its blocks are asked for one by one."""
+    return open_workspace(NAME)
+
+
 def _jobs() -> Jobs:
-    return open_workspace(NAME).jobs
+    return _opened().jobs
 
 
 def _record(run: str) -> Job:
@@ -94,7 +101,7 @@ def _silent(run: str) -> None:
     """Nothing was heard of the job's driver for long enough; the test does not wait for that."""
     records = _jobs()
     key = ObjectKey(f"workspaces/{records.workspace}/jobs/open/{new_job_id(run)}")
-    store = open_workspace(NAME).store
+    store = _opened().store
     record = msgspec.json.decode(store.get(key, max_bytes=1 << 20))
     store.put(key, msgspec.json.encode({**record, "process": "", "driven_unix": 0.0}))
 
