@@ -89,17 +89,14 @@ def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable
 def clear(store: ObjectStore, name: WorkspaceName, *, below: str = "") -> int:
     """Delete every object of the scratch workspace but the claim; returns how many there were.
 
-    Never rentals: only its rental knows a machine at another provider. It looks until nothing is
-    left: a slow store may carry out a request that was sent twice after the machine has ended.
+    Never rentals: only its rental knows a machine at another provider.
     """
     if not name.startswith(BENCHMARK):
         raise AssertionError(f"{name} is not the name of a benchmark's scratch workspace")
-    deleted = 0
-    prefix, claim = f"workspaces/{name}/{below}", _key(name)
-    while keys := [found.key for found in store.list(prefix) if found.key != claim]:
-        store.delete(keys)
-        deleted += len(keys)
-    return deleted
+    keys = [found.key for found in store.list(f"workspaces/{name}/{below}")]
+    keys = [key for key in keys if key != _key(name)]
+    store.delete(keys)
+    return len(keys)
 
 
 def storage_prefix(name: WorkspaceName) -> str:
