@@ -18,15 +18,10 @@ import psutil
 from deployments.api import Api
 from deployments.server import Server
 from deployments.worker import POOLS
-from tasks.runs import JOB_POOL
 from torpor.control.processes import all_processes, is_running
 
 STUCK_S: Final = 600.0
 """A worker starts the process of a run that it has taken within seconds."""
-BEGINS_S: Final = 120.0
-"""A run of a job writes the job's record within a minute of its start, and is looked at every 30 s:
-one that was killed sooner may have left nothing that another run could continue."""
-MOST_STARTS: Final = 3
 STARTS_S: Final = 60.0
 """Between a run's state and the start of its process; the clock may have been set, too."""
 _MARK: Final = b"PREFECT__FLOW_RUN_ID="
@@ -37,8 +32,8 @@ _OPEN: Final = ("PENDING", "RUNNING", "CANCELLING")
 def end_lost_runs(server: Server, *, workers: bool) -> list[str]:
     """Record the end of runs whose process is gone; a sentence for each. A run that a worker took
     and never started waits in its queue again: at once if no worker runs (``workers``), else after
-    STUCK_S. So does one of a job that had only begun: it continues what it has recorded. Raises
-    TorporError; does nothing at the user's own server, which may have workers on other hosts."""
+    STUCK_S. Raises TorporError; does nothing at the user's own server, which may have workers on
+    other hosts."""
     if not server.own:
         return []
     said = []
@@ -82,25 +77,14 @@ def _open_runs(api: Api) -> list[dict[str, Any]]:
 
 
 def _ended(run: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    if run["state_type"] == "PENDING" or _had_only_begun(run):
+    if run["state_type"] == "PENDING":
         again = {"scheduled_time": run["expected_start_time"]}
         return {"type": "SCHEDULED", "name": "Scheduled", "state_details": again}, (
             "waits again: its worker ended before it started"
-            if run["state_type"] == "PENDING"
-            else f"waits again: it had only begun, and {_WHY}"
         )
     if run["state_type"] == "CANCELLING":
         return {"type": "CANCELLED", "name": "Cancelled", "message": _WHY}, "is cancelled: " + _WHY
     return {"type": "CRASHED", "name": "Crashed", "message": _WHY}, "crashed: " + _WHY
-
-
-def _had_only_begun(run: dict[str, Any]) -> bool:
-    return (
-        run["state_type"] == "RUNNING"
-        and run["work_pool_name"] == JOB_POOL
-        and run["run_count"] < MOST_STARTS
-        and _since_s(run) < BEGINS_S
-    )
 
 
 _WHY: Final = "its process on this host is gone, without a word of its end (a kill, or a reboot)"

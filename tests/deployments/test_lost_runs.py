@@ -93,29 +93,6 @@ def test_a_run_that_no_worker_started_waits_again(
     assert state_of(prefect_server, taken)["state_type"] == "SCHEDULED"
 
 
-def test_a_run_of_a_job_that_had_only_begun_waits_again_and_not_for_ever(
-    prefect_server: Server, run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (pool,) = lost_runs.POOLS
-    monkeypatch.setattr(lost_runs, "JOB_POOL", pool.name)
-    begun = run("PENDING", "RUNNING")
-    for start in range(1, lost_runs.MOST_STARTS):
-        (said,) = end_lost_runs(prefect_server, workers=True)
-        assert "waits again: it had only begun" in said
-        now = state_of(prefect_server, begun)
-        assert (now["state_type"], now["run_count"]) == ("SCHEDULED", start)
-        for state in ("PENDING", "RUNNING"):
-            url = f"{prefect_server.api_url}/flow_runs/{begun['id']}/set_state"
-            assert ask("POST", url, {"state": {"type": state}})["status"] == "ACCEPT"
-    end_lost_runs(prefect_server, workers=True)
-    assert state_of(prefect_server, begun)["state_type"] == "CRASHED"
-
-    later = run("PENDING", "RUNNING")
-    monkeypatch.setattr(lost_runs, "BEGINS_S", 0.0)  # by then it has a record, which watch reads
-    end_lost_runs(prefect_server, workers=True)
-    assert state_of(prefect_server, later)["state_type"] == "CRASHED"
-
-
 class FakeApi:
     """One run of that process, which began at ``since``, and a server that gives ``answer``."""
 
@@ -124,7 +101,7 @@ class FakeApi:
         state = {"timestamp": at}
         self.run: dict[str, Any] = {"id": "1", "name": "a", "state_type": "RUNNING", "state": state}
         self.answer: dict[str, Any] = {"status": "ACCEPT", "details": {}}
-        self.run |= {"infrastructure_pid": str(pid), "work_pool_name": "torpor", "run_count": 1}
+        self.run["infrastructure_pid"] = str(pid)
 
     def __enter__(self) -> FakeApi:
         return self

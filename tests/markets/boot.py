@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -76,7 +77,7 @@ class BootedMachine:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             until(lambda: not self._answers(), f"{self.address}:{self.port} is silent")
-        if self._folder.exists():
+        with suppress(FileNotFoundError):  # it may end itself meanwhile
             self._folder.rmdir()
 
     def _answers(self) -> bool:

@@ -142,13 +142,11 @@ def test_a_kill_before_the_mark_shows_what_to_do(rents: Rents) -> None:
         ("vast:", "names no machine"),
         ("nosuch:1", "names 0 of the accounts"),
         ("vast:1", "names 2 of the accounts"),
-        ("tensordock:1", "neither the name nor a label"),
-        ("kubernetes:1", "pods of Jobs that torpor writes"),
         ("local:1", "folders of this host"),
     ],
 )
 def test_what_cannot_be_adopted_is_refused_with_the_reason(wanted: str, says: str) -> None:
-    names = ("vast://a", "vast://b", "tensordock://a", "kubernetes://a", "local:///machines")
+    names = ("vast://a", "vast://b", "local:///machines")
     every = [Market(name) for name in names]
     with pytest.raises(InvalidInput, match=says):
         provider_of(wanted, [], [], every)
