@@ -24,9 +24,18 @@ from tests.fixtures.plain_flows import wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
-from torpor.shared.values import Endpoint, Label, Machine, MachineId, WorkspaceName
+from torpor.shared.values import (
+    RESERVED,
+    Endpoint,
+    Label,
+    Machine,
+    MachineId,
+    WorkspaceName,
+    reserved_name,
+)
 
-LABEL = Label("me", WorkspaceName("demo"), "0123")
+DEMO = WorkspaceName("demo")
+LABEL = Label("me", DEMO, "0123")
 MACHINE = Machine(
     MachineId("m-1"), "vast:1", LABEL, "running", Endpoint("127.0.0.1", 22, "root"), 4.0
 )
@@ -54,7 +63,7 @@ def test_a_machine_is_left_if_no_run_works_on_it_or_may_hand_it_over(
     look: LeftLook | None, live: list[LiveRun] | None, killed: bool, words: str
 ) -> None:
     rental = msgspec.structs.replace(RENTAL, created_unix=time.time() - 3600)
-    found = judge_left(MACHINE, rental, look, live, "end", False)
+    found = judge_left(DEMO, MACHINE, rental, look, live, "end", False)
     assert found.killed == killed and words in found.who
     assert found.act == ("end" if killed and look == LeftLook(False) else "")
 
@@ -64,7 +73,7 @@ def test_a_run_that_hands_nothing_over_for_hours_is_told_of_and_ends_nothing(
     look: LeftLook,
 ) -> None:
     """One from a shell that was killed stays Running on the server for ever."""
-    found = judge_left(MACHINE, RENTAL, look, [WAKE], "end", False)
+    found = judge_left(DEMO, MACHINE, RENTAL, look, [WAKE], "end", False)
     assert found.killed and found.act == "" and "cancel it in the UI" in found.next_step
 
 
@@ -81,8 +90,37 @@ def test_a_run_that_hands_nothing_over_for_hours_is_told_of_and_ends_nothing(
 def test_what_becomes_of_it_is_its_blocks_rule(
     rule: Literal["end", "continue", "report"], used: bool, has_job: bool, act: str
 ) -> None:
-    assert judge_left(MACHINE, RENTAL, LeftLook(False, used), [], rule, has_job).act == act
-    assert judge_left(MACHINE, RENTAL, SILENT, [], rule, has_job).act == ""
+    assert judge_left(DEMO, MACHINE, RENTAL, LeftLook(False, used), [], rule, has_job).act == act
+    assert judge_left(DEMO, MACHINE, RENTAL, SILENT, [], rule, has_job).act == ""
+
+
+@pytest.mark.parametrize("prefix", RESERVED)
+@pytest.mark.parametrize("rule", ["end", "continue", "report"])
+def test_what_a_killed_run_left_beside_a_workspace_is_ended_also_where_it_is_silent(
+    rule: Literal["end", "continue", "report"], prefix: str
+) -> None:
+    label = msgspec.structs.replace(LABEL, workspace=reserved_name(prefix, DEMO))
+    rental = msgspec.structs.replace(RENTAL, label=label)
+    act = "" if rule == "report" else "end"
+    for look in (LeftLook(False), SILENT):
+        assert judge_left(DEMO, MACHINE, rental, look, [], rule, False).act == act
+        assert judge_left(DEMO, MACHINE, rental, look, [WAKE], rule, False).act == ""
+        assert judge_left(DEMO, MACHINE, rental, look, [], rule, True).act == ""
+    assert judge_left(DEMO, MACHINE, rental, LeftLook(True), [], rule, False).act == ""
+
+
+@pytest.mark.parametrize("prefix", RESERVED)
+def test_the_machine_of_a_killed_benchmark_drill_or_node_ends(lab: Lab, prefix: str) -> None:
+    server = AlertMemory()
+    under = lab.opened.under(reserved_name(prefix, lab.opened.spec.name))
+    _, rental = standing(under)
+    under.rentals.change(rental, created_unix=time.time() - 1800)
+    assert _look(lab, server)[1] == [] and len(lab.machines()) == 1
+    server.since(600)
+    report, ((subject, _),) = _look(lab, server)
+    assert subject == f"torpor: machine {rental.machine} of workspace demo is worked on by no run"
+    assert report.left[0].next_step == "it was ended, or hibernated"
+    assert lab.machines() == [] and under.rentals.open() == []
 
 
 def _left_by_a_kill(lab: Lab, *, whole: bool) -> MachineId:

@@ -54,8 +54,7 @@ _ADVICE: Final[dict[Kind, str]] = {
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
     "unfinished": "a job on several nodes, a benchmark or a drill works on it now, or was killed: "
-    "a later benchmark, a verify a day later, or the job's next run ends it. To end it now, name "
-    "its id in `end`",
+    "then `watch` ends it, or a later run of its kind. To end it now, name its id in `end`",
     "asked for": "there is no machine: a benchmark, a drill or a job on several nodes is about to "
     "create it, or was killed. A later one closes the rental",
 }

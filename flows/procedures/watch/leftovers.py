@@ -22,12 +22,21 @@ from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
 from torpor.control.watch_report import Left
-from torpor.shared.values import RESERVED, Machine, WorkspaceName, names_of
+from torpor.shared.values import (
+    BENCHMARK,
+    BENCHMARK_MACHINES,
+    DRILL,
+    RESERVED,
+    Machine,
+    WorkspaceName,
+    names_of,
+)
 
 AGAIN_S: Final = 900
 """A run that was to end or continue one and failed is started again after this time."""
 
 
+_WITHOUT_JOB: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
 RENTING_S: Final = 6 * 3600.0
 """A run asks for its machines within this time of its begin."""
 HANDED_S: Final = 7200.0
@@ -43,18 +52,21 @@ def see_left(
     with_job: Collection[WorkspaceName],
     alike: Mapping[WorkspaceName, Twins],
 ) -> list[Left]:
-    """Who works on each machine that was never handed over. One that was asked for a few minutes
-    ago is not looked at: its run may be installing its agent. ``stored``: the workspaces that have
-    a snapshot."""
+    """Who works on each machine that was never handed over, also on those that benchmarks, drills
+    and jobs on several nodes rent beside a workspace. One that was asked for a few minutes ago is
+    not looked at: its run may be installing its agent. ``stored``: the workspaces that have a
+    snapshot."""
     now_unix = time.time()
+    owner = {name: workspace for workspace in opened for name in names_of(workspace)}
     asked = []
     for one in findings:
-        name = WorkspaceName(one.workspace)
-        if one.kind != "unfinished" or name.startswith(RESERVED) or name not in opened:
+        name = owner.get(WorkspaceName(one.workspace))
+        if one.kind != "unfinished" or name is None:
             continue
         if one.machine is not None and one.rental is not None:
             young = now_unix - one.rental.created_unix < LEFT_S
-            look = None if young else look_at_left.submit(opened[name], one.machine)
+            under = opened[name].under(WorkspaceName(one.workspace))
+            look = None if young else look_at_left.submit(under, one.machine)
             asked.append((name, one.machine, one.rental, look))
     if not asked:
         return []
@@ -67,12 +79,15 @@ def see_left(
     torn = {name for name, of in alike.items() if of.stored or of.left}
     return [
         judge_left(
+            name,
             machine,
             rental,
             look.result() if look else None,
             live and [run for run in live if _may_use(run, rental, (name, *named[name]))],
-            opened[name].spec.when_left if name in stored and name not in torn else "report",
-            name in with_job,
+            opened[name].spec.when_left
+            if name not in torn and (name in stored or _holds_nothing(rental))
+            else "report",
+            name in with_job and not rental.label.workspace.startswith(_WITHOUT_JOB),
         )
         for name, machine, rental, look in asked
     ]
@@ -95,7 +110,8 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
     key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"
     try:
         if one.act == "end":
-            runs = runner().start(reconcile, key, workspace=block, left=[str(one.machine)])
+            field = "left" if one.label.workspace == one.workspace else "end"
+            runs = runner().start(reconcile, key, workspace=block, **{field: [str(one.machine)]})
         else:
             runs = runner().start(wake, key, workspace=block)
     except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
@@ -128,7 +144,13 @@ def end_abandoned(
             faults.append(error)
 
 
+def _holds_nothing(rental: Rental) -> bool:
+    """Machines beside a workspace hold no work of their own."""
+    return rental.label.workspace.startswith(RESERVED)
+
+
 def judge_left(
+    workspace: WorkspaceName,
     machine: Machine,
     rental: Rental,
     look: LeftLook | None,
@@ -143,9 +165,12 @@ def judge_left(
     if not killed:
         step = "none: wait for that run"
     elif has_job:
-        killed, step = False, "none: the job of its workspace continues with it"
+        killed, step = False, "none: the job of its workspace continues with it, or ends it"
     elif live:
         step = "see whether that run works; if its process is gone, cancel it in the UI"
+    elif _holds_nothing(rental):
+        act = "" if rule == "report" else "end"
+        step = "a run of reconcile ends it" if act else "name its id in `end` of reconcile"
     elif look is None or look.works is None:
         step = "if it never answers again, name its id in `end` of reconcile"
     elif rule == "report":
@@ -157,7 +182,7 @@ def judge_left(
     return Left(
         label=rental.label,
         machine=machine.id,
-        workspace=rental.label.workspace,
+        workspace=workspace,
         provider=machine.provider,
         price_usd_h=machine.price_usd_h,
         killed=killed,
