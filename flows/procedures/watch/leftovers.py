@@ -110,8 +110,10 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
     key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"
     try:
         if one.act == "end":
-            field = "left" if one.label.workspace == one.workspace else "end"
-            runs = runner().start(reconcile, key, workspace=block, **{field: [str(one.machine)]})
+            named = [str(one.machine)]
+            beside = one.label.workspace != one.workspace
+            left, end = ([], named) if beside else (named, [])
+            runs = runner().start(reconcile, key, workspace=block, left=left, end=end)
         else:
             runs = runner().start(wake, key, workspace=block)
     except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
