@@ -333,7 +333,12 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     @property
     def freezes(self) -> bool:
         """Whether a hibernate freezes programs."""
-        return bool(self.programs) and self.process != "never"
+        return bool(self.programs) and self.freezes_jobs
+
+    @property
+    def freezes_jobs(self) -> bool:
+        """Whether a job's command is frozen when a market takes its machine."""
+        return self.process != "never"
 
     @property
     def may_change(self) -> list[str]:
