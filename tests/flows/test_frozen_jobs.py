@@ -67,6 +67,11 @@ class Running:
         self._metadata.say(EVENTS, {"Events": [{**event, "NotBefore": until_unix}]})
         return until(self._decided, "the machine has frozen the command, or said why not")
 
+    def knows_why(self) -> None:
+        """The job's run has heard why the command was not frozen."""
+        jobs = Jobs(self._world.direct, WORKSPACE)
+        until(lambda: jobs.open()[0].attempts[-1].error, "the run knows")
+
     def takes_the_machine(self) -> None:
         with self._market:
             self._metadata.says.clear()
@@ -167,6 +172,7 @@ def test_with_too_short_a_notice_it_goes_on_from_its_save(running: Running) -> N
     state = running.gives_notice(3)
     assert state.saved is not None
     assert "of memory, which take about" in state.not_frozen
+    running.knows_why()
     running.takes_the_machine()
     report = running.ends()
     assert running.breaks() == 1
