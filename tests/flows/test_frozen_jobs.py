@@ -131,9 +131,7 @@ def running(
     paths = [str(tmp_path / "workspace")]  # the same on each machine, as on real ones
     spec = msgspec.structs.replace(was.spec, paths=paths, process="try")
     notices = [metadata.source("azure")]
-    world = replace(
-        sealed_world, access=msgspec.structs.replace(was, spec=spec, notices=notices)
-    )
+    world = replace(sealed_world, access=msgspec.structs.replace(was, spec=spec, notices=notices))
     with hurried(), ThreadPoolExecutor(1) as threads:
         made = Running(world, metadata, threads)
         hand_over = attempt.stand_by

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.near_agent import NearAgent
-from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
-from torpor.control.remote.criu import criu_bundle
 from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
 from torpor.machine.checkpoint.criu import Criu
 from torpor.machine.supervisor.folder import JobFolder
@@ -57,19 +54,6 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-
-
-@pytest.fixture(scope="session")
-def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
-    """The folder of CRIU, as a machine has it."""
-    folder = shared_folder / "criu"
-
-    def start() -> Known:
-        shutil.unpack_archive(criu_bundle().archive, folder / "unpacked")
-        return {}
-
-    with shared(folder, start, lambda _: None):
-        yield folder / "unpacked"
 
 
 class Chain:
