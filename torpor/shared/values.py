@@ -321,7 +321,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     programs: list[str] = []
     """Command lines that a wake starts on the machine."""
     process: Literal["never", "try", "require"] = "never"
-    """Whether a hibernate freezes their processes, so that they go on after a wake."""
+    """Whether their processes, and a job's command at a spot notice, are frozen and go on."""
     save_minutes: int = 0
     """How often a rented machine stores the workspace by itself; 0: never."""
     idle: IdleRules = IdleRules()

@@ -275,6 +275,7 @@ class Attending:
         """Whether the attempt is over with a frozen command. That waits for its machine to be
         taken, and goes on here where the market leaves it."""
         if self._driven.stop is not None:
+            self._stop_command()  # what it left in the background, too
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
             return True
         taken = self._driven.job.stopped is not None  # and started again since

@@ -154,28 +154,30 @@ def test_where_it_cannot_be_frozen_it_goes_on_and_the_save_before_counts(
     assert not freezing.images.exists()
 
 
-@pytest.mark.parametrize("what", ["shuts down", "is stopped"])
+@pytest.mark.parametrize("what", ["shuts down", "is stopped", "loses the save"])
 def test_a_machine_that_shuts_down_and_a_job_that_is_stopped_freeze_nothing(
     freezing: Freezing, what: str
 ) -> None:
-    """Else the command would go on with its own end."""
+    """Else the command would go on with its own end. Where the save is killed, nothing else keeps
+    the command stopped."""
     freezing.slow_criu()
     freezing.start()
     freezing.grows()
     freezing.machine.stands_by()
-    freezing.gets_notice()
+    freezing.gets_notice(20.0)
     until((freezing.machine.work / "dumps").exists, "it is being frozen")
-    if what == "shuts down":
-        for pid in freezing.machine.own_saves():
-            pid.terminate()
+    if what != "is stopped":
+        for save in freezing.machine.own_saves():
+            save.terminate() if what == "shuts down" else save.kill()
     else:
         assert freezing.machine.stop(grace_s=0.0).state == "ended"
     (freezing.machine.work / "go").touch()
     state = freezing.decided()
     assert state.frozen is None
     until(lambda: not freezing.images.exists(), "nothing of it is left")
-    if what == "shuts down":
-        assert "the machine shuts down" in state.not_frozen
+    if what != "is stopped":
+        why = {"shuts down": "the machine shuts down", "loses the save": "did not say what it did"}
+        assert why[what] in state.not_frozen
         freezing.grows()
         assert freezing.breaks() == 0
 
