@@ -81,8 +81,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._shut_down)
         self._shuts_down = False
         adopt_orphans()
-        freezes = request.freezes and request.criu
-        self._images = Path(request.images) if freezes else None
+        self._images = Path(request.images) if request.freezes and request.criu else None
         self._begin(request, bundle, _keeper_of(home, request))
         # Its threads start only now: the command is a fork of this process.
         freezes = self._images is not None and self._kept.runs
@@ -213,8 +212,13 @@ class Supervisor:
         if isinstance(news, Notice):
             self._keep(notice=news, save_error="")
         elif isinstance(news, Frozen):
-            saved = news.done.saved or self._kept.state.saved
-            self._keep(saved=saved, not_frozen=news.done.error)
+            was, done = self._kept.state, news.done
+            state = msgspec.structs.replace(
+                was, saved=done.saved or was.saved, not_frozen=done.error
+            )
+            self._kept = msgspec.structs.replace(self._kept, state=state)
+            self._look_at_command()  # where it was ended for that, one write says both
+            self._keep()
         else:
             self._keep(saved=news.saved or self._kept.state.saved, save_error=news.error)
 
