@@ -238,10 +238,10 @@ class Workspace(Block):
         default="never",
         description=(
             "Whether a hibernate freezes these programs, and a spot notice a job's command, so "
-            "that they go on where they were after the next wake. Needs a store block with a key, as "
-            "the snapshot then holds their memory, and a virtual machine. Where that fails, `try` "
-            "starts them afresh and says why; `require` rents no machine that cannot, and keeps "
-            "one whose programs were not frozen."
+            "that they go on where they were after the next wake. Needs a store block with a key, "
+            "as the snapshot then holds their memory, and a virtual machine. Where that fails, "
+            "`try` starts them afresh and says why; `require` rents no machine that cannot, and "
+            "keeps one whose programs were not frozen."
         ),
     )
     save_minutes: int = Field(
