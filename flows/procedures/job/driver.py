@@ -483,8 +483,9 @@ class Driver:
 
     def _is_frozen_there(self, session: Session) -> bool:
         """A save would lack what is frozen, and remove it."""
-        look = look_at_command(session, self.job.id, 0, 0) if self.job.attempt else None
-        return look is not None and look.state.frozen is not None
+        if self.job.attempt is None or not self.opened.spec.freezes_jobs:
+            return False
+        return look_at_command(session, self.job.id, 0, 0).state.frozen is not None
 
     def begin_to_hibernate(self, on: JobMachine) -> None:
         """Record it, and that the machine of an attempt which has not ended is lost."""
