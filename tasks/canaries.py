@@ -11,7 +11,7 @@ from torpor.shared.wire.job import Tried
 
 
 def read_canaries(opened: StoredWorkspace) -> Flown:
-    """Of all accounts in the store; none where they cannot be read, with a warning."""
+    """Read those of all accounts in the store; none where that fails, with a warning."""
     try:
         return Canaries(opened.store).flown()
     except StoreError as error:

@@ -21,7 +21,7 @@ LASTS_S: Final = 90 * 24 * 3600.0
 FAILED_LASTS_S: Final = 7 * 24 * 3600.0
 """A kind of machine on which one failed is tried again after that."""
 MOST_KINDS: Final = 50
-"""Of an account: those that were tried longest ago are forgotten."""
+"""How many of an account are kept: those that were tried longest ago are forgotten."""
 _MOST_CHARS: Final = 300
 _MOST_BYTES: Final = 2 << 20
 _PREFIX: Final = "canaries/"

@@ -39,7 +39,7 @@ def matters(want: Want) -> bool:
 
 
 def prospect(offer: Offer, able: Abilities, canary: Canary | None, want: Want) -> Prospect:
-    """Of the programs that a snapshot holds, or of any where it holds none."""
+    """Whether the programs of a snapshot can go on there, or any where it holds none."""
     frozen = want.frozen or Frozen()
     barred = _barred(offer, able, canary)
     if words := barred or _unlike(offer, canary.host if canary else Host(), frozen):

@@ -72,7 +72,7 @@ def _image() -> str | None:
 
 
 def _features() -> str:
-    """Of the first processor, as the kernel names them."""
+    """What the first processor can do, as the kernel names it."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else ""
 

@@ -27,7 +27,7 @@ class _Machine(msgspec.Struct, frozen=True):
 
 
 def frozen_record(programs: int, gpus: int) -> dict[str, Any]:
-    """Of a snapshot that holds so many programs; ``gpus``: how many their machine has, where they
+    """What a snapshot of so many programs says; ``gpus``: how many their machine has, where they
     use them."""
     return {_KEY: {"programs": programs, "gpus": gpus}} if programs else {}
 
