@@ -17,8 +17,9 @@ WEIGHED: Final = (
     f"their cost, which counts {COUNTS['claimed']:g} times where nothing is proven, and "
     f"{COUNTS['no']:g} times where the programs cannot go on"
 )
+_MOST_CHARS: Final = 40
 _USED: Final = re.compile(
-    r"(?:s?sse|avx|amx|bmi|xsave)\w*|aes|vaes|v?pclmulqdq|gfni|sha_ni|fma|f16c|abm|popcnt|movbe|adx"
+    r"(?:s?sse|avx|amx|bmi|xsave)\w{0,20}|aes|vaes|v?pclmulqdq|gfni|sha_ni|fma|f16c|abm|popcnt|movbe|adx"
     r"|erms|fsrm|rdrand|rdseed|rtm|pku|clwb|clflushopt"
 )
 """Features of processors that programs choose their code by; others are the kernel's."""
@@ -68,19 +69,20 @@ def _barred(offer: Offer, able: Abilities, canary: Canary | None) -> str:
 
 def _unlike(offer: Offer, last: Host, frozen: Frozen) -> str:
     """What differs from the machine that the programs ran on, of what they need. ``last``: the
-    last machine of that kind."""
+    last machine of that kind. No words of a machine are passed on: it is not trusted."""
     was = frozen.host
     if frozen.gpu_count and offer.gpu_count < frozen.gpu_count:
         return f"they used {frozen.gpu_count} GPUs, it has {offer.gpu_count}"
     used = parse_gpu(frozen.gpu)
     if used is not None and (offer.gpu is None or offer.gpu.model != used.model):
-        return f"they used {used.model}, its GPU is {offer.gpu or 'none'}"
+        return f"they used {used.model[:_MOST_CHARS]}, its GPU is {offer.gpu or 'none'}"
     driver = driver_version(was.driver)
     there = offer.driver or driver_version(last.driver)
     if driver and there and driver[: len(there)] != there[: len(driver)]:
-        return f"they used driver {was.driver}, its driver is {'.'.join(map(str, there))}"
-    if _release(last.kernel) and _release(last.kernel) < _release(was.kernel):
-        return f"they ran on Linux {was.kernel}, the last machine there had {last.kernel}"
+        return f"they used driver {_dotted(driver, 2)}, its driver is {_dotted(there, 2)}"
+    kernel, here = _release(was.kernel), _release(last.kernel)
+    if here and here < kernel:
+        return f"they ran on Linux {_dotted(kernel)}, the last machine there had {_dotted(here)}"
     lacks = {word for word in was.features.split() if _USED.fullmatch(word)}
     lacks -= set(last.features.split())
     if last.features and lacks:
@@ -88,6 +90,10 @@ def _unlike(offer: Offer, last: Host, frozen: Frozen) -> str:
     return ""
 
 
+def _dotted(version: tuple[int, ...], digits: int = 1) -> str:
+    return ".".join(f"{part:0{digits}}" for part in version)
+
+
 def _release(kernel: str) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)", kernel)
+    found = re.match(r"(\d{1,3})\.(\d{1,3})", kernel)
     return tuple(map(int, found.groups())) if found else ()
