@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from flows import compare, create, wake
+from tasks.canaries import keep_canary, read_canaries
+from tasks.programs import prove_freezing
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from torpor.control.compare.offers import OffersReport
+from torpor.control.remote.seam import Agent
 from torpor.control.rental.canaries import Canaries, Canary
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
-from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineUnfit,
+    NoCapacity,
+    NoOffer,
+    ProviderDenied,
+    SnapshotMissing,
+    StoreUnavailable,
+)
 from torpor.shared.format.frozen import frozen_record
 from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Extent, encode_manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import GIB, Host, WorkspaceName
+from torpor.shared.wire.job import Tried
 
 STORED = 2 * 10**9
 
@@ -96,6 +110,24 @@ def test_where_frozen_programs_went_on_comes_before_what_is_cheaper_and_it_says_
     assert list(table.checkpoint) == [f"proven {day}", "unknown"]
     for plain_one in (lab.opened, lab.wanting(programs=["exec sleep 600"])):  # nothing is to go on
         assert list(run_plainly(plain_one, compare).offer) == ["US", "EU"]
+
+
+def test_where_a_canary_failed_nothing_is_rented_that_has_to_freeze_programs(lab: Lab) -> None:
+    keep_snapshot(lab)
+    lab.market.on_sale[0] = msgspec.structs.replace(lab.market.on_sale[0], cuda=None)
+    there = lab.record(gpu="H100 SXM", gpu_count=2, region="US")
+    spec = lab.wanting(programs=["exec sleep 600"], process="require")
+    opened = replace(spec, key=bytes(32))
+    machine = SimpleNamespace(call=lambda *_, **__: Tried("it lacks SYS_TIME", host=Host("6.8")))
+    with plain(opened), pytest.raises(MachineUnfit, match="it lacks SYS_TIME"):
+        prove_freezing(opened, cast("Agent", machine), there)
+    with pytest.raises(NoOffer, match=r"a canary failed there on .*: it lacks SYS_TIME"):
+        run_plainly(spec, wake, dry_run=True)
+    assert list(run_plainly(spec, compare).checkpoint) == ["no"]
+    lab.store.fails = StoreUnavailable("away")
+    with plain(opened):
+        assert read_canaries(opened).of(lab.market.on_sale[0]) is None  # ranks without it
+        keep_canary(opened, there, Tried())
 
 
 def test_it_shows_offers_for_the_snapshot(lab: Lab) -> None:
