@@ -164,12 +164,13 @@ class Chain:
         self.criu = spoiled
 
     def take_pid(self) -> subprocess.Popen[bytes]:
-        """A process of this host that has the number of the frozen one."""
+        """Let a process of this host have the number of the frozen one: this, or whichever was
+        begun first."""
         pid = json.loads((self.images / "tree.json").read_text())["pid"]
         for _ in range(100):
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
             other = subprocess.Popen(["sleep", "600"])
-            if other.pid == pid:
+            if Path(f"/proc/{pid}").exists():
                 return other
             other.kill()
             other.wait()
