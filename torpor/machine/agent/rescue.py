@@ -75,8 +75,6 @@ ENDS_S: Final = 3.0
 """How long an agent that was asked to leave gets before SIGKILL, and again after it."""
 NICE: Final = 10
 """How far a scheduled save stands behind the user's programs."""
-FROZEN: Final = "frozen"
-"""In a manifest's statistics: the snapshot holds the frozen command of its job."""
 TRIES_S: Final = 300.0
 """How long the store is tried, at least; a machine may live longer than its market said."""
 _AGAIN_S: Final = 1.0
@@ -378,8 +376,6 @@ class Rescue:
 
     def _statistics(self) -> dict[str, int]:
         statistics = {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1}
-        if self._freeze is not None:
-            statistics[FROZEN] = 1
         return statistics if self._book.job else {**statistics, AUTOSAVE: 1}
 
 

@@ -108,6 +108,15 @@ def frozen_for(images: Path) -> SnapshotId | None:
         return None
 
 
+def gpus_of(images: Path) -> int:
+    """How many GPUs the machine has, where the tree of ``images`` uses them; else 0."""
+    try:
+        gpus = _tree(images).gpus
+    except CheckpointFailed:
+        return 0
+    return len(gpus.gpus) if gpus.processes else 0
+
+
 def remove_images(images: Path) -> None:
     """Also what only stands in their place: a link, a file."""
     if not _is_folder(images):
