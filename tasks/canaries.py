@@ -21,8 +21,8 @@ def read_canaries(opened: StoredWorkspace) -> Flown:
 
 def keep_canary(opened: StoredWorkspace, rental: Rental | None, told: Tried) -> None:
     """What the machine of this rental has said; a warning where that cannot be stored. Nothing of a
-    user's own machine."""
-    if rental is None:
+    user's own machine, and no failure on one in use: what its user does there may be the cause."""
+    if rental is None or (told.why_not and rental.state == "handed over"):
         return
     try:
         Canaries(opened.store).keep(rental.provider, Canary.of(rental, told.why_not, told.host))

@@ -118,6 +118,10 @@ def test_where_a_canary_failed_nothing_is_rented_that_has_to_freeze_programs(lab
     there = lab.record(gpu="H100 SXM", gpu_count=2, region="US")
     spec = lab.wanting(programs=["exec sleep 600"], process="require")
     opened = replace(spec, key=bytes(32))
+    in_use = msgspec.structs.replace(there, state="handed over")
+    with plain(opened):
+        keep_canary(opened, in_use, Tried("its disk is full"))
+    assert list(run_plainly(spec, compare).checkpoint) == ["unknown"]
     machine = SimpleNamespace(call=lambda *_, **__: Tried("it lacks SYS_TIME", host=Host("6.8")))
     with plain(opened), pytest.raises(MachineUnfit, match="it lacks SYS_TIME"):
         prove_freezing(opened, cast("Agent", machine), there)

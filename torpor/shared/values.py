@@ -184,6 +184,7 @@ class Host(msgspec.Struct, frozen=True):
     kernel: _Fact = ""  # the release
     features: _Fact = ""  # of the processor, by the kernel's names
     driver: _Fact = ""  # NVIDIA's
+    architecture: _Fact = ""  # as ``uname -m`` says it
 
 
 class Frozen(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.providers.local.provider import LocalProvider
-from torpor.control.rental.canaries import Canaries, Canary, Flown
+from torpor.control.rental.canaries import MOST_KINDS, Canaries, Canary, Flown
 from torpor.control.rental.prospects import checkpoint, prospect
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Frozen, Host, Label, Want, WorkspaceName
@@ -40,9 +40,39 @@ def test_the_newest_canary_of_each_kind_counts_whichever_workspace_flew_it(
     assert flown.of(msgspec.structs.replace(H100, gpu_count=1)) is None
 
 
+def test_one_that_fails_on_another_architecture_says_nothing_of_this_one(
+    store: MemoryStore,
+) -> None:
+    books = Canaries(store)
+    books.keep(RENTAL.provider, Canary.of(RENTAL, "", LAST))
+    arm = Host("6.8.0", architecture="aarch64")
+    books.keep(RENTAL.provider, Canary.of(RENTAL, "CRIU is not sent to aarch64", arm))
+    found = books.flown().of(H100)
+    assert found is not None
+    assert found.why_not == ""
+    there = msgspec.structs.replace(H100, architecture="aarch64")
+    assert prospect(there, LocalProvider.abilities, books.flown().of(there), Want()).barred
+
+
+def test_hostile_machines_cannot_make_the_record_too_large_to_read(store: MemoryStore) -> None:
+    worst = Host(*['"' * 10_000] * 4)
+    for count in range(MOST_KINDS + 1):
+        rental = msgspec.structs.replace(RENTAL, gpu_count=count)
+        Canaries(store).keep(rental.provider, Canary.of(rental, '"' * 10_000, worst))
+    last = msgspec.structs.replace(H100, gpu_count=MOST_KINDS, architecture='"' * 300)
+    assert Canaries(store).flown().of(last) is not None
+
+
 @pytest.mark.parametrize(
     ("days", "why_not", "counts"),
-    [(89, "", True), (91, "", False), (6, "x", True), (8, "x", False)],
+    [
+        (89, "", True),
+        (91, "", False),
+        (6, "x", True),
+        (8, "x", False),
+        (-8, "x", False),
+        (-1e18, "", False),
+    ],
 )
 def test_what_failed_is_tried_again_after_a_week(days: int, why_not: str, counts: bool) -> None:
     old = msgspec.structs.replace(

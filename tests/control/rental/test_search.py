@@ -127,13 +127,16 @@ def test_what_is_frozen_goes_where_it_can_go_on_for_a_stated_part_of_the_price()
         f"processes went on there on {day}; the cheapest is container-1 at container, 1.000 $/h: "
         "processes cannot go on there: no processes can be frozen in its containers"
     )
+    free = _market("free", 0.0)
+    found = find_offers([free, proven], want, flown=flown)
+    assert found.chosen("free", "free-0") == "processes may go on there: none was tried"
     for unmoved in (Want(), Want(process="try"), Want(rank="order", frozen=Frozen())):
         found = find_offers([container, proven], unmoved, flown=flown)
         assert [offer.provider for offer in found.fitting] == ["container", "proven"]
 
 
 def test_nothing_that_fits_names_the_wish_and_the_reasons() -> None:
-    with pytest.raises(NoOffer, match=r"gpu L4.*a a-1: its GPU is H100 SXM, L4 is wanted"):
+    with pytest.raises(NoOffer, match=r"rank price \(a a-1: its GPU is H100 SXM, L4 is wanted"):
         find_offers([_market("a", 1), _market("b")], Want(gpu="L4"))
 
 

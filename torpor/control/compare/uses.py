@@ -57,9 +57,7 @@ USES: Final = (
         ),
         missing="no offer claims that processes can be frozen there and, on spot, gives a warning "
         f"of {NOTICE_S:g} s",
-        because=lambda choice: (
-            f"the lowest cost where processes can be frozen, {_proof(choice)}; {notice(choice)}"
-        ),
+        because=lambda choice: f"{_proof(choice)}; {notice(choice)}",
         proven=True,
     ),
     Use(
@@ -87,8 +85,9 @@ USES: Final = (
 
 def _proof(choice: Choice) -> str:
     if choice.checkpoint == "claimed":
-        return "which the market claims and nobody has proved"
-    return f"{choice.checkpoint} by a canary of yours"
+        words = "the lowest cost where processes can be frozen"
+        return f"{words}, which the market claims and nobody has proved"
+    return f"processes can be frozen there, {choice.checkpoint} by a canary of yours"
 
 
 def advise(found: Compared) -> list[Advice]:

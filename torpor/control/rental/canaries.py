@@ -23,6 +23,7 @@ FAILED_LASTS_S: Final = 7 * 24 * 3600.0
 MOST_KINDS: Final = 50
 """How many of an account are kept: those that were tried longest ago are forgotten."""
 _MOST_CHARS: Final = 300
+_MOST_FEATURES: Final = 10_000
 _MOST_BYTES: Final = 2 << 20
 _PREFIX: Final = "canaries/"
 
@@ -41,19 +42,24 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, rental: Rental, why_not: str, host: Host) -> Canary:
         """One that has just been flown on the machine of this rental, which is not trusted."""
-        words = _plain(why_not)[:_MOST_CHARS]
+        words = _plain(why_not)
         return cls(
             gpu=rental.gpu,
             gpu_count=rental.gpu_count,
             region=rental.region,
             flown_unix=time.time(),
             why_not=words or (why_not and "it says no reason"),
-            host=Host(_plain(host.kernel), _plain(host.features), _plain(host.driver)),
+            host=Host(
+                _plain(host.kernel),
+                _plain(host.features, _MOST_FEATURES),
+                _plain(host.driver),
+                _plain(host.architecture),
+            ),
         )
 
     @property
-    def kind(self) -> tuple[str, int, str]:
-        return (self.gpu, self.gpu_count, self.region)
+    def kind(self) -> tuple[str, int, str, str]:
+        return (self.gpu, self.gpu_count, self.region, self.host.architecture or "x86_64")
 
     @property
     def day(self) -> str:
@@ -61,9 +67,9 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
         return time.strftime("%Y-%m-%d", time.gmtime(self.flown_unix))
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, most: int = _MOST_CHARS) -> str:
     words = " ".join(text.split()).encode("ascii", "replace").decode()
-    return "".join(char for char in words if char.isprintable())
+    return "".join(char for char in words if char.isprintable())[:most]
 
 
 class _Book(msgspec.Struct, frozen=True):
@@ -110,10 +116,11 @@ class Flown:
             (provider, *canary.kind): canary
             for provider, of in canaries.items()
             for canary in of
-            if time.time() - canary.flown_unix < (FAILED_LASTS_S if canary.why_not else LASTS_S)
+            if abs(time.time() - canary.flown_unix)
+            < (FAILED_LASTS_S if canary.why_not else LASTS_S)  # a clock may have been wrong
         }
 
     def of(self, offer: Offer) -> Canary | None:
-        """The newest one at that account with this GPU and region; None for none."""
-        kind = (offer.provider, str(offer.gpu or ""), offer.gpu_count, offer.region)
-        return self._of.get(kind)
+        """The newest one at that account with this GPU, region and architecture; None for none."""
+        kind = (str(offer.gpu or ""), offer.gpu_count, offer.region, offer.architecture)
+        return self._of.get((offer.provider, *kind))

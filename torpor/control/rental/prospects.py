@@ -6,7 +6,7 @@ import re
 from typing import Final, Literal, NamedTuple
 
 from torpor.control.providers.gpus import parse_gpu
-from torpor.control.providers.offers import Offer
+from torpor.control.providers.offers import Offer, dotted
 from torpor.control.providers.seam import Abilities
 from torpor.control.rental.canaries import Canary
 from torpor.shared.values import Frozen, Host, Want, driver_version
@@ -79,19 +79,15 @@ def _unlike(offer: Offer, last: Host, frozen: Frozen) -> str:
     driver = driver_version(was.driver)
     there = offer.driver or driver_version(last.driver)
     if driver and there and driver[: len(there)] != there[: len(driver)]:
-        return f"they used driver {_dotted(driver, 2)}, its driver is {_dotted(there, 2)}"
+        return f"they used driver {dotted(driver, 2)}, its driver is {dotted(there, 2)}"
     kernel, here = _release(was.kernel), _release(last.kernel)
     if here and here < kernel:
-        return f"they ran on Linux {_dotted(kernel)}, the last machine there had {_dotted(here)}"
+        return f"they ran on Linux {dotted(kernel)}, the last machine there had {dotted(here)}"
     lacks = {word for word in was.features.split() if _USED.fullmatch(word)}
     lacks -= set(last.features.split())
     if last.features and lacks:
         return f"the processor of the last machine there had no {', '.join(sorted(lacks)[:5])}"
     return ""
-
-
-def _dotted(version: tuple[int, ...], digits: int = 1) -> str:
-    return ".".join(f"{part:0{digits}}" for part in version)
 
 
 def _release(kernel: str) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class Offers(msgspec.Struct, frozen=True):
         """Why that one was rented before a cheaper one, for people; empty where only its cost
         counts."""
         words = self.because.get((provider, offer), "")
-        cheapest = min(self.fitting, key=lambda sold: sold.price_usd_h or math.inf, default=None)
+        cheapest = min(self.fitting, key=lambda sold: sold.price_usd_h, default=None)
         if not words or cheapest is None or (cheapest.provider, cheapest.id) == (provider, offer):
             return words
         other = self.because[cheapest.provider, cheapest.id]
@@ -115,7 +115,7 @@ def refusal(seen: Prospect, want: Want) -> str:
     """Why a machine is not rented on which no processes can be frozen; empty where it may be."""
     if want.process != "require" or not seen.barred:
         return ""
-    return f"{seen.barred}, and `process` requires it"
+    return f"{seen.barred}, and `process` requires it: with `try` it is rented all the same"
 
 
 def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer] | TorporError]:
@@ -171,6 +171,8 @@ def _no_offer(
     if len(providers) == 1 and isinstance(answers[0], TorporError):
         return answers[0]
     wishes = msgspec.to_builtins(msgspec.structs.replace(want, frozen=None))
+    if want.process != "require":
+        del wishes["process"]  # it refuses nothing
     for name in ("cuda", "driver"):
         wishes[name] = ".".join(map(str, wishes[name] or ()))
     wish = ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"

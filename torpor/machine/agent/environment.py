@@ -37,7 +37,7 @@ def record_environment() -> dict[str, Any]:
 @functools.cache
 def host() -> Host:
     """What frozen processes find on this machine."""
-    return Host(platform.release(), _features(), _driver() or "")
+    return Host(platform.release(), _features(), _driver() or "", platform.machine())
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def _record_machine() -> dict[str, Any]:
         "os": _os_release(),
         "kernel": host().kernel,
         "cpu_features": host().features,
-        "architecture": platform.machine(),
+        "architecture": host().architecture,
         "python": sys.version.split()[0],
         "image": _image(),
         "nvidia_driver": host().driver or None,
