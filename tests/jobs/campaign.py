@@ -44,6 +44,7 @@ from tests.markets.market import Rented
 from tests.markets.world import SETTLING_S, MarketWorld, market_world
 from torpor.control.jobs import policy
 from torpor.control.jobs.records import Job
+from torpor.control.rental import renting
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import JobFailed, StoreMissing
 from torpor.shared.format.names import manifest_key
@@ -114,10 +115,11 @@ class Campaign(MarketWorld):
         self._judge(ended, goal)
 
     def end(self) -> None:
-        """Nothing is left anywhere, once the markets answer again."""
+        """Nothing is left anywhere, once the markets answer again, and once a request of a run that
+        was killed before it sent one is old."""
         for fake in self.markets.fakes.values():
             fake.faults.clear()
-        with self._plain(self.opened):
+        with self._plain(self.opened), patch.object(renting, "ASKED_S", 0.0):
             for _ in range(2):
                 time.sleep(SETTLING_S)
                 reconcile.fn(self.opened.spec.name, abandoned=True)
