@@ -44,7 +44,7 @@ STRUCK_S: Final = 60.0
 """How long a command works; where it may be struck, it leaves time for that."""
 
 
-def run_crowd(crowd: Crowd, meter: Meter, strikes: Strikes, number: int, works_s: float) -> None:
+def run_crowd(crowd: Crowd, strikes: Strikes, number: int, works_s: float) -> None:
     """Submit the jobs, strike while they run, and judge them once all have ended."""
     chaos = strikes.left > 0
     crowd.submit(number, works_s)
@@ -153,7 +153,7 @@ def _carry_out(seed: int, jobs: int, given: Given) -> Found:
             ):
                 strikes = Strikes(crowd, given.strikes, postgres)
                 works_s = given.works or (STRUCK_S if given.strikes else WORKS_S)
-                run_crowd(crowd, meter, strikes, jobs, works_s)
+                run_crowd(crowd, strikes, jobs, works_s)
                 violations += crowd.violations
                 told = {"figures": figures(crowd, meter), "struck": dict(strikes.struck)}
                 reports[on] = told
@@ -165,7 +165,7 @@ def _carry_out(seed: int, jobs: int, given: Given) -> Found:
 
 def _tell(found: dict[str, dict[str, Any]]) -> None:
     """A table of the figures, a column for each database."""
-    print("\n| |" + "|".join(f" {on} " for on in found) + "|\n|---" * (1 + len(found)) + "|")
+    print("\n| | " + " | ".join(found) + " |\n|" + "---|" * (1 + len(found)))
     for name in next(iter(found.values())):
         cells = [_text(of[name]) for of in found.values()]
         print(f"| {name} | " + " | ".join(cells) + " |")

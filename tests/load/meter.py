@@ -24,9 +24,11 @@ ROLES: Final = ("supervisor", "server", "worker", "job-worker", "store")
 
 @dataclass
 class Used:
-    """By one process until it was last seen. ``of``: a role, or the id of its run."""
+    """By one process from the beginning of the measurement until it was last seen. ``of``: a role,
+    or the id of its run."""
 
     of: str
+    before_s: float = 0.0
     cpu_s: float = 0.0
     rss_mib: float = 0.0
     most_mib: float = 0.0
@@ -67,7 +69,7 @@ class Meter:
         seen = self.used.setdefault(process, Used(of))
         with process.oneshot():
             times = process.cpu_times()
-            seen.cpu_s = times.user + times.system
+            seen.cpu_s = times.user + times.system - seen.before_s
             seen.rss_mib = process.memory_info().rss / MIB
             seen.most_mib = max(seen.most_mib, seen.rss_mib)
             seen.files = process.num_fds()
@@ -82,6 +84,9 @@ class Meter:
 def metered(installation: Installation) -> Iterator[Meter]:
     """It looks again and again meanwhile."""
     meter, over = Meter(installation), threading.Event()
+    meter.look()
+    for used in meter.now:
+        used.before_s = used.cpu_s
 
     def look() -> None:
         while not over.wait(EVERY_S):

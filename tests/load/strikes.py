@@ -24,31 +24,34 @@ BETWEEN_S = (10.0, 30.0)
 
 @dataclass
 class Strikes:
-    """``left``: how many are still to come. Every second one preempts a machine."""
+    """``left``: how many are still to come. Every second one preempts a machine, unless ``only``
+    names the kinds."""
 
     crowd: Crowd
     left: int
     postgres: Postgres | None = None
-    between_s: tuple[float, float] = BETWEEN_S
+    only: tuple[str, ...] = ()
     struck: Counter[str] = field(default_factory=Counter)
     _at: float = 0.0
     _next: list[str] = field(default_factory=list)
 
     def look(self) -> None:
-        """Strike if it is time, once a command runs."""
-        if not self.left or time.monotonic() < self._at or not self.crowd.working():
+        """Strike if it is time, once a job has begun."""
+        begun = any(task.job and not task.over for task in self.crowd.tasks)
+        if not self.left or time.monotonic() < self._at or not begun:
             return
         if not self._next:
             others = [name for name in self._kinds() if name != "machine"]
             self.crowd.rng.shuffle(others)
-            self._next = [name for other in others for name in ("machine", other)]
+            mixed = [name for other in others for name in (other, "machine")]
+            self._next = [*self.only] or mixed
         name = self._next[0]
         if not self._kinds()[name]():
             return  # nothing to hit by now
         print(f"     strike: {self._next.pop(0)}", flush=True)
         self.struck[name] += 1
         self.left -= 1
-        self._at = time.monotonic() + self.crowd.rng.uniform(*self.between_s)
+        self._at = time.monotonic() + self.crowd.rng.uniform(*BETWEEN_S)
 
     def _kinds(self) -> dict[str, Callable[[], object]]:
         kinds: dict[str, Callable[[], object]] = {
