@@ -30,6 +30,7 @@ from tests.jobs.saved_state import state_in
 from tests.markets.every import Markets
 from tests.markets.market import Rented
 from tests.markets.world import AheadClock
+from torpor.control.jobs.policy import MOST_LOSSES, losses
 from torpor.control.jobs.records import Job, Jobs, new_job_id
 from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore as Store
@@ -64,6 +65,11 @@ class Task:
     @property
     def over(self) -> bool:
         return bool(self.lost) or (self.job is not None and self.job.ended)
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether it goes on after the loss of its machine, as far as its record says."""
+        return self.job is not None and losses(self.job.attempts[:-1]) < MOST_LOSSES - 1
 
     @property
     def to_gpu_s(self) -> float | None:

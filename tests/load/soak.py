@@ -11,15 +11,16 @@ from tests.fixtures.deployed import Deployed
 from tests.fixtures.own_installation import Alone
 from tests.load.meter import ROLES, metered
 
-ROUND: Final = (
-    ("job", {"command": "echo $TORPOR_JOB >> jobs"}),
-    ("wake", {}),
-    ("backup", {}),
-    ("watch", {}),
-    ("hibernate", {}),
-    ("wake", {}),
+DEMO: Final = {"workspace": "demo"}
+ROUND: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    ("job", {**DEMO, "command": "echo $TORPOR_JOB >> jobs"}),
+    ("wake", DEMO),
+    ("backup", DEMO),
+    ("watch/watch-dry-run", {}),
+    ("hibernate", DEMO),
+    ("wake", DEMO),
 )
-"""Of the workspace `demo`, which `make up` gives its first machine."""
+"""Of the workspace `demo`, which `make up` gives its first machine. `watch` has its schedule."""
 JUDGED: Final = 8
 """Rounds from which on growth is judged: first, caches fill."""
 MORE_MIB: Final = 30.0
@@ -33,12 +34,12 @@ def soak(alone: Alone, minutes: float, violations: Violations) -> dict[str, Any]
     runs = 0
     with metered(alone.installation) as meter:
         while time.monotonic() < ends or not rounds:
-            for name, more in ROUND:
-                given = {"workspaces": ["demo"]} if name == "watch" else {"workspace": "demo"}
-                run = deployed.end(deployed.start(name, {**given, **more}))
+            for name, given in ROUND:
+                run = deployed.end(deployed.start(name, given))
                 runs += 1
                 if run["state_type"] != "COMPLETED":
-                    violations.add(f"{name}, run {run['id']}: {run['state']}")
+                    said = f"{run['state_type']}: {run['state']['message']}"
+                    violations.add(f"{name}, run {run['name']}, is {said}")
             meter.look()
             now = {
                 role: max((one for one in meter.now if one.of == role), key=lambda one: one.rss_mib)

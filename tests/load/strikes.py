@@ -66,7 +66,8 @@ class Strikes:
         return kinds
 
     def _preempt(self) -> bool:
-        working = self.crowd.working()
+        """Not the third machine in a row that has saved nothing: such a job ends as preempted."""
+        working = [one for one in self.crowd.working() if one[0].may_lose]
         if not working:
             return False
         task, at, machine = self.crowd.rng.choice(working)
