@@ -172,7 +172,7 @@ def _tell(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return " / ".join(map(_text, value))
     return str(value) if isinstance(value, int) else f"{value:.1f}"
 

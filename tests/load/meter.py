@@ -77,7 +77,7 @@ class Meter:
 
     def of(self, *of: str) -> list[Used]:
         """Every process of these roles and runs."""
-        return [used for used in self.used.values() if used.of in of]
+        return [used for used in [*self.used.values()] if used.of in of]
 
 
 @contextmanager
