@@ -38,7 +38,9 @@ from tests.markets.every import Markets, opened_markets
 from tests.unattended.story import switch_on
 from torpor.control.measure.host import host_facts
 
-WATCH_S: Final = 30
+WATCH_S: Final = 120
+STRUCK_WATCH_S: Final = 30
+"""As users have it, and sooner where jobs wait for it."""
 WORKS_S: Final = 15.0
 STRUCK_S: Final = 60.0
 """How long a command works; where it may be struck, it leaves time for that."""
@@ -142,7 +144,7 @@ def _carry_out(seed: int, jobs: int, given: Given) -> Found:
     violations, reports = Violations(), {}
     for on in given.database:
         with installed(on) as (alone, postgres):
-            switch_on(alone.server, WATCH, WATCH_S, {})
+            switch_on(alone.server, WATCH, STRUCK_WATCH_S if given.strikes else WATCH_S, {})
             if given.minutes:
                 reports[on] = soak(alone, given.minutes, violations)
                 continue
@@ -159,8 +161,13 @@ def _carry_out(seed: int, jobs: int, given: Given) -> Found:
                 reports[on] = told
     _tell({on: told["figures"] for on, told in reports.items()})
     what = f"{given.minutes} minutes" if given.minutes else f"{jobs} jobs, {given.strikes} strikes"
-    report = {"host": host_facts(), **reports}
-    return Found(f"{what} on {' and '.join(reports)}", violations, report)
+    again = f"--jobs {jobs} --strikes {given.strikes} --minutes {given.minutes}"
+    return Found(
+        f"{what} on {' and '.join(reports)}",
+        violations,
+        {"host": host_facts(), **reports},
+        [f"{again} --database {' '.join(given.database)}"],
+    )
 
 
 def _tell(found: dict[str, dict[str, Any]]) -> None:
