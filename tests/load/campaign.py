@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -70,7 +71,8 @@ def run_crowd(crowd: Crowd, strikes: Strikes, number: int, works_s: float) -> No
 
 
 def figures(crowd: Crowd, meter: Meter) -> dict[str, Any]:
-    jobs, runs = len(crowd.tasks), [run["id"] for run in crowd.runs()]
+    found = crowd.runs()
+    jobs, runs = len(crowd.tasks), [run["id"] for run in found]
     to_gpu = [task.to_gpu_s for task in crowd.tasks if task.to_gpu_s is not None]
     waited = {
         queue: [t.taken_unix - t.submitted_unix for t in crowd.tasks if t.queue == queue]
@@ -99,7 +101,10 @@ def figures(crowd: Crowd, meter: Meter) -> dict[str, Any]:
             for role in ROLES
         },
         "machines that were preempted / whose job recovered": [losses, crowd.recovered],
-        "runs": len(runs),
+        "runs of jobs": " ".join(
+            f"{count} {state}"
+            for state, count in sorted(Counter(run["state_name"] for run in found).items())
+        ),
     }
 
 
@@ -157,8 +162,11 @@ def _carry_out(seed: int, jobs: int, given: Given) -> Found:
                 works_s = given.works or (STRUCK_S if given.strikes else WORKS_S)
                 run_crowd(crowd, strikes, jobs, works_s)
                 violations += crowd.violations
-                told = {"figures": figures(crowd, meter), "struck": dict(strikes.struck)}
-                reports[on] = told
+                reports[on] = {
+                    "figures": figures(crowd, meter),
+                    "struck": dict(strikes.struck),
+                    "runs": [_told(run) for run in crowd.runs()],
+                }
     _tell({on: told["figures"] for on, told in reports.items()})
     what = f"{given.minutes} minutes" if given.minutes else f"{jobs} jobs, {given.strikes} strikes"
     again = f"--jobs {jobs} --strikes {given.strikes} --minutes {given.minutes}"
@@ -168,6 +176,11 @@ def _carry_out(seed: int, jobs: int, given: Given) -> Found:
         {"host": host_facts(), **reports},
         [f"{again} --database {' '.join(given.database)}"],
     )
+
+
+def _told(run: dict[str, Any]) -> dict[str, Any]:
+    names = ("name", "work_queue_name", "state_name", "created", "start_time", "end_time")
+    return {name: run[name] for name in names} | {"said": run["state"]["message"]}
 
 
 def _tell(found: dict[str, dict[str, Any]]) -> None:
@@ -181,7 +194,7 @@ def _tell(found: dict[str, dict[str, Any]]) -> None:
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " / ".join(map(_text, value))
-    return str(value) if isinstance(value, int) else f"{value:.1f}"
+    return str(value) if isinstance(value, int | str) else f"{value:.1f}"
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
