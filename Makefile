@@ -125,9 +125,8 @@ matrix: packages-campaign setup
 unattended: packages-test setup
 	$(BIN)/python -m tests.unattended --minutes $(or $(MINUTES),60)
 
-# A crowd of jobs without and with faults, and mixed flows for a while; DATABASE="sqlite postgres" does
-# all with each.
-LOAD := $(BIN)/python -m tests.load.campaign --database $(or $(DATABASE),sqlite)
+# A crowd of jobs without and with faults, and mixed flows for a while, on SQLite and then on PostgreSQL.
+LOAD := $(BIN)/python -m tests.load.campaign --database $(or $(DATABASE),sqlite postgres)
 load: packages-test setup
 	$(LOAD) --jobs $(or $(JOBS),100)
 
