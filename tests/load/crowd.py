@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from itertools import combinations
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from tests.markets.market import Rented
 from tests.markets.world import AheadClock
 from torpor.control.jobs.policy import MOST_LOSSES, losses
 from torpor.control.jobs.records import Job, Jobs, new_job_id
+from torpor.control.providers.labels import label_in
 from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore as Store
 from torpor.shared.errors import TorporError
@@ -180,16 +181,16 @@ class Crowd:
 
     def _judge_rents(self) -> None:
         """No two machines of a workspace at the same time."""
-        for task in self.tasks:
-            mine = [
-                machine
-                for at in MARKETS
-                for machine in self.markets.fakes[at].market.rented
-                if task.workspace in machine.label
-            ]
-            for a, b in combinations(sorted(mine, key=lambda one: one.created_unix), 2):
+        rented: dict[str, list[Rented]] = {}
+        for at in MARKETS:
+            for machine in self.markets.fakes[at].market.rented:
+                label = label_in(machine.label)
+                assert label is not None
+                rented.setdefault(label.workspace, []).append(machine)
+        for workspace, machines in rented.items():
+            for a, b in pairwise(sorted(machines, key=lambda one: one.created_unix)):
                 if b.created_unix < (a.ended_unix or time.time()):
-                    self.violations.add(f"{task.workspace}: {a.id} beside {b.id}")
+                    self.violations.add(f"{workspace}: machine {b.id} beside {a.id}")
 
     def _see_when_taken(self) -> None:
         with Api(self.alone.server) as api:
