@@ -23,6 +23,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
 from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
@@ -42,7 +43,7 @@ from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
-from deployments.worker import POOLS
+from deployments.worker import POOLS, RUN_COMMAND
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import StoreError, TorporError
 
@@ -161,6 +162,7 @@ def make_pools() -> None:
                     WorkPoolCreate(
                         name=pool.name,
                         type="process",
+                        base_job_template=_job_template(),
                         description=pool.description,
                         concurrency_limit=pool.limit,
                     )
@@ -168,6 +170,15 @@ def make_pools() -> None:
             for priority, queue in enumerate(pool.queues, 1):
                 with contextlib.suppress(ObjectAlreadyExists):
                     client.create_work_queue(queue, priority=priority, work_pool_name=pool.name)
+
+
+def _job_template() -> dict[str, Any]:
+    """Prefect's own, with a command. Without one, Prefect imports itself twice for each run, once
+    to find out the command: 3 s. A run gets a session of its own, as without one, so that signals
+    to its worker do not reach it."""
+    template = ProcessWorker.get_default_base_job_template()
+    template["variables"]["properties"]["command"]["default"] = RUN_COMMAND
+    return template
 
 
 def deploy(installation: Installation) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from deployments.installation import Installation
@@ -39,6 +41,8 @@ POOLS: Final = (
         queues=("critical", "high", "normal", "low"),
     ),
 )
+RUN_COMMAND: Final = "setsid python3 -m prefect.engine"
+"""What a worker runs for each flow run, with the Python that comes first in its PATH: its own."""
 ROLES: Final = tuple(pool.role for pool in POOLS)
 READY_S: Final = 300.0
 """3 to 10 s, measured."""
@@ -60,6 +64,7 @@ def start(installation: Installation, server: Server, pools: Sequence[Pool] = PO
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
     }
     spoken = ("PREFECT_API_URL", LOGIN_VARIABLE)
     having = {name: env[name] for name in spoken if name in env}

@@ -42,7 +42,7 @@ def compare(
         spot: Whether to compare spot machines. A wake follows the workspace block.
         everywhere: Ask all provider blocks, not only those that the workspace names.
     """
-    opened = open_workspace(workspace)
+    opened = open_workspace(workspace).freezing
     terms = choose_terms(opened, snapshot, hours, spot)
     found = ask_markets(opened, terms, read_past(opened, terms), everywhere)
     title = f"Where to rent for workspace {opened.spec.name}, {hours:g} h"

@@ -28,7 +28,7 @@ def create(workspace: Workspace | str) -> CreateReport:
     with rented_machine(opened) as tenancy:
         if spec.freezes:
             with open_session(opened, tenancy.machine) as session:
-                freezer = prove_freezing(opened, session)
+                freezer = prove_freezing(opened, session, tenancy.rental)
         hand_over(tenancy, alone=True, starting=bool(spec.programs))
     if spec.save_minutes or spec.programs:
         with open_session(opened, tenancy.machine) as session:

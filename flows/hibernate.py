@@ -10,7 +10,7 @@ from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_
 from tasks.autosave import delete_autosaves
 from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
-from tasks.machines import check_rented, chosen_machine, open_session
+from tasks.machines import check_rented, chosen_machine, open_session, rental_of
 from tasks.programs import NEVER, look_at_programs, prove_freezing
 from tasks.sleep import asleep
 from tasks.workspace import OpenWorkspace
@@ -73,7 +73,8 @@ def hibernate(
 def _programs(opened: OpenWorkspace, session: Agent, machine: Machine) -> ProgramsReport:
     freezer = NEVER
     if opened.spec.freezes:
-        freezer = prove_freezing(opened, session, strict=False)
+        rental = None if machine.label is None else rental_of(opened, machine.label)
+        freezer = prove_freezing(opened, session, rental, strict=False)
     programs = look_at_programs(opened, session, freezer) if opened.spec.programs else []
     return ProgramsReport(opened.spec.name, machine.id, programs)
 

@@ -61,7 +61,7 @@ def wake(
 def _offers(opened: OpenWorkspace, snapshot: str, own: str) -> OffersReport:
     if own:
         raise InvalidInput(f"a wake on {own} rents nothing: leave `machine` empty for a dry run")
-    return offers_for(opened, snapshot)
+    return offers_for(opened.freezing, snapshot)
 
 
 def wake_workspace(
@@ -81,7 +81,7 @@ def wake_workspace(
         ):
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
-                freezer = prove_freezing(opened, session)
+                freezer = prove_freezing(opened, session, tenancy.rental)
             if not restore.plan.complete:  # else an earlier run has restored all of it
                 restore_parts(restore, "wake", tenancy.machine)
                 finish_restore(restore)
@@ -94,4 +94,4 @@ def wake_workspace(
             start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
-    return replace(report, budgets=budgets, programs=programs)
+    return replace(report, budgets=budgets, programs=programs, chosen=tenancy.chosen)

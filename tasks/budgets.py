@@ -59,7 +59,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
             f"nothing was rented for workspace {opened.spec.name}: offer {first.offer} at "
             f"{first.provider}, the best of {len(refused)}: {first.outcome}"
         )
-    return Offers(fitting, [*refused, *offers.refused])
+    return Offers(fitting, [*refused, *offers.refused], offers.because)
 
 
 def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:

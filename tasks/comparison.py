@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from tasks.canaries import read_canaries
 from tasks.restore import NEWEST, fitted
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
@@ -54,10 +55,11 @@ def choose_terms(
 
 @step("read rentals")
 def read_past(opened: OpenWorkspace, terms: Terms) -> Past:
-    """The rentals of all workspaces in the store. Lists the whole store; changes nothing."""
+    """The rentals of all workspaces in the store, and canaries. Lists the whole store; changes
+    nothing."""
     since_unix = terms.now_unix - DAYS * _DAY_S
     ledgers = [Rentals(opened.store, name) for name in look(opened.store)]
-    return Past(read(ledgers, since_unix), since_unix)
+    return Past(read(ledgers, since_unix), since_unix, read_canaries(opened))
 
 
 @step("ask markets")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from tasks.budgets import check_budgets, within_budgets
+from tasks.canaries import read_canaries
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.phases import seconds_by_phase
 from tasks.retries import ONCE
@@ -17,6 +18,8 @@ from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
+from torpor.control.rental.canaries import Flown
+from torpor.control.rental.prospects import matters
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renter import Renter
 from torpor.control.rental.renting import AT_ONCE_S, Renting, Tenancy
@@ -229,7 +232,10 @@ def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     """The offers of all providers that fit the workspace and its budgets, best first; NoOffer or
     BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
     check_volumes(opened.providers, opened.spec)
-    return within_budgets(opened, find_offers(opened.providers, opened.spec.want), count)
+    want = opened.spec.want
+    flown = read_canaries(opened) if matters(want) else Flown()
+    found = find_offers(opened.providers, want, flown=flown)
+    return within_budgets(opened, found, count)
 
 
 @step("find what was left", phase="machine")
@@ -289,6 +295,14 @@ def create_machine(
     sleeps between two looks, and may raise to stop waiting.
     """
     return held.rent(offers.fitting, nap) if left is None else held.take_up(left, nap)
+
+
+def say_choice(offers: Offers, rental: Rental) -> str:
+    """Why its offer was rented before others, in the log too; empty where only its cost counted."""
+    words = offers.chosen(rental.provider, rental.offer)
+    if words:
+        runner().log.info("offer %s at %s was chosen: %s", rental.offer, rental.provider, words)
+    return words
 
 
 def show_offers(opened: OpenWorkspace, held: Renting, offers: Offers) -> None:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from tasks.canaries import keep_canary
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -16,11 +17,12 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.remote.criu import criu_bundle
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
 from torpor.control.safety import Verified
 from torpor.shared.errors import MachineUnfit, StillChanging, TorporError
 from torpor.shared.values import PROGRAMS, WorkspaceSpec
-from torpor.shared.wire.job import JobState, LookAtJob, StartJob, TryFreezing
+from torpor.shared.wire.job import JobState, LookAtJob, StartJob, Tried, TryFreezing
 from torpor.shared.wire.snapshot import IMAGE_FILES, Froze, Program
 
 START_S: Final = 300.0
@@ -96,19 +98,19 @@ def check_frozen(images: Sequence[str], verified: Verified) -> None:
 
 
 @step("prove freezing", retries=ONCE)
-def prove_freezing(opened: OpenWorkspace, session: Agent, *, strict: bool = True) -> Freezer:
+def prove_freezing(
+    opened: OpenWorkspace, session: Agent, rental: Rental | None, *, strict: bool = True
+) -> Freezer:
     """Freeze a small process tree of torpor's own and let it go on: nothing else proves that this
-    machine can. With ``strict``, MachineUnfit where it has to, and cannot."""
+    machine can. Kept for later rankings under the machine's ``rental``. With ``strict``,
+    MachineUnfit where it has to, and cannot."""
     spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
     if opened.seal.sealed:
-        freezer = _freezer(session)
-    if freezer.criu:
         try:
-            told = session.call(TryFreezing(freezer.criu), request_id=_request(), within_s=START_S)
+            freezer, told = _tried(session, flies=True)
+            keep_canary(opened, rental, told)
         except TorporError as error:
             freezer = Freezer(why_not=str(error))
-        else:
-            freezer = Freezer(why_not=told.why_not) if told.why_not else freezer
     if freezer.why_not and spec.process == "require" and strict:
         raise MachineUnfit(
             f"workspace {spec.name} requires a machine that can freeze its programs: "
@@ -161,11 +163,19 @@ def look_at_programs(opened: OpenWorkspace, session: Agent, freezer: Freezer) ->
 def _freezer(session: Agent) -> Freezer:
     """CRIU, where the architecture and the capabilities are no reason against it."""
     try:
-        asked = TryFreezing("")
-        why_not = session.call(asked, request_id=_request(), within_s=START_S).why_not
-        return Freezer(why_not=why_not) if why_not else Freezer(session.send_bundle(criu_bundle()))
+        return _tried(session, flies=False)[0]
     except TorporError as error:
         return Freezer(why_not=str(error))
+
+
+def _tried(session: Agent, *, flies: bool) -> tuple[Freezer, Tried]:
+    """CRIU, and what the machine says; ``flies``: whether of a canary, too."""
+    told, criu = session.call(TryFreezing(""), request_id=_request(), within_s=START_S), ""
+    if not told.why_not:
+        criu = session.send_bundle(criu_bundle())
+    if criu and flies:
+        told = session.call(TryFreezing(criu), request_id=_request(), within_s=START_S)
+    return Freezer(why_not=told.why_not) if told.why_not else Freezer(criu), told
 
 
 def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer:

@@ -108,11 +108,10 @@ class OpenWorkspace(StoredWorkspace):
 
     @property
     def freezing(self) -> OpenWorkspace:
-        """The same, that rents no machine on which programs that must be frozen cannot be."""
+        """The same, for a machine on which its programs are started, and go on where they can."""
         spec = self.spec
-        want = msgspec.structs.replace(
-            spec.want, freezes=spec.freezes and spec.process == "require"
-        )
+        process = spec.process if spec.freezes else "never"
+        want = msgspec.structs.replace(spec.want, process=process)
         return replace(self, spec=msgspec.structs.replace(spec, want=want))
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:

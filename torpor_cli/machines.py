@@ -69,7 +69,7 @@ def wake(
         )
     if not machine and not yes:
         with connected(), quiet(as_json=True):
-            _ask(workspace, snapshot, count)
+            _ask(workspace, snapshot, count, starts=count == 1)
     accepted: dict[str, Any] = {"snapshot": snapshot, "accept_paths": accept_path or []}
     if count == 1:
         report = run("wake", options, workspace=workspace, machine=machine, **accepted)
@@ -88,7 +88,7 @@ def create(workspace: str, *, yes: Flag = False, options: Options | None = None)
     """
     if not yes:
         with connected(), quiet(as_json=True):
-            _ask(workspace, "newest", 1)
+            _ask(workspace, "newest", 1, starts=True)
     report = run("create", options, workspace=workspace)
     _say_login(report, workspace, options)
 
@@ -187,7 +187,7 @@ def deploy(
             from flows.procedures.listing import list_logins
 
             if not list_logins(workspace):  # the flow looks for the same
-                _ask(workspace, snapshot, 1)
+                _ask(workspace, snapshot, 1, starts=False)
     run(
         "deploy",
         options,
@@ -246,15 +246,16 @@ def _say_login(report: Any, workspace: str, options: Options | None) -> None:
     print(f"log in: {command_for(workspace)}")
 
 
-def _offers(workspace: str, snapshot: str) -> Any:
+def _offers(workspace: str, snapshot: str, starts: bool = True) -> Any:
     from flows.procedures.listing import list_offers
 
-    return list_offers(workspace, snapshot)
+    return list_offers(workspace, snapshot, starts)
 
 
-def _ask(workspace: str, snapshot: str, count: int) -> None:
-    """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no."""
-    found = _offers(workspace, snapshot)
+def _ask(workspace: str, snapshot: str, count: int, *, starts: bool) -> None:
+    """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
+    ``starts``: whether the workspace's programs are started there."""
+    found = _offers(workspace, snapshot, starts)
     print_rows(found.rows()[: min(_SHOWN, len(found.fitting))])
     price = found.fitting[0].offer.bound_usd_h * count
     machines = "a machine" if count == 1 else f"{count} machines"

@@ -123,10 +123,14 @@ def list_logins(workspace: Workspace | str) -> list[Machine]:
     ]
 
 
-def list_offers(workspace: Workspace | str, snapshot: str = NEWEST) -> OffersReport:
+def list_offers(
+    workspace: Workspace | str, snapshot: str = NEWEST, starts: bool = True
+) -> OffersReport:
     """What a wake of that snapshot would try to rent, the best first. Rents nothing. Where there is
-    no snapshot, what `create` would try."""
-    return offers_for(open_workspace(workspace), snapshot)
+    no snapshot, what `create` would try. Without ``starts``, what a replicate or a deploy would
+    try, which starts none of the workspace's programs."""
+    opened = open_workspace(workspace)
+    return offers_for(opened.freezing if starts else opened, snapshot)
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tasks.canaries import read_canaries
 from tasks.comparison import choose_terms
 from tasks.machines import look_for_offers, renting
 from tasks.restore import NEWEST, pick_snapshot_to_wake
@@ -25,11 +26,12 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST) -> OffersReport:
         wanted = found.snapshot
     terms = choose_terms.function(opened, wanted, _HOURS, opened.spec.want.spot)
     offers = look_for_offers.function(opened)
-    past = Past(read([opened.rentals]))
+    past = Past(read([opened.rentals]), flown=read_canaries(opened))
     return OffersReport(
         name,
         terms.snapshot,
         offered(offers, opened.providers, past, terms),
         offers.refused,
         [machine.id for machine, _ in renting(opened).machines()],
+        bool(offers.because),
     )

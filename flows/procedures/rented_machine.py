@@ -11,6 +11,7 @@ from tasks.machines import (
     look_for_offers,
     own_machine,
     renting,
+    say_choice,
     show_offers,
 )
 from tasks.workspace import OpenWorkspace
@@ -27,6 +28,8 @@ def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
         offers = Offers([], []) if left else look_for_offers(opened)
         try:
             tenancy = create_machine(held, offers, left[0] if left else None)
+            if tenancy.rental is not None:
+                tenancy.chosen = say_choice(offers, tenancy.rental)
         finally:
             if not left:
                 show_offers(opened, held, offers)

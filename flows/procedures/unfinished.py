@@ -75,7 +75,7 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
             raise RunCancelled("its run has gone, and its restore is not whole")
         freezer = Freezer()
         if opened.spec.freezes:
-            freezer = prove_freezing(opened, session, strict=False)  # the machine is whole
+            freezer = prove_freezing(opened, session, tenancy.rental, strict=False)  # it is whole
         starting = bool(opened.spec.programs)
         hand_over(tenancy, alone=False, starting=starting)
         if starting:

@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from flows import compare, create, wake
+from tasks.canaries import keep_canary, read_canaries
+from tasks.programs import prove_freezing
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from torpor.control.compare.offers import OffersReport
+from torpor.control.remote.seam import Agent
+from torpor.control.rental.canaries import Canaries, Canary
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
-from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineUnfit,
+    NoCapacity,
+    NoOffer,
+    ProviderDenied,
+    SnapshotMissing,
+    StoreUnavailable,
+)
+from torpor.shared.format.frozen import frozen_record
 from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Extent, encode_manifest
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import GIB, WorkspaceName
+from torpor.shared.values import GIB, Host, WorkspaceName
+from torpor.shared.wire.job import Tried
 
 STORED = 2 * 10**9
 
 
-def keep_snapshot(lab: Lab) -> None:
-    """A snapshot of 100 GiB in 2 GB, of a machine with CUDA 12.8."""
+def keep_snapshot(lab: Lab, **facts: object) -> None:
+    """A snapshot of 100 GiB in 2 GB, of a machine with CUDA 12.8 and these ``facts``."""
     statistics = {"bytes": 100 * GIB, "stored_bytes": STORED}
     big = entry(FILE, b"big", size=100 * GIB, extents=(Extent(HOLE, 0, 100 * GIB),))
     manifest = honest(
-        environment={"cuda": "12.8"},
+        environment={"cuda": "12.8", **facts},
         statistics=statistics,
         entries=[entry(DIRECTORY, b""), big],
         chunks=[],
@@ -65,6 +82,56 @@ def test_a_dry_run_of_a_wake_shows_what_it_would_rent_and_rents_nothing(lab: Lab
     assert not [*Rentals(lab.store, DEMO).open()]
     with pytest.raises(InvalidInput, match="rents nothing"):
         run_plainly(lab.opened, wake, machine="root@198.51.100.7", dry_run=True)
+
+
+def test_where_frozen_programs_went_on_comes_before_what_is_cheaper_and_it_says_so(
+    lab: Lab,
+) -> None:
+    keep_snapshot(lab, kernel="6.8.0", **frozen_record(1, 0))
+    lab.market.on_sale = [
+        msgspec.structs.replace(lab.market.on_sale[0], cuda=None, id=region, region=region)
+        for region in ("US", "EU")
+    ]
+    lab.market.on_sale[0] = msgspec.structs.replace(lab.market.on_sale[0], price_usd_h=3.6)
+    there = lab.record(gpu="H100 SXM", gpu_count=2, region="EU")
+    Canaries(lab.store).keep(there.provider, Canary.of(there, "", Host("6.8.0")))
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    opened = lab.wanting(programs=["exec sleep 600"], process="try")
+    with Shows(opened) as shows:
+        shown = wake.fn(DEMO, dry_run=True)
+        assert isinstance(shown, OffersReport)
+        assert [choice.offer.id for choice in shown.fitting] == ["EU", "US"]
+        assert [row["outcome"] for row in shows.rows] == [
+            f"fits; processes went on there on {day}",
+            "fits; processes may go on there: none was tried",
+        ]
+    table = run_plainly(opened, compare)
+    assert list(table.offer) == ["EU", "US"]
+    assert list(table.checkpoint) == [f"proven {day}", "unknown"]
+    for plain_one in (lab.opened, lab.wanting(programs=["exec sleep 600"])):  # nothing is to go on
+        assert list(run_plainly(plain_one, compare).offer) == ["US", "EU"]
+
+
+def test_where_a_canary_failed_nothing_is_rented_that_has_to_freeze_programs(lab: Lab) -> None:
+    keep_snapshot(lab)
+    lab.market.on_sale[0] = msgspec.structs.replace(lab.market.on_sale[0], cuda=None)
+    there = lab.record(gpu="H100 SXM", gpu_count=2, region="US")
+    spec = lab.wanting(programs=["exec sleep 600"], process="require")
+    opened = replace(spec, key=bytes(32))
+    in_use = msgspec.structs.replace(there, state="handed over")
+    with plain(opened):
+        keep_canary(opened, in_use, Tried("its disk is full"))
+    assert list(run_plainly(spec, compare).checkpoint) == ["unknown"]
+    machine = SimpleNamespace(call=lambda *_, **__: Tried("it lacks SYS_TIME", host=Host("6.8")))
+    with plain(opened), pytest.raises(MachineUnfit, match="it lacks SYS_TIME"):
+        prove_freezing(opened, cast("Agent", machine), there)
+    with pytest.raises(NoOffer, match=r"a canary failed there on .*: it lacks SYS_TIME"):
+        run_plainly(spec, wake, dry_run=True)
+    assert list(run_plainly(spec, compare).checkpoint) == ["no"]
+    lab.store.fails = StoreUnavailable("away")
+    with plain(opened):
+        assert read_canaries(opened).of(lab.market.on_sale[0]) is None  # ranks without it
+        keep_canary(opened, there, Tried())
 
 
 def test_it_shows_offers_for_the_snapshot(lab: Lab) -> None:

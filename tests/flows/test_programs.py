@@ -134,6 +134,7 @@ def test_a_program_goes_on_after_each_wake_where_it_was(world: World) -> None:
         slept, woken = _move(world)
         assert [words.split(",")[0] for words in slept.programs] == [f"{LINE}: frozen"]
         assert woken.programs == [f"{LINE}: went on where it was frozen"]
+        assert woken.chosen.startswith("processes went on there on 2")  # create flew the first
         _grows(world)
     assert _breaks(_lines(world)) == 0
 

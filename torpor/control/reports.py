@@ -215,6 +215,7 @@ class WakeReport(WorkspaceReport, frozen=True):
     provider: str = "own"  # the user's own machine
     first: FirstReport | None = None
     programs: list[str] = []  # how each began
+    chosen: str = ""  # whether frozen programs could go on there, where that ranked the offers
 
     def title(self) -> str:
         return f"Workspace {self.workspace} woken from {self.snapshot}"
@@ -225,6 +226,7 @@ class WakeReport(WorkspaceReport, frozen=True):
         return [
             _row("snapshot", self.snapshot),
             _row("machine", f"{self.machine}{at}, {self.price_usd_h:.2f} $ an hour"),
+            *([_row("chosen", self.chosen)] if self.chosen else []),
             _row("log in", f"ssh -p {self.port} {self.user}@{self.host}"),
             _row("directories", ", ".join(self.roots)),
             _row("files", f"{self.files:,}"),

@@ -8,7 +8,7 @@ import secrets
 import threading
 from datetime import datetime, timezone
 from hashlib import blake2b
-from typing import Any, Final, Literal, NewType, TypeVar
+from typing import Annotated, Any, Final, Literal, NewType, TypeVar
 
 import msgspec
 
@@ -174,6 +174,27 @@ class Label(msgspec.Struct, frozen=True):
     rental: str = msgspec.field(name="lease")  # its name in records and labels that exist
 
 
+_Fact = Annotated[str, msgspec.Meta(max_length=10_000)]
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What processes find on a machine, or need of one. Empty where nobody knows, or where they
+    do not need it."""
+
+    kernel: _Fact = ""  # the release
+    features: _Fact = ""  # of the processor, by the kernel's names
+    driver: _Fact = ""  # NVIDIA's
+    architecture: _Fact = ""  # as ``uname -m`` says it
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """The programs that a snapshot holds frozen, and what they need to go on."""
+
+    host: Host = Host()
+    gpu: str = ""  # as the driver names it; empty: they used none
+    gpu_count: int = 0
+
+
 class Want(msgspec.Struct, frozen=True):
     """What a workspace needs of a machine. Empty, 0 and None mean no wish."""
 
@@ -189,7 +210,8 @@ class Want(msgspec.Struct, frozen=True):
     architecture: str = ""  # as ``uname -m`` says it
     cuda: tuple[int, int] | None = None  # the driver must support at least this
     driver: tuple[int, ...] | None = None  # NVIDIA's, at least this
-    freezes: bool = False  # whether processes have to be frozen there
+    process: Literal["never", "try", "require"] = "never"  # whether programs go on there
+    frozen: Frozen | None = None  # those of the snapshot; None: it holds none
 
     @property
     def least_cuda(self) -> tuple[int, int] | None:

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from tests.fixtures.market import H100, Market
+from torpor.control.rental.canaries import Canary, Flown
 from torpor.control.rental.markets import Markets, ask_all
 from torpor.control.rental.search import billed_s, find_offers, fit
 from torpor.shared.errors import InvalidInput, NoOffer, ProviderDenied, ProviderUnavailable
-from torpor.shared.values import GIB, Want
+from torpor.shared.values import GIB, Frozen, Want
 
 replace = msgspec.structs.replace
 
@@ -25,6 +26,11 @@ def _market(identity: str, *prices: float, **changes: Any) -> Market:
         for price in prices
     ]
     return market
+
+
+def _canary(**changes: Any) -> Canary:
+    known = {"gpu": "H100 SXM", "gpu_count": 2, "region": "US", "flown_unix": time.time()}
+    return Canary(**known | changes)
 
 
 def test_the_cheapest_of_all_markets_comes_first_or_the_first_of_the_user_s_order() -> None:
@@ -88,13 +94,49 @@ def test_where_processes_have_to_be_frozen_nothing_is_rented_that_surely_cannot(
     container, machine = _market("container", 1), _market("machine", 2)
     container.abilities = replace(container.abilities, kind="container", privileged=False)
     machine.abilities = replace(machine.abilities, kind="vm")
-    found = find_offers([container, machine], Want(freezes=True))
+    tried = _market("tried", 1)
+    flown = Flown({"tried": [_canary(why_not="no SYS_TIME")]})
+    found = find_offers([container, machine, tried], Want(process="require"), flown=flown)
     assert [offer.provider for offer in found.fitting] == ["machine"]
     assert "no processes can be frozen in its containers" in found.refused[0].outcome
+    assert "no SYS_TIME, and `process` requires it" in found.refused[1].outcome
+
+
+def test_what_is_frozen_goes_where_it_can_go_on_for_a_stated_part_of_the_price() -> None:
+    """A proof is worth a quarter more than a claim, and a machine on which they can go on twice
+    one on which they cannot."""
+    container, claimed, proven = (
+        _market("container", 1.0),
+        _market("claimed", 1.9),
+        _market("proven"),
+    )
+    container.abilities = replace(container.abilities, kind="container", privileged=False)
+    flown = Flown({"proven": [_canary(flown_unix=time.time())]})
+    want = Want(process="try", frozen=Frozen())
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    for usd_h, first in ((1.6, ["proven", "container", "claimed"]), (1.9, ["proven", "container"]),
+                         (2.1, ["container", "proven"])):  # fmt: skip
+        proven.on_sale = _market("proven", usd_h).on_sale
+        found = find_offers([container, claimed, proven], want, flown=flown)
+        assert [offer.provider for offer in found.fitting][: len(first)] == first
+    found = find_offers([container, proven], replace(want, max_price_usd_h=2.0))
+    assert [offer.provider for offer in found.fitting] == ["container"]  # the user's limit holds
+    proven.on_sale = _market("proven", 1.9).on_sale
+    found = find_offers([container, proven], want, flown=flown)
+    assert found.chosen("proven", "proven-1.9") == (
+        f"processes went on there on {day}; the cheapest is container-1 at container, 1.000 $/h: "
+        "processes cannot go on there: no processes can be frozen in its containers"
+    )
+    free = _market("free", 0.0)
+    found = find_offers([free, proven], want, flown=flown)
+    assert found.chosen("free", "free-0") == "processes may go on there: none was tried"
+    for unmoved in (Want(), Want(process="try"), Want(rank="order", frozen=Frozen())):
+        found = find_offers([container, proven], unmoved, flown=flown)
+        assert [offer.provider for offer in found.fitting] == ["container", "proven"]
 
 
 def test_nothing_that_fits_names_the_wish_and_the_reasons() -> None:
-    with pytest.raises(NoOffer, match=r"gpu L4.*a a-1: its GPU is H100 SXM, L4 is wanted"):
+    with pytest.raises(NoOffer, match=r"rank price \(a a-1: its GPU is H100 SXM, L4 is wanted"):
         find_offers([_market("a", 1), _market("b")], Want(gpu="L4"))
 
 

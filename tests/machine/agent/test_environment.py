@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,23 @@ def test_the_packages_are_those_that_python_finds() -> None:
     named = {package.metadata["Name"]: package.version for package in found}
     assert record_environment()["python_packages"] == named
     assert named["msgspec"]
+
+
+def test_what_processes_need_of_a_machine_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    lines = [f"NVIDIA L4, 23034 MiB, {uuid}" for uuid in ("GPU-7b", "GPU-9c")]
+    tool.write_text("\n".join(["#!/bin/sh", *(f"echo {line}" for line in lines), ""]))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    code = "import json; from torpor.machine.agent import environment as machine; "
+    code += "print(json.dumps(machine.record_environment()))"
+    found = json.loads(subprocess.check_output([sys.executable, "-c", code]))  # an agent reads once
+    assert found["gpus"] == ["NVIDIA L4, 23034 MiB"] * 2
+    assert found["gpu_uuids"] == ["GPU-7b", "GPU-9c"]
+    assert found["kernel"] == os.uname().release
+    assert {"fpu", "sse2"} <= set(found["cpu_features"].split())
 
 
 @pytest.mark.parametrize("file", ["a.dist-info/METADATA", "a.egg-info/PKG-INFO", "a.egg-info"])

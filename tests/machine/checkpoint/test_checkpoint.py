@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,9 +20,10 @@ import pytest
 from tests.fixtures.near_agent import NearAgent
 from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
+from torpor.control.processes import identify
 from torpor.control.remote.criu import criu_bundle
 from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
-from torpor.machine.checkpoint.criu import Criu
+from torpor.machine.checkpoint.criu import CheckpointFailed, Criu
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.tree.walk import compile_excludes
 from torpor.shared.values import PROGRAMS
@@ -40,6 +42,7 @@ JOB = "3f2a9c81d04e"
 _CHAIN = """
 import hashlib, os, sys, time
 link = os.urandom(8).hex()  # in memory alone
+kept = open("kept")
 with open("chain", "a") as chain:
     while not os.path.exists("stop"):
         print(link, file=chain, flush=True)
@@ -57,6 +60,28 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
+
+
+_CANARY = """
+import sys
+from pathlib import Path
+from torpor.machine.checkpoint.canary import fly
+from torpor.machine.checkpoint.criu import CheckpointFailed
+from torpor.machine.checkpoint.tree import program, why_not
+print(why_not())
+try:
+    fly(program(Path(sys.argv[1])), Path(sys.argv[2]))
+    print("flew")
+except CheckpointFailed as error:
+    print("did not fly")
+"""
+CONTAINER = (
+    "+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,"
+    "+sys_chroot,+mknod,+audit_write,+setfcap"
+)
+"""What Docker gives by default."""
+KILLED = 'timeout -s KILL 0.03 "${0%/*}/loader" "$@"; exit 9'
+"""CRIU is killed in the middle: a dump or a restore takes longer than that."""
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +104,7 @@ class Chain:
         self.agent = NearAgent(folder / "home")
         self.place = folder / "workspace"
         self.place.mkdir()
+        (self.place / "kept").touch()
         self.images = self.place / PROGRAMS / JOB
         self.criu = criu
         self.exclude: list[str] = []
@@ -125,6 +151,37 @@ class Chain:
             with suppress(ProcessLookupError):  # a namespace ends with its first process
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not kept.supervisor.lives and not folder.processes(kept), "all are gone")
+
+    def spoil(self, action: str, how: str) -> None:
+        """From now on CRIU does ``action`` as the shell does ``how``, of ``"$@"``."""
+        spoiled = self.place.parent / "spoiled"
+        shutil.copytree(self.criu, spoiled, copy_function=os.link)
+        loader = spoiled / "ld-linux-x86-64.so.2"
+        loader.rename(spoiled / "loader")
+        loader.write_text(
+            f'#!/bin/sh\ncase "$4$5" in {action}*) {how};; esac\nexec {spoiled}/loader "$@"\n'
+        )
+        self.criu = spoiled
+
+    def take_pid(self) -> subprocess.Popen[bytes]:
+        """Let a process of this host have the number of the frozen one: this, or whichever was
+        begun first."""
+        pid = json.loads((self.images / "tree.json").read_text())["pid"]
+        for _ in range(100):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+            other = subprocess.Popen(["sleep", "600"])
+            if Path(f"/proc/{pid}").exists():
+                return other
+            other.kill()
+            other.wait()
+        raise AssertionError(f"process {pid} cannot be made")
+
+    def better_processor(self) -> None:
+        """As on a machine with a processor that can more than this one."""
+        image = self.images / "cpuinfo.img"
+        every = b"\x30\xff\xff\xff\xff\x0f"  # a capability word of CRIU's cpuinfo_x86_entry
+        words = re.compile(b"\x30[\x80-\xff]{4}[\x01-\x0f]")
+        image.write_bytes(words.sub(every, image.read_bytes()))
 
     def older_kernel(self) -> None:
         """As on a machine with a newer kernel than this one."""
@@ -191,10 +248,16 @@ def test_a_command_that_was_frozen_in_vain_goes_on_here(chain: Chain) -> None:
         (lambda chain: (chain.place / "chain").unlink(), "chain"),
         (lambda chain: (chain.images / "tree.json").write_text("{}"), "holds no process tree"),
         (lambda chain: next(chain.images.glob("pages-*.img")).unlink(), ""),
+        (lambda chain: (chain.place / "kept").write_text("other"), "kept"),
         (lambda chain: chain.older_kernel(), "this machine has the older"),
+        (lambda chain: chain.better_processor(), "this machine's processor lacks what"),
+        (lambda chain: chain.spoil("cpuinfo", "kill -9 $$"), "CRIU cpuinfo ended with -9"),
+        (lambda chain: chain.spoil("restore", "kill -9 $$"), "CRIU restore ended with -9"),
+        (lambda chain: chain.spoil("restore", KILLED), "CRIU restore ended with"),
     ],
-    ids=["a file is gone", "no facts", "no memory", "an older kernel"],
-)
+    ids=["a file is gone", "no facts", "no memory", "a file has another size", "an older kernel",
+         "a lesser processor", "killed at the check", "killed at once", "killed while it restores"],
+)  # fmt: skip
 def test_where_they_cannot_go_on_the_command_starts_afresh_and_says_why(
     chain: Chain, harm: Callable[[Chain], object], why: str
 ) -> None:
@@ -207,6 +270,51 @@ def test_where_they_cannot_go_on_the_command_starts_afresh_and_says_why(
     assert state.afresh
     assert why in state.afresh
     assert not chain.images.exists()
+
+
+def test_a_number_that_is_taken_on_the_machine_keeps_nobody_from_going_on(chain: Chain) -> None:
+    chain.start()
+    chain.freeze()
+    chain.vanish()
+    with chain.take_pid() as other:
+        state = chain.start(chain.images)
+        other.kill()
+    assert (state.went_on, state.afresh) == (True, "")
+    assert chain.is_whole()
+
+
+@pytest.mark.parametrize(
+    ("action", "how"),
+    [("dump", "kill -9 $$"), ("dump", KILLED), ("cpuinfo", "kill -9 $$")],
+    ids=["as the dump begins", "while it dumps", "after the dump"],
+)
+def test_where_criu_is_killed_the_command_runs_on_or_its_end_is_known(
+    chain: Chain, action: str, how: str
+) -> None:
+    chain.start()
+    chain.spoil(action, how)
+    assert f"CRIU {action} ended with" in chain.freeze().why_not
+    assert not chain.images.exists()
+    seen = len(chain.lines())
+
+    def known() -> bool:
+        ended = chain.agent.call(LookAtJob(JOB, 0, 1000)).state.state == "ended"
+        return ended or len(chain.lines()) > seen
+
+    until(known, "it runs on, or has ended")
+    assert chain.is_whole()
+
+
+@pytest.mark.parametrize("action", ["dump", "restore"])
+def test_one_that_hangs_is_ended_with_all_that_it_began(tmp_path: Path, action: str) -> None:
+    hangs = Criu(["sh", "-c", 'sleep 600 & echo $! > "$0/began"; wait', str(tmp_path)])
+    with pytest.raises(CheckpointFailed, match=f"CRIU {action} took over 1 s"):
+        if action == "dump":
+            hangs.dump(os.getpid(), tmp_path, 1.0)
+        else:
+            hangs.restore(tmp_path, 1.0)
+    began = int((tmp_path / "began").read_text())
+    until(lambda: identify(began) is None, "what it began is gone")
 
 
 def test_a_machine_that_ends_kills_what_is_frozen_and_nothing_else(chain: Chain) -> None:
@@ -324,6 +432,20 @@ def test_what_cannot_be_frozen_goes_on(chain: Chain, tmp_path: Path) -> None:
     chain.goes_on()
 
 
+def test_a_disk_that_is_full_in_the_middle_of_the_dump_lets_it_go_on(chain: Chain) -> None:
+    chain.start()
+    folder = chain.images.parent
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True)
+    try:
+        assert chain.freeze().why_not
+        chain.goes_on()
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    assert chain.is_whole()
+
+
 def test_a_disk_that_is_full_after_the_dump_lets_it_go_on(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,9 +465,23 @@ def test_the_canary_is_a_proof(chain: Chain) -> None:
     assert "CRIU cannot be started" in chain.agent.call(TryFreezing(str(chain.criu))).why_not
 
 
-@pytest.mark.parametrize("lacks", ["net_admin", "sys_admin", "sys_time"])
-def test_without_a_capability_it_says_so_before_anything_is_sent(lacks: str) -> None:
-    code = "from torpor.machine.checkpoint.tree import why_not; print(why_not())"
-    argv = ["setpriv", f"--bounding-set=-{lacks}", sys.executable, "-c", code]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert f"lacks the capabilities {lacks.upper()}, as in containers" in said
+@pytest.mark.parametrize(
+    ("more", "lacks"),
+    [
+        ("", "NET_ADMIN, SYS_ADMIN, SYS_TIME"),
+        (",+checkpoint_restore,+sys_ptrace", "NET_ADMIN, SYS_ADMIN, SYS_TIME"),
+        (",+sys_admin,+sys_ptrace", "NET_ADMIN, SYS_TIME"),
+        (",+sys_admin,+sys_ptrace,+net_admin", "SYS_TIME"),
+        (",+sys_ptrace,+sys_time,+net_admin", "SYS_ADMIN"),
+        (",+sys_admin,+sys_ptrace,+sys_time,+net_admin", ""),
+    ],
+)
+def test_without_a_capability_it_says_so_and_with_all_the_canary_flies(
+    criu: Path, tmp_path: Path, more: str, lacks: str
+) -> None:
+    """From what a container has by default. The canary agrees with what is said for nothing."""
+    argv = ["setpriv", f"--bounding-set=-all,{CONTAINER}{more}", sys.executable, "-c", _CANARY]
+    done = subprocess.run([*argv, str(criu), str(tmp_path)], capture_output=True, text=True)
+    said, flew = done.stdout.splitlines()
+    assert flew == ("flew" if not lacks else "did not fly"), done.stdout + done.stderr
+    assert said == "" if not lacks else f"lacks the capabilities {lacks}, as in containers" in said

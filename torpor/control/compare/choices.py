@@ -10,8 +10,10 @@ import msgspec
 
 from torpor.control.compare.experience import Experience, Past
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Abilities, Checkpoint, Provider
-from torpor.control.rental.search import Tried, billed_s, expected
+from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.rental.canaries import Canary
+from torpor.control.rental.prospects import COUNTS, Prospect, checkpoint, matters, prospect
+from torpor.control.rental.search import Tried, billed_s, expected, refusal
 from torpor.control.store_prices import StorePrice
 from torpor.shared.values import GIB, Want
 
@@ -61,6 +63,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     past_of: str
     price_age_s: float
+    checkpoint: str  # "no", "claimed", "unknown", or "proven" with a day
+    prospect: Prospect  # of frozen programs
     rejected: str = ""  # the reason; empty: it fits
 
     @property
@@ -82,8 +86,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.restore_s is None else self.start_p50_s + self.restore_s
 
     @property
-    def checkpoint(self) -> Checkpoint:
-        return self.able.checkpoint
+    def weighed_usd(self) -> float | None:
+        """The expected cost, more where processes may not go on; None if unknown."""
+        return (
+            None if self.expected_usd is None else self.expected_usd * COUNTS[self.prospect.level]
+        )
 
 
 COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
@@ -119,6 +126,7 @@ COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
     "reliability": lambda choice: choice.offer.reliability,
     "many_owners": lambda choice: choice.offer.many_owners,
     "checkpoint": lambda choice: choice.checkpoint,
+    "checkpoint_why": lambda choice: choice.prospect.words,
     "host_key": lambda choice: choice.able.host_key,
     "notice_s": lambda choice: choice.able.notice_s if choice.offer.spot else None,
     "price_age_s": lambda choice: choice.price_age_s,
@@ -130,7 +138,8 @@ known."""
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """``fitting``: the lowest expected cost first. ``silent``: providers without an answer."""
+    """``fitting``: the lowest expected cost first, or the lowest ``weighed_usd`` where the snapshot
+    holds frozen programs or they must be frozen. ``silent``: providers without an answer."""
 
     terms: Terms
     fitting: list[Choice]
@@ -146,17 +155,26 @@ def compared(
 ) -> Compared:
     """All offers under the terms."""
     found = [
-        choice_of(offer, provider.abilities, past.of(offer), terms)
+        choice_of(offer, provider.abilities, past.of(offer), terms, past.flown.of(offer))
         for provider, offers in sold
         for offer in offers
     ]
     found.sort(key=_rank)
+    if matters(terms.want):
+        found.sort(key=lambda choice: known(choice.weighed_usd))
     fitting = [choice for choice in found if not choice.rejected]
     return Compared(terms, fitting, [choice for choice in found if choice.rejected], [*silent])
 
 
-def choice_of(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Terms) -> Choice:
+def choice_of(
+    offer: Offer,
+    able: Abilities,
+    past: Sequence[Experience],
+    terms: Terms,
+    canary: Canary | None = None,
+) -> Choice:
     """The offer under the terms; ``past`` is the closest experience first."""
+    seen = prospect(offer, able, canary, terms.want)
     session = _session_usd(offer, able, terms)
     started = next((experience for experience in past if experience.starts_s), None)
     fetched = next((experience for experience in past if experience.links_mb_s), None)
@@ -182,7 +200,9 @@ def choice_of(offer: Offer, able: Abilities, past: Sequence[Experience], terms: 
         attempts=tried.attempts,
         past_of=tried.of,
         price_age_s=max(0.0, terms.now_unix - offer.priced_unix),
-        rejected=misfit(offer, terms.want),
+        checkpoint=checkpoint(offer, able, canary),
+        prospect=seen,
+        rejected=misfit(offer, terms.want) or refusal(seen, terms.want),
     )
 
 

@@ -24,6 +24,7 @@ class OffersReport(WorkspaceReport, frozen=True):
     fitting: list[Choice]
     refused: list[Tried]
     awake: list[MachineId]
+    ranked: bool = False  # by whether frozen programs can go on
 
     def title(self) -> str:
         of = f"snapshot {self.snapshot} of " if self.snapshot else ""
@@ -35,11 +36,11 @@ class OffersReport(WorkspaceReport, frozen=True):
         )
 
     def rows(self) -> list[Row]:
-        fitting = [self._row(choice) for choice in self.fitting[:MOST_SHOWN]]
+        fitting = [self._row(choice, self.ranked) for choice in self.fitting[:MOST_SHOWN]]
         return [*fitting, *({**_EMPTY, **tried.row()} for tried in self.refused[:MOST_SHOWN])]
 
     @staticmethod
-    def _row(choice: Choice) -> Row:
+    def _row(choice: Choice, ranked: bool) -> Row:
         offer = choice.offer
         return {
             "market": choice.market,
@@ -50,7 +51,7 @@ class OffersReport(WorkspaceReport, frozen=True):
             "region": offer.region,
             "spot": "spot" if offer.spot else "",
             "reliability": "" if offer.reliability is None else f"{offer.reliability:.3f}",
-            "outcome": "fits",
+            "outcome": "; ".join(["fits", *([choice.prospect.words] if ranked else [])]),
             "offer": offer.id,
             "provider": offer.provider,
         }
@@ -68,7 +69,8 @@ def offered(
     """The fitting offers in their order, with what ``past`` rentals say of each one's start."""
     able = {provider.identity: provider.abilities for provider in providers}
     return [
-        choice_of(offer, able[offer.provider], past.of(offer), terms) for offer in offers.fitting
+        choice_of(offer, able[offer.provider], past.of(offer), terms, past.flown.of(offer))
+        for offer in offers.fitting
     ]
 
 

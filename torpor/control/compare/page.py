@@ -15,6 +15,7 @@ from torpor.control.drawing import COLOURS, canvas, svg
 from torpor.control.measure.advice import Advice
 from torpor.control.measure.page import dated, section
 from torpor.control.measure.results import INSTALL, left_out
+from torpor.control.rental.prospects import WEIGHED
 from torpor.control.rental.search import UNSTATED
 from torpor.control.reports import MOST_ROWS, Row
 
@@ -30,8 +31,10 @@ _NOTES: Final = (
     "assumed: the most that an attempt is given, with the queue.",
     "* A restore is the stored bytes over the link: measured by wakes there, else as the market "
     "states it. The check of the files afterwards is not counted.",
-    "* Checkpoint says whether processes could be frozen and stored: a market that gives root "
-    "which may do so claims it. Nothing is proved: torpor stores no processes yet.",
+    "* Checkpoint says whether processes can be frozen there and go on: a market that gives root "
+    "which may do so claims it; proven is the day on which a process tree of torpor's own last "
+    "went on there, with this GPU in this region of your account. Where the snapshot holds frozen "
+    f"programs, or `process` requires that they are frozen, offers are ranked by {WEIGHED}.",
     "* Stopping keeps the market's own disk, mostly tied to one host or zone. torpor never stops "
     "a machine instead of hibernating it.",
     "* Prices come from the markets' live APIs, at the age that the table shows. None is from a "

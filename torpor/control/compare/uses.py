@@ -29,6 +29,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     missing: str
     because: Callable[[Choice], str]
     fast: bool = False  # of nearly equal costs the one where work begins first
+    proven: bool = False  # whether a proof that processes go on there is worth more
 
 
 USES: Final = (
@@ -51,14 +52,13 @@ USES: Final = (
     Use(
         name="production with checkpoint",
         fits=lambda choice: (
-            choice.checkpoint == "claimed" and (not choice.offer.spot or _has_notice(choice))
+            choice.checkpoint.startswith(("claimed", "proven"))
+            and (not choice.offer.spot or _has_notice(choice))
         ),
         missing="no offer claims that processes can be frozen there and, on spot, gives a warning "
         f"of {NOTICE_S:g} s",
-        because=lambda choice: (
-            "the lowest cost where processes can be frozen, which the market "
-            f"claims and nobody has proved; {notice(choice)}"
-        ),
+        because=lambda choice: f"{_proof(choice)}; {notice(choice)}",
+        proven=True,
     ),
     Use(
         name="compliance",
@@ -83,6 +83,13 @@ USES: Final = (
 )
 
 
+def _proof(choice: Choice) -> str:
+    if choice.checkpoint == "claimed":
+        words = "the lowest cost where processes can be frozen"
+        return f"{words}, which the market claims and nobody has proved"
+    return f"processes can be frozen there, {choice.checkpoint} by a canary of yours"
+
+
 def advise(found: Compared) -> list[Advice]:
     """One recommendation for each use, of the offers that fit. This host is not recommended: it
     is there to try torpor out."""
@@ -91,6 +98,7 @@ def advise(found: Compared) -> list[Advice]:
         for choice in found.fitting
         if choice.expected_usd is not None and choice.able.kind != "folder"
     ]
+    priced.sort(key=lambda choice: known(choice.expected_usd))
     return [_advice(use, [choice for choice in priced if use.fits(choice)], found) for use in USES]
 
 
@@ -128,6 +136,8 @@ def _advice(use: Use, fitting: Sequence[Choice], found: Compared) -> Advice:
     if not fitting:
         return Advice(use.name, "none", use.missing)
     best = fitting[0]  # they are in the order of their expected cost
+    if use.proven:
+        best = min(fitting, key=lambda choice: known(choice.weighed_usd))
     if use.fast:
         most = known(best.expected_usd) * NEARLY
         best = min(

@@ -78,11 +78,11 @@ def misfit(offer: Offer, want: Want) -> str:
         return f"its processor is {offer.architecture}, {want.architecture} is wanted"
     cuda = want.least_cuda
     if cuda is not None and offer.cuda is not None and offer.cuda < cuda:
-        return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(cuda)} is wanted"
+        return f"its driver supports CUDA {dotted(offer.cuda)}, {dotted(cuda)} is wanted"
     if want.unknown_driver and offer.driver is None:
-        return f"it does not state its driver, {_dotted(want.driver or (), 2)} is wanted"
+        return f"it does not state its driver, {dotted(want.driver or (), 2)} is wanted"
     if want.driver is not None and offer.driver is not None and _older(offer.driver, want.driver):
-        return f"its driver is {_dotted(offer.driver, 2)}, {_dotted(want.driver, 2)} is wanted"
+        return f"its driver is {dotted(offer.driver, 2)}, {dotted(want.driver, 2)} is wanted"
     return ""
 
 
@@ -103,5 +103,6 @@ def _older(version: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return version[: len(wanted)] < wanted[: len(version)]
 
 
-def _dotted(version: tuple[int, ...], digits: int = 1) -> str:
+def dotted(version: tuple[int, ...], digits: int = 1) -> str:
+    """A version for people, such as 12.4; each part has at least so many ``digits``."""
     return ".".join(f"{part:0{digits}}" for part in version)

@@ -80,6 +80,7 @@ class Tenancy:
         self.machine = machine
         self.rental = rental
         self.fresh = fresh
+        self.chosen = ""  # why its offer was rented before others, for people
         self._renting = renting
 
     def holds_nothing_else(self) -> None:

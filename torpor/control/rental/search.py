@@ -11,9 +11,12 @@ import msgspec
 
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.rental.canaries import Flown
 from torpor.control.rental.markets import ANSWER_S, ask_all
+from torpor.control.rental.prospects import COUNTS, Prospect, matters, prospect
 from torpor.control.reports import Row
 from torpor.shared.errors import NoOffer, TorporError
+from torpor.shared.format.frozen import frozen_in
 from torpor.shared.values import GIB, Want, cuda_version
 
 DISK_MARGIN: Final = 1.1
@@ -50,15 +53,34 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Offers(msgspec.Struct, frozen=True):
-    """``fitting``: best first. ``refused``: the others, and providers that sold nothing."""
+    """``fitting``: best first. ``refused``: the others, and providers that sold nothing.
+    ``because``: where programs are to go on, whether they can, by provider and offer."""
 
     fitting: list[Offer]
     refused: list[Tried]
+    because: dict[tuple[str, str], str] = {}
+
+    def chosen(self, provider: str, offer: str) -> str:
+        """Why that one was rented before a cheaper one, for people; empty where only its cost
+        counts."""
+        words = self.because.get((provider, offer), "")
+        cheapest = min(self.fitting, key=lambda sold: sold.price_usd_h, default=None)
+        if not words or cheapest is None or (cheapest.provider, cheapest.id) == (provider, offer):
+            return words
+        other = self.because[cheapest.provider, cheapest.id]
+        price = f"{cheapest.price_usd_h:.3f} $/h"
+        return f"{words}; the cheapest is {cheapest.id} at {cheapest.provider}, {price}: {other}"
 
 
-def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int = 0) -> Offers:
-    """What all providers sell that fits; NoOffer, with the reasons, if nothing does."""
-    fitting: list[tuple[int, Offer]] = []
+def find_offers(
+    providers: Sequence[Provider],
+    want: Want,
+    restored_bytes: int = 0,
+    flown: Flown = Flown(),  # noqa: B008 - it is never changed
+) -> Offers:
+    """What all providers sell that fits; NoOffer, with the reasons, if nothing does. ``flown``:
+    where processes were frozen and went on, for the ranking of a wake that lets some go on."""
+    fitting: list[tuple[int, Offer, Prospect]] = []
     refused: list[Tried] = []
     answers = ask_for_offers(providers, want)
     for place, (provider, answer) in enumerate(zip(providers, answers, strict=True)):
@@ -66,13 +88,11 @@ def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int =
             refused.append(Tried(provider.identity, "", str(answer)))
             continue
         for offer in answer:
-            reason = misfit(offer, want)
-            if want.freezes and provider.abilities.checkpoint == "no":
-                reason = "no processes can be frozen in its containers, and `process` requires it"
-            if reason:
+            seen = prospect(offer, provider.abilities, flown.of(offer), want)
+            if reason := misfit(offer, want) or refusal(seen, want):
                 refused.append(Tried.of(offer, reason))
             else:
-                fitting.append((place, offer))
+                fitting.append((place, offer, seen))
         if not answer:
             refused.append(Tried(provider.identity, "", "nothing on sale is like that"))
     if not fitting:
@@ -80,12 +100,22 @@ def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int =
     in_order = want.rank == "order"
     able = [provider.abilities for provider in providers]
 
-    def rank(ranked: tuple[int, Offer]) -> tuple[int, float]:
-        place, offer = ranked
-        return (place if in_order else 0, _cost(offer, able[place], restored_bytes))
+    def rank(ranked: tuple[int, Offer, Prospect]) -> tuple[int, float]:
+        place, offer, seen = ranked
+        counts = COUNTS[seen.level] if matters(want) else 1.0
+        return (place if in_order else 0, counts * _cost(offer, able[place], restored_bytes))
 
     fitting.sort(key=rank)
-    return Offers([offer for _, offer in fitting], refused)
+    said = {(offer.provider, offer.id): seen.words for _, offer, seen in fitting}
+    offers = [offer for _, offer, _ in fitting]
+    return Offers(offers, refused, said if matters(want) else {})
+
+
+def refusal(seen: Prospect, want: Want) -> str:
+    """Why a machine is not rented on which no processes can be frozen; empty where it may be."""
+    if want.process != "require" or not seen.barred:
+        return ""
+    return f"{seen.barred}, and `process` requires it: with `try` it is rented all the same"
 
 
 def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer] | TorporError]:
@@ -121,6 +151,7 @@ def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Wan
         disk_gib=max(want.disk_gib, workspace_bytes * DISK_MARGIN / GIB),
         architecture=want.architecture or str(environment.get("architecture") or ""),
         cuda=want.cuda or cuda_version(str(environment.get("cuda") or "")),
+        frozen=frozen_in(environment) if want.process != "never" else None,
     )
 
 
@@ -139,7 +170,9 @@ def _no_offer(
 ) -> TorporError:
     if len(providers) == 1 and isinstance(answers[0], TorporError):
         return answers[0]
-    wishes = msgspec.to_builtins(want)
+    wishes = msgspec.to_builtins(msgspec.structs.replace(want, frozen=None))
+    if want.process != "require":
+        del wishes["process"]  # it refuses nothing
     for name in ("cuda", "driver"):
         wishes[name] = ".".join(map(str, wishes[name] or ()))
     wish = ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from torpor.shared.values import Host
+
 _HARMLESS: Final = re.compile(
     r"PATH|LANG|LC_\w+|TZ|SHELL|LD_LIBRARY_PATH|CUDA_(HOME|PATH|VERSION|VISIBLE_DEVICES)"
     r"|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_CUDA)|PYTHONPATH|VIRTUAL_ENV"
@@ -33,16 +35,25 @@ def record_environment() -> dict[str, Any]:
 
 
 @functools.cache
+def host() -> Host:
+    """What frozen processes find on this machine."""
+    return Host(platform.release(), _features(), _driver() or "", platform.machine())
+
+
+@functools.cache
 def _record_machine() -> dict[str, Any]:
+    gpus = _gpus()
     return {
         "os": _os_release(),
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
+        "kernel": host().kernel,
+        "cpu_features": host().features,
+        "architecture": host().architecture,
         "python": sys.version.split()[0],
         "image": _image(),
-        "nvidia_driver": _driver(),
+        "nvidia_driver": host().driver or None,
         "cuda": _cuda(),
-        "gpus": _gpus(),
+        "gpus": [words for words, _ in gpus],
+        "gpu_uuids": [uuid for _, uuid in gpus],
         "variables": {n: v for n, v in sorted(os.environ.items()) if _HARMLESS.fullmatch(n)},
         "variable_names": sorted(n for n in os.environ if not _HARMLESS.fullmatch(n)),
     }
@@ -60,6 +71,12 @@ def _image() -> str | None:
     return os.environ.get("RUNPOD_IMAGE_NAME") or os.environ.get("VAST_IMAGE") or None
 
 
+def _features() -> str:
+    """What the first processor can do, as the kernel names it."""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
 def _driver() -> str | None:
     text = _text(Path("/proc/driver/nvidia/version"))
     found = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", text)
@@ -72,13 +89,14 @@ def _cuda() -> str | None:
     return found.group(1) if found else os.environ.get("CUDA_VERSION")
 
 
-def _gpus() -> list[str]:
+def _gpus() -> list[tuple[str, str]]:
+    """The name and memory of each, and its UUID."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
         done = subprocess.run(
-            [program, "--query-gpu=name,memory.total", "--format=csv,noheader"],
+            [program, "--query-gpu=name,memory.total,uuid", "--format=csv,noheader"],
             capture_output=True,
             timeout=10,
             check=False,
@@ -86,7 +104,9 @@ def _gpus() -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line]
+    lines = done.stdout.decode(errors="replace").splitlines()
+    found = [line.rpartition(",") for line in lines if "," in line]
+    return [(words.strip(), uuid.strip()) for words, _, uuid in found]
 
 
 def python_places() -> list[str]:

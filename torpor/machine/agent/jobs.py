@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from torpor.machine.agent.call import Call
+from torpor.machine.agent.environment import host
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.programs import look_at
@@ -118,7 +119,8 @@ def stop_job(request: StopJob, call: Call) -> JobState:
 def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
     """``canary``: the argv of a process that flies it, apart from this one and its threads."""
     said = _try_freezing(request, canary)
-    return msgspec.structs.replace(said, programs=list(look_at(call.home, request.programs)))
+    programs = list(look_at(call.home, request.programs))
+    return msgspec.structs.replace(said, programs=programs, host=host())
 
 
 def _try_freezing(request: TryFreezing, canary: list[str]) -> Tried:

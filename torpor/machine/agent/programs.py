@@ -15,15 +15,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from torpor.machine.checkpoint.criu import CheckpointFailed
-from torpor.machine.checkpoint.tree import freeze, frozen_bytes, give_gpus_back, remove_images
+from torpor.machine.checkpoint.tree import (
+    freeze,
+    frozen_bytes,
+    give_gpus_back,
+    gpus_of,
+    remove_images,
+)
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.processes import are_stopped, descendants, resident_bytes
 from torpor.shared.errors import MachineError, TorporError
+from torpor.shared.format.frozen import frozen_record
 from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.snapshot import Froze, Program
 
@@ -96,6 +103,11 @@ class Programs:
             for program in self._frozen
             if not _is_frozen(self._home, program)
         ]
+
+    def record(self) -> dict[str, Any]:
+        """What the environment record of a snapshot says of what is frozen."""
+        gpus = (gpus_of(Path(program.images)) for program in self._frozen)
+        return frozen_record(len(self._frozen), max(gpus, default=0))
 
     def _freeze(self, program: Program, criu: Path, within_s: float) -> int:
         """The bytes of its images; 0 where it does not run."""

@@ -482,7 +482,13 @@ class SnapshotRun(AgentRun):
             chunks,
             packs,
             last.skipped,
-            {**environment, **losses, **line.record(), **used_record(use.classes)},
+            {
+                **environment,
+                **losses,
+                **line.record(),
+                **used_record(use.classes),
+                **run.programs.record(),
+            },
             {
                 "files": files,
                 "bytes": size,

@@ -94,6 +94,15 @@ def frozen_bytes(images: Path) -> int:
     return sum(file.lstat().st_size for file in images.iterdir())
 
 
+def gpus_of(images: Path) -> int:
+    """How many GPUs the machine has, where the tree of ``images`` uses them; else 0."""
+    try:
+        gpus = _tree(images).gpus
+    except CheckpointFailed:
+        return 0
+    return len(gpus.gpus) if gpus.processes else 0
+
+
 def remove_images(images: Path) -> None:
     """Also what only stands in their place: a link, a file."""
     if not _is_folder(images):

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.values import Compression, Grant, Host, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Count, Nothing, Request, Words
 from torpor.shared.wire.snapshot import Froze, KnownSnapshot
 
@@ -133,10 +133,11 @@ class StopJob(Request[JobState], frozen=True):
 class Tried(msgspec.Struct, frozen=True):
     """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
     was, and went on. ``programs``: how many ``bytes`` of memory each one that was asked for holds,
-    0 where it does not run, or why it would not be frozen."""
+    0 where it does not run, or why it would not be frozen. ``host``: what the machine is."""
 
     why_not: Words = ""
     programs: list[Froze] = []
+    host: Host = Host()
 
 
 class TryFreezing(Request[Tried], frozen=True):
