@@ -200,6 +200,16 @@ def test_a_stop_that_was_asked_before_stays(lab: Lab) -> None:
     assert lab.opened.jobs.stop_asked(job.id) == asked
 
 
+def test_a_run_that_has_just_begun_to_continue_a_job_is_given_time(lab: Lab) -> None:
+    """It waits for the driver that is silent, before the job's record names it."""
+    job = _job(lab.opened, LOST_S + 1)
+    for begun_s, started in ((LOST_S - 60, False), (LOST_S + 1, True)):
+        begun_unix = time.time() - begun_s
+        begun = JobRun(RUN, "critical", "running", begun_unix, 0.0, {"job": job.id})
+        _, prefect = _watch(lab.opened, driver="ended", runs=(begun,))
+        assert bool(prefect.keys) == started
+
+
 def test_a_run_that_waits_in_a_queue_continues_the_job(lab: Lab) -> None:
     job = _job(lab.opened, LOST_S + 1)
     waits = JobRun(RUN, "critical", "waiting", 0.0, 0.0, {"workspace": DEMO, "job": job.id})
