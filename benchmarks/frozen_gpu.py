@@ -101,7 +101,9 @@ def _hold(place: Path, gib: float) -> dict[str, float]:
             os.kill(first or root, signal.SIGKILL)
             os.waitpid(first or root, 0)
             began_s = time.monotonic()
-            first, root = thaw(place / "criu", images)
+            namespace, root = thaw(place / "criu", images)
+            namespace.keep()
+            first = namespace.first
             seen[f"thawed{name}_s"] = time.monotonic() - began_s
             shutil.rmtree(images)
             if _ask(place, number) != held:

@@ -72,7 +72,7 @@ class Workspace(Block):
         accept_changed: Patterns of files that may change while they are read.
         accept_lost: Directories outside of the workspace that may be lost with the machine.
         programs: Command lines that a wake starts on the machine.
-        process: Whether a hibernate freezes these programs, so that they go on after a wake.
+        process: Whether these programs, and a job's command at a spot notice, are frozen.
         save_minutes: How often a rented machine stores its workspace by itself, in minutes.
         when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
         idle: The block of idle rules.
@@ -237,11 +237,11 @@ class Workspace(Block):
     process: Literal["never", "try", "require"] = Field(
         default="never",
         description=(
-            "Whether a hibernate freezes these programs, so that they go on where they were after "
-            "the next wake. Needs a store block with a key, as the snapshot then holds their "
-            "memory, and a virtual machine. Where that fails, `try` starts them afresh and says "
-            "why; `require` rents no machine that cannot, and keeps one whose programs were not "
-            "frozen."
+            "Whether a hibernate freezes these programs, and a spot notice a job's command, so "
+            "that they go on where they were after the next wake. Needs a store block with a key, "
+            "as the snapshot then holds their memory, and a virtual machine. Where that fails, "
+            "`try` starts them afresh and says why; `require` rents no machine that cannot, and "
+            "keeps one whose programs were not frozen."
         ),
     )
     save_minutes: int = Field(

@@ -8,9 +8,10 @@ from tasks.workspace import StoredWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import is_own_save
 from torpor.control.safety import Verified, verify_snapshot
-from torpor.control.store.snapshots import find_snapshot
+from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.control.upkeep.job_saves import delete_superfluous
-from torpor.shared.values import SnapshotId
+from torpor.shared.values import PROGRAMS, SnapshotId
+from torpor.shared.wire.snapshot import IMAGE_FILES
 
 
 @step("delete old saves")
@@ -34,3 +35,11 @@ def verify_last(opened: StoredWorkspace, snapshot: SnapshotId) -> Verified:
 def made_by_machine(opened: StoredWorkspace, snapshot: SnapshotId, since_unix: float) -> bool:
     """Whether a machine has made it by itself, for the job that began to run at ``since_unix``."""
     return is_own_save(opened.store, opened.spec.name, snapshot, opened.seal, since_unix)
+
+
+@step("look for what is frozen")
+def holds_frozen(opened: StoredWorkspace, snapshot: SnapshotId, job: str) -> bool:
+    """Whether the snapshot holds the frozen command of that job."""
+    manifest, _ = open_manifest(opened.store, opened.spec.name, snapshot, opened.seal)
+    wanted = {f"{PROGRAMS}/{job}/{name}".encode() for name in IMAGE_FILES}
+    return wanted <= {entry.path for entry in manifest.entries if entry.root == 0}

@@ -13,6 +13,7 @@ import msgspec
 from blocks import Workspace
 from blocks.secret_variables import load_secrets
 from tasks.machines import check_reached, renting
+from tasks.programs import THAW_S
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -180,8 +181,10 @@ def address_of(session: Session) -> str:
 
 @step("start command", run_name="start attempt {request.attempt}", retries=ONCE)
 def start_command(session: Agent, request: StartJob) -> JobState:
-    """Start the command on the machine, unless this attempt was started before."""
-    return session.call(request, request_id=_request(), within_s=START_S)
+    """Start the command on the machine, or let it go on where it was frozen, unless this attempt
+    was started before."""
+    within_s = THAW_S if request.frozen else START_S
+    return session.call(request, request_id=_request(), within_s=within_s)
 
 
 @step("stop command")

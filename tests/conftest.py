@@ -50,6 +50,7 @@ pytest_plugins = [
     "tests.fixtures.helm",
     "tests.fixtures.roots",
     "tests.fixtures.supervised",
+    "tests.fixtures.criu",
     "tests.fixtures.nvml",
     "tests.fixtures.lab",
     "tests.fixtures.short_agent",

@@ -343,7 +343,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     programs: list[str] = []
     """Command lines that a wake starts on the machine."""
     process: Literal["never", "try", "require"] = "never"
-    """Whether a hibernate freezes their processes, so that they go on after a wake."""
+    """Whether their processes, and a job's command at a spot notice, are frozen and go on."""
     save_minutes: int = 0
     """How often a rented machine stores the workspace by itself; 0: never."""
     idle: IdleRules = IdleRules()
@@ -355,7 +355,12 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     @property
     def freezes(self) -> bool:
         """Whether a hibernate freezes programs."""
-        return bool(self.programs) and self.process != "never"
+        return bool(self.programs) and self.freezes_jobs
+
+    @property
+    def freezes_jobs(self) -> bool:
+        """Whether a job's command is frozen when a market takes its machine."""
+        return self.process != "never"
 
     @property
     def may_change(self) -> list[str]:

@@ -24,6 +24,7 @@ from tasks.jobs import (
     stop_command,
     stored_logs,
 )
+from tasks.programs import prove_freezing
 from tasks.runner import runner
 from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
@@ -45,7 +46,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import Machine, MachineId, SnapshotId
+from torpor.shared.values import PROGRAMS, Machine, MachineId, SnapshotId
 from torpor.shared.wire.job import JobState, Notice, OwnSave, StartJob
 
 LOOK_S: Final = 2.0
@@ -85,6 +86,8 @@ class Attending:
         self._saves = Saves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
         self._noticed = 0.0
+        self._not_frozen = ""
+        self._freezes = opened.spec.freezes_jobs and driven.job.nodes == 1
         self._own_save: OwnSave | None = None
         self._others = OtherNodes(opened, driven.job)
         self._failed: float | None = None  # since when a command of several is seen to have failed
@@ -126,6 +129,7 @@ class Attending:
         folder = self._opened.spec.paths[0]
         notices = self._opened.markets.of(self._machine.provider).abilities.notices
         try:
+            criu = self._criu(attempt, may_freeze=bool(notices))
             request = StartJob(
                 job.id,
                 attempt.number,
@@ -136,6 +140,10 @@ class Attending:
                 environment=self._environment(attempt),
                 forget=stored_logs(self._opened) if begins and not job.keep_logs else [],
                 nodes=nodes,
+                images=f"{folder}/{PROGRAMS}/{job.id}" if self._freezes else "",
+                criu=criu,
+                freezes=self._freezes,
+                frozen=job.frozen,
             )
             end_autosave(self._opened, self._session)  # the job has saves of its own
             try:
@@ -154,8 +162,30 @@ class Attending:
             state.state,
             self._machine.id,
         )
+        if job.frozen is not None:
+            how = "goes on where it was frozen" if state.went_on else "begins from its files"
+            runner().log.info("the command of job %s %s. %s", job.id, how, state.afresh)
+            self._driven.change(frozen=None)
         if begins:  # what an earlier machine wrote after its newest save is not in this log
             self._driven.see(min(job.log_offset, state.log_from))
+
+    def _criu(self, attempt: Attempt, *, may_freeze: bool) -> str:
+        """CRIU's folder on a machine that has proven that it can freeze the command, or let it go
+        on; asked once an attempt. Empty for none."""
+        job = self._driven.job
+        if not self._freezes or not (may_freeze or job.frozen):
+            return ""
+        if look_at_command(self._session, job.id, 0, 0).state.attempt >= attempt.number:
+            return ""  # it was started, and has it
+        freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
+        if freezer.why_not:
+            runner().log.warning(
+                "the command of job %s is not frozen on machine %s: %s",
+                job.id,
+                self._machine.id,
+                freezer.why_not,
+            )
+        return freezer.criu
 
     def _environment(self, attempt: Attempt) -> dict[str, str]:
         """What the command gets. Without a secret that is missing by now no command is started, and
@@ -206,6 +236,8 @@ class Attending:
             return True
         if state.state == "running" and job.stopped is not None:
             self._driven.change(stopped=None)  # its provider was wrong, or reached it again
+        if state.frozen is not None and state.state == "ended":
+            return self._is_left_frozen(state.frozen)
         if state.state == "ended" and not self._may_be_taken(state):
             self._saves.settle()
             self._stop_command()  # and what it left in the background
@@ -226,8 +258,37 @@ class Attending:
             self._stop_command()
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
             return True
-        self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
+        if not self._may_be_frozen(state):
+            self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
         return False
+
+    def _may_be_frozen(self, state: JobState) -> bool:
+        """Whether the machine may be about to freeze the command. A save by this run would lack
+        that."""
+        notice = state.notice
+        if not self._freezes or notice is None or notice.kind == "aws-rebalance":
+            return False
+        undecided = not state.save_error and not state.not_frozen
+        return undecided and time.monotonic() - self._noticed < TAKEN_S
+
+    def _is_left_frozen(self, snapshot: SnapshotId) -> bool:
+        """Whether the attempt is over with a frozen command. That waits for its machine to be
+        taken, and goes on here where the market leaves it."""
+        if self._driven.stop is not None:
+            self._stop_command()  # what it left in the background, too
+            self._driven.change_attempt(end="stopped", ended_unix=time.time())
+            return True
+        taken = self._driven.job.stopped is not None  # and started again since
+        if not taken and time.monotonic() - self._noticed < TAKEN_S:
+            return False
+        self._driven.change(frozen=snapshot)
+        self._driven.change_attempt(
+            end="machine lost",
+            saved=True,
+            error="its command was frozen, and the machine stayed",
+            ended_unix=time.time(),
+        )
+        return True
 
     def _stop_command(self) -> None:
         """A run that slept may have a successor, whose attempt this one must not end."""
@@ -286,6 +347,10 @@ class Attending:
             runner().log.warning(
                 "machine %s will be taken away: %s", self._machine.id, state.notice.words
             )
+        if state.not_frozen and state.not_frozen != self._not_frozen:
+            self._not_frozen = state.not_frozen
+            runner().log.warning("the command is not frozen: %s", state.not_frozen)
+            self._driven.change_attempt(error=f"its command was not frozen: {state.not_frozen}")
         if state.saved is not None and state.saved != self._own_save:
             self._own_save = state.saved
             if is_of_machine(self._opened, self._driven.job, state.saved.snapshot):

@@ -17,7 +17,14 @@ from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
 from tasks.cancellation import state_of, stop_if_cancelled
 from tasks.guards import Ending
-from tasks.jobs import check_no_other_job, machine_in_use, nodes_of, stop_command
+from tasks.job_saves import holds_frozen
+from tasks.jobs import (
+    check_no_other_job,
+    look_at_command,
+    machine_in_use,
+    nodes_of,
+    stop_command,
+)
 from tasks.machines import open_session
 from tasks.runner import runner
 from tasks.standing_by import newest_save
@@ -27,6 +34,7 @@ from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
+from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.reports import WakeReport
 from torpor.control.safety import Verified
@@ -39,6 +47,7 @@ from torpor.shared.errors import (
     MachineInUse,
     NoOffer,
     ProviderError,
+    SnapshotError,
     StoreError,
     TorporError,
     UnexpectedAnswer,
@@ -46,7 +55,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
-from torpor.shared.values import Machine, MachineId
+from torpor.shared.values import Machine, MachineId, SnapshotId
 
 TURN_S: Final = 10.0
 """Between two looks at the job of the workspace that comes first."""
@@ -331,7 +340,8 @@ class Driver:
         somebody else has stored the end of the command."""
         attempt = self.job.attempt
         newest = newest_save(self.opened, self.job.newest)
-        if newest is not None and newest.snapshot != self.job.newest and self.job.attempts:
+        newer = newest is not None and newest.snapshot != self.job.newest
+        if newest is not None and newer and self.job.attempts:
             own = is_of_machine(self.opened, self.job, newest.snapshot)
             read_unix = newest.modified_unix - self.opened.store.clock_ahead_s()
             self._driven.saved(newest.snapshot, read_unix, own=own)
@@ -341,13 +351,16 @@ class Driver:
             rental = self.opened.rentals.ended(last.rental)
             if rental is not None and rental.snapshot is not None and self.job.final is None:
                 self._driven.change(final=rental.snapshot)
+        if newer or attempt is not None:
+            self._driven.change(frozen=self._frozen())
         if attempt is None:
             return
         saved_unix = max(attempt.began_unix, self.job.newest_unix or 0.0)
+        lost_s, error = max(0.0, attempt.seen_unix - saved_unix), attempt.error
+        if self.job.frozen is not None and saved_unix > attempt.began_unix:
+            lost_s, error = 0.0, "its command was frozen in time"  # and was not at work since then
         self._driven.change_attempt(
-            end="machine lost",
-            ended_unix=time.time(),
-            lost_s=max(0.0, attempt.seen_unix - saved_unix),
+            end="machine lost", ended_unix=time.time(), lost_s=lost_s, error=error
         )
         runner().log.warning(
             "machine %s of attempt %d is gone; the job goes on from snapshot %s",
@@ -355,6 +368,19 @@ class Driver:
             attempt.number,
             self.job.newest,
         )
+
+    def _frozen(self) -> SnapshotId | None:
+        """The newest save, where it holds the frozen command."""
+        job = self.job
+        if job.newest is None or job.nodes > 1 or not self.opened.spec.freezes_jobs:
+            return None
+        try:
+            return job.newest if holds_frozen(self.opened, job.newest, job.id) else None
+        except SnapshotError as error:
+            runner().log.warning(
+                "what is frozen in snapshot %s is not known: %s", job.newest, error
+            )
+            return None
 
     def renting(self) -> OpenWorkspace | None:
         """The workspace, as a machine is rented for the job, once none of an earlier attempt is
@@ -451,9 +477,15 @@ class Driver:
         if self.job.attempt is not None and self.job.attempt.machine != on.machine.id:
             self._record_loss()
         with open_session(self.opened, on.machine) as session:
-            if self.job.stopped == on.machine.id:
+            if self.job.stopped == on.machine.id and not self._is_frozen_there(session):
                 self._stopped.save(on.machine, session)
             Attending(self.opened, self._driven, on.machine, on.rental, session).run()
+
+    def _is_frozen_there(self, session: Session) -> bool:
+        """A save would lack what is frozen, and remove it."""
+        if self.job.attempt is None or not self.opened.spec.freezes_jobs:
+            return False
+        return look_at_command(session, self.job.id, 0, 0).state.frozen is not None
 
     def begin_to_hibernate(self, on: JobMachine) -> None:
         """Record it, and that the machine of an attempt which has not ended is lost."""

@@ -18,10 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.near_agent import NearAgent
-from tests.fixtures.shared import Known, shared
 from tests.fixtures.waiting import until
 from torpor.control.processes import identify
-from torpor.control.remote.criu import criu_bundle
 from torpor.machine.agent.programs import Programs, end_frozen, let_go_on
 from torpor.machine.checkpoint.criu import CheckpointFailed, Criu
 from torpor.machine.supervisor.folder import JobFolder
@@ -82,19 +80,6 @@ CONTAINER = (
 """What Docker gives by default."""
 KILLED = 'timeout -s KILL 0.03 "${0%/*}/loader" "$@"; exit 9'
 """CRIU is killed in the middle: a dump or a restore takes longer than that."""
-
-
-@pytest.fixture(scope="session")
-def criu(needs_server: None, shared_folder: Path) -> Iterator[Path]:
-    """The folder of CRIU, as a machine has it."""
-    folder = shared_folder / "criu"
-
-    def start() -> Known:
-        shutil.unpack_archive(criu_bundle().archive, folder / "unpacked")
-        return {}
-
-    with shared(folder, start, lambda _: None):
-        yield folder / "unpacked"
 
 
 class Chain:

@@ -71,7 +71,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None = None
     end: End = ""
     status: int | None = None
-    error: str = ""  # why the command could not be started, or which other machine was lost
+    error: str = ""  # why it could not be started, how a notice went, or which node was lost
     saved: bool = False
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
 
@@ -108,6 +108,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kept_saves: list[SnapshotId] = []  # those of its saves that it has not deleted
     newest: SnapshotId | None = None  # of its saves, or what it began with
     newest_unix: float | None = None  # when the files of that save were read
+    frozen: SnapshotId | None = None  # holds its frozen command, which goes on in its next attempt
     final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed
     log_offset: int = 0  # what the runs have shown of the log
     why: str = ""  # of its state, for people

@@ -28,13 +28,14 @@ from torpor.machine.checkpoint.tree import (
     remove_images,
 )
 from torpor.machine.supervisor.folder import JobFolder, Kept
-from torpor.machine.supervisor.processes import are_stopped, descendants, resident_bytes
+from torpor.machine.supervisor.processes import HARD_S, are_stopped, descendants, resident_bytes
 from torpor.shared.errors import MachineError, TorporError
 from torpor.shared.format.frozen import frozen_record
 from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.snapshot import Froze, Program
 
 GPUS_S: Final = 600.0
+_POLL_S: Final = 0.02
 _SPARE_BYTES: Final = 256 << 20
 """What must stay free on the disk beside the images: files that other programs write."""
 _IMAGES: Final = re.compile("[0-9a-f]{12}")
@@ -103,6 +104,16 @@ class Programs:
             for program in self._frozen
             if not _is_frozen(self._home, program)
         ]
+
+    def await_end(self) -> None:
+        """Wait for those that were frozen and killed. MachineError for one that lives on."""
+        until_s = time.monotonic() + HARD_S
+        for program in self._frozen:
+            folder = JobFolder(self._home, program.job)
+            while folder.processes(folder.look()[1]):
+                if time.monotonic() >= until_s:
+                    raise MachineError(f"processes of {program.job} outlive SIGKILL")
+                time.sleep(_POLL_S)
 
     def record(self) -> dict[str, Any]:
         """What the environment record of a snapshot says of what is frozen."""

@@ -13,11 +13,13 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,14 +33,17 @@ from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.memory import keep_freed_chunks
 from torpor.machine.agent.runs import WORKERS
 from torpor.machine.agent.snapshot import SnapshotRun
+from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.sampler.save_lock import saving
+from torpor.machine.supervisor.freezing import LEAST_BYTES
 from torpor.machine.supervisor.saves import Orders, Rescued
 from torpor.shared.errors import (
     AgentLost,
     GrantExpired,
     HookFailed,
     InvalidInput,
+    RunCancelled,
     StoreCorrupt,
     StoreUnavailable,
     TorporError,
@@ -50,7 +55,14 @@ from torpor.shared.values import MIB, ObjectKey, learned
 from torpor.shared.wire.job import OwnSave
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
 from torpor.shared.wire.request import Event
-from torpor.shared.wire.snapshot import BeginSnapshot, Commit, Scan, Scanned, StorePart
+from torpor.shared.wire.snapshot import (
+    BeginSnapshot,
+    Commit,
+    Program,
+    Scan,
+    Scanned,
+    StorePart,
+)
 
 MOST_PASSES: Final = 3
 """As many passes as the control side makes for a machine that is kept; fewer if time is short."""
@@ -80,11 +92,14 @@ def rescue_by_stdin(home: Path) -> int:
         done = Rescued(None, "the orders for the machine's own save cannot be read")
     else:
         keep_freed_chunks()
+        ends = threading.Event()
+        if orders.freeze is not None:
+            signal.signal(signal.SIGTERM, lambda _number, _frame: ends.set())
         if orders.scheduled:
             os.nice(NICE)
             signal.signal(signal.SIGTERM, _give_way)
         with saving(home, orders.book.workspace) if orders.scheduled else nullcontext():
-            done = _scrubbed(Rescue(home, orders, log.write), orders, log)
+            done = _scrubbed(Rescue(home, orders, log.write, ends.is_set), orders, log)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not done.unsent:
         log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
@@ -113,10 +128,21 @@ def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
 
 
 class Rescue:
-    """One save. ``say`` gets messages that its reader needs at once."""
+    """One save. ``say`` gets messages that its reader needs at once. ``ends``: whether the machine
+    shuts down."""
 
-    def __init__(self, home: Path, orders: Orders, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        orders: Orders,
+        say: Callable[[str], None],
+        ends: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._home = home
+        self._freeze = orders.freeze
+        self._ends = ends
+        self._killed = False
+        self._stored_s = 0.0
         self._book = orders.book
         self._given_unix = orders.given_unix
         self._left_s = orders.left_s
@@ -149,7 +175,7 @@ class Rescue:
                 error = words.result()
                 try:
                     with run.serving(self._call):
-                        saved = self._save(run, threads)
+                        saved = (self._save_frozen if self._freeze else self._save)(run, threads)
                 except GrantExpired as late:
                     if not self._has_stored(run):
                         raise
@@ -158,7 +184,8 @@ class Rescue:
                 packs = run.filled_packs
                 if saved is None:
                     return Rescued(None, error, unchanged=True, packs=packs, unsent=True)
-                return Rescued(saved, error, packs=packs)
+                moved = self._new_bytes if self._new_bytes >= LEAST_BYTES else 0
+                return Rescued(saved, error, packs=packs, bytes_s=moved / max(self._stored_s, 0.001))
             finally:
                 run.end("the machine's own save is over")
 
@@ -249,6 +276,46 @@ class Rescue:
                 self._say(f"once more: {error}")
                 time.sleep(_AGAIN_S)
 
+    def _save_frozen(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave | None:
+        """Freeze the command, and save with that. The command is ended right before the manifest is
+        sent: from then on it goes on nowhere but from what is frozen, whatever becomes of the save.
+        Where it does not come so far, the command goes on here."""
+        freeze, left_s = self._freeze, self._left_s
+        if freeze is None or left_s is None:
+            raise InvalidInput("a command is frozen for a machine that ends")
+        self._late = threading.Timer(left_s - (time.monotonic() - self._began), self._call.cancel)
+        self._late.start()
+        try:
+            snapshot = self._book.saves[0].snapshot
+            program = Program(freeze.job, freeze.images)
+            frozen = run.freeze(program, freeze.criu, left_s, snapshot, self._call)
+            if frozen.why_not or not frozen.bytes:
+                raise CheckpointFailed(frozen.why_not or "it has ended")
+            if self._ends():  # the command may have heard of that, too
+                raise CheckpointFailed("the machine shuts down")
+            try:
+                return self._save(run, threads)
+            except RunCancelled:
+                if self._killed:
+                    raise
+                raise CheckpointFailed(
+                    f"its {frozen.bytes:,} frozen bytes were not stored before the time was over"
+                ) from None
+        finally:
+            self._late.cancel()
+            if fault := run.let_go_on():
+                self._say(fault)
+
+    def _end_command(self, run: SnapshotRun) -> None:
+        """Only here the frozen command is ended, while there is time for the manifest."""
+        if self._freeze is None or self._killed:
+            return
+        self._late.cancel()
+        self._late.join()
+        self._call.check()
+        run.end_frozen()
+        self._killed = True
+
     def _passes(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> None:
         """Store what is new, until nothing is, or the time or the passes are used up."""
         for left in reversed(range(MOST_PASSES)):
@@ -260,6 +327,7 @@ class Rescue:
             ]
             wait(parts)  # also where one fails: the next pass begins when nobody works on this one
             self._new_bytes += sum(part.result().new_bytes for part in parts)
+            self._stored_s += time.monotonic() - began
             if not (left and seen.unaccepted_count and self._has_time_for(began)):
                 return
 
@@ -301,6 +369,7 @@ class Rescue:
                 save.grant,
             ),
             self._call,
+            sending=partial(self._end_command, run),
         )
         run.keep_own_save()
         return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())

@@ -24,6 +24,7 @@ from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index
 from torpor.machine.agent.sync import drop_staged
+from torpor.machine.checkpoint.tree import mark
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
@@ -45,7 +46,7 @@ from torpor.machine.tree.walk import (
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.trial import GpuTrial
-from torpor.shared.errors import AgentLost, ObjectExists, WorkspaceInvalid
+from torpor.shared.errors import AgentLost, MachineError, ObjectExists, WorkspaceInvalid
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.file_use import used_record
 from torpor.shared.format.keys import Seal
@@ -70,12 +71,14 @@ from torpor.shared.wire.snapshot import (
     Confirm,
     Confirmed,
     EndSnapshot,
+    Froze,
     ListPacks,
     Missed,
     PackClaim,
     Packs,
     PartPlan,
     PartReport,
+    Program,
     Quiesce,
     Quiesced,
     Reread,
@@ -256,6 +259,30 @@ class SnapshotRun(AgentRun):
             run_hook(request.argv, limit_s, check)
         return Quiesced([*owned.freeze(programs, request.criu, limit_s, check)])
 
+    def freeze(
+        self, program: Program, criu: str, within_s: float, snapshot: SnapshotId, call: Call
+    ) -> Froze:
+        """Freeze a job's command for this snapshot; from then on it is owed that it goes on."""
+        owned = self._has_begun().programs
+        programs = owned.resolved([program])
+        self._resumption.owe([], within_s, within_s, programs)
+        (froze,) = owned.freeze(programs, criu, within_s, partial(self.check, call))
+        if froze.bytes:
+            mark(Path(programs[0].images), snapshot)
+        return froze
+
+    def let_go_on(self) -> str:
+        """Let what was frozen go on, unless it was ended; returns what went wrong."""
+        return self._resumption.settle()
+
+    def end_frozen(self) -> None:
+        """End what was frozen, for good. MachineError where it is not frozen any more."""
+        programs = self._has_begun().programs
+        if awake := programs.awake():
+            raise MachineError(f"{', '.join(awake)} was frozen, and somebody has let it go on")
+        self._resumption.drop()
+        programs.await_end()
+
     def losses(self, request: LookForLosses, call: Call) -> Losses:
         """Begin to look for what the snapshot lacks, or what was found."""
         if self._look is None:
@@ -270,14 +297,18 @@ class SnapshotRun(AgentRun):
         """Every pack that the manifest will name."""
         return Packs([self._claim(pack) for pack in self._packs()])
 
-    def commit(self, request: Commit, call: Call) -> Committed:
-        """Write the manifest. The same snapshot again sends the same bytes again."""
+    def commit(
+        self, request: Commit, call: Call, sending: Callable[[], None] = lambda: None
+    ) -> Committed:
+        """Write the manifest. The same snapshot again sends the same bytes again. ``sending`` is
+        called right before, and may raise."""
         written = self._written
         if written is None or written.snapshot != request.snapshot:
             written = self._written = self._compose(request)
             self.state.go_on_from(written.line)
             self._line = written.line
         md5 = hashlib.md5(written.blob, usedforsecurity=False).digest()
+        sending()
         again = request.snapshot in self._sent
         self._sent.add(request.snapshot)
         try:

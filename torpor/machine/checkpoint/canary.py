@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from torpor.machine.checkpoint.criu import CheckpointFailed, Criu
-from torpor.machine.checkpoint.namespace import begin
+from torpor.machine.checkpoint.namespace import Namespace, begin
 
 DUMP_S: Final = 10.0
 RESTORE_S: Final = 10.0
@@ -64,7 +64,7 @@ def fly(criu: Criu, folder: Path) -> Flight:
     step failed, and why. Only for a process without threads. Nothing of it is left."""
     place = Path(tempfile.mkdtemp(prefix="canary-", dir=folder))
     tree: subprocess.Popen[bytes] | None = None
-    first = 0
+    namespace: Namespace | None = None
     try:
         token = secrets.token_hex(16)
         tree = subprocess.Popen(
@@ -86,7 +86,7 @@ def fly(criu: Criu, folder: Path) -> Flight:
         tree.wait()
         began_s = time.monotonic()
         try:
-            first = begin(lambda: criu.restore(images, RESTORE_S), tree.pid)
+            namespace = begin(lambda: criu.restore(images, RESTORE_S), tree.pid)
         except CheckpointFailed as error:
             raise CheckpointFailed(f"the canary's restore failed: {error}") from None
         restore_s = time.monotonic() - began_s
@@ -96,10 +96,13 @@ def fly(criu: Criu, folder: Path) -> Flight:
             raise CheckpointFailed("the restored canary has another memory than before")
         return Flight(dump_s, restore_s)
     finally:
+        first = namespace.first if namespace else 0
         for end, pid in ((os.killpg, tree.pid if tree else 0), (os.kill, first)):
             if pid:
                 with suppress(ProcessLookupError):
                     end(pid, signal.SIGKILL)
+        if namespace is not None:
+            os.close(namespace.hold)
         if tree is not None:
             tree.wait()
         shutil.rmtree(place, ignore_errors=True)

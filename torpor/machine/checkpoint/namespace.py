@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.shared.errors import TorporError
@@ -19,44 +20,62 @@ from torpor.shared.errors import TorporError
 _NEW_MOUNTS, _NEW_PIDS = 0x00020000, 0x20000000  # CLONE_NEWNS, CLONE_NEWPID
 _RECURSIVE, _PRIVATE = 0x4000, 0x40000
 _NO_SET_UID, _NO_DEVICES, _NO_PROGRAMS = 2, 4, 8
+_KEEP: Final = b"k"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def begin(restore: Callable[[], None], root: int) -> int:
-    """Call ``restore`` as the first process of new namespaces. Returns that process's id here, once
-    ``restore`` has returned: it lives until nothing is left in the namespace, and ends with the
-    status of ``root``, a process there; 128 and the number of a signal that ended it.
+class Namespace(NamedTuple):
+    """``first``: its first process, by its id here. It ends with the process that holds ``hold``,
+    until that one keeps it."""
+
+    first: int
+    hold: int
+
+    def keep(self) -> None:
+        """It is on record: from now on it also lives without this process."""
+        with suppress(BrokenPipeError):  # it has ended
+            os.write(self.hold, _KEEP)
+        os.close(self.hold)
+
+
+def begin(restore: Callable[[], None], root: int) -> Namespace:
+    """Call ``restore`` as the first process of new namespaces, and return them once it has
+    returned. That process lives until nothing is left in the namespace, and ends with the status of
+    ``root``, a process there; 128 and the number of a signal that ended it.
 
     CheckpointFailed with the words of what ``restore`` raised, or where there can be no namespace.
     Only for a process without threads: it forks twice.
     """
     told, tell = os.pipe()
+    bound, hold = os.pipe()
     between = os.fork()
     if between == 0:
-        _between(restore, root, tell)
+        _between(restore, root, tell, bound)
     os.close(tell)
+    os.close(bound)
     with open(told, encoding="utf-8", errors="replace") as words:
         said = words.read()
     os.waitpid(between, 0)
     first, _, fault = said.partition("\n")
     if fault or not first:
+        os.close(hold)
         if first:
             with suppress(ProcessLookupError):
                 os.kill(int(first), signal.SIGKILL)
         raise CheckpointFailed(fault or "the process of the new namespace ended without a word")
-    return int(first)
+    return Namespace(int(first), hold)
 
 
-def _between(restore: Callable[[], None], root: int, tell: int) -> None:
+def _between(restore: Callable[[], None], root: int, tell: int, bound: int) -> None:
     """The namespace begins with the children of the process that asks for it."""
     try:
-        _leave_all_but(tell)
+        _leave_all_but(tell, bound)
         _call("unshare", _libc.unshare(_NEW_PIDS | _NEW_MOUNTS))
         wait, go = os.pipe()
         first = os.fork()
         if first == 0:
             os.close(go)
-            _first(restore, root, tell, wait)
+            _first(restore, root, tell, wait, bound)
         os.write(tell, f"{first}\n".encode())  # before what the first one says: it waits for us
     except BaseException as error:  # noqa: BLE001  nobody else tells it
         with suppress(OSError):
@@ -65,8 +84,9 @@ def _between(restore: Callable[[], None], root: int, tell: int) -> None:
         os._exit(0)
 
 
-def _first(restore: Callable[[], None], root: int, tell: int, wait: int) -> None:
+def _first(restore: Callable[[], None], root: int, tell: int, wait: int, bound: int) -> None:
     try:
+        threading.Thread(target=_end_with, args=(bound,), daemon=True).start()
         os.read(wait, 1)  # the end of the one between, which has written its line
         os.close(wait)
         os.setsid()
@@ -91,14 +111,20 @@ def _first(restore: Callable[[], None], root: int, tell: int, wait: int) -> None
             status = code if code >= 0 else 128 - code
 
 
-def _leave_all_but(kept: int) -> None:
+def _end_with(bound: int) -> None:
+    """End the namespace with its maker, unless that one says that it is to be kept."""
+    if os.read(bound, 1) != _KEEP:
+        os._exit(1)
+
+
+def _leave_all_but(*kept: int) -> None:
     """Close what the process that forked has open, such as its locks and the pipe that it answers
     through, but for standard error, and hear signals as any program does."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != kept:
+        if int(name) > 2 and int(name) not in kept:
             with suppress(OSError):  # that of the list itself
                 os.close(int(name))
     null = os.open(os.devnull, os.O_RDWR)

@@ -17,11 +17,12 @@ import msgspec
 
 from torpor.machine.checkpoint.criu import OLDEST, CheckpointFailed, Criu
 from torpor.machine.checkpoint.cuda import GpuState, check_driver, release, resume, suspend
-from torpor.machine.checkpoint.namespace import begin
-from torpor.shared.values import learned
+from torpor.machine.checkpoint.namespace import Namespace, begin
+from torpor.shared.values import SnapshotId, learned
 from torpor.shared.wire.snapshot import IMAGE_FILES
 
 _FACTS, _COMPLETE = IMAGE_FILES
+_SAVE: Final = "save"
 _LOADER: Final = "ld-linux-x86-64.so.2"
 _PROGRAM: Final = "criu"
 _CPU_S: Final = 10.0
@@ -94,6 +95,19 @@ def frozen_bytes(images: Path) -> int:
     return sum(file.lstat().st_size for file in images.iterdir())
 
 
+def mark(images: Path, snapshot: SnapshotId) -> None:
+    """Say in the images of which snapshot they are."""
+    (images / _SAVE).write_text(snapshot)
+
+
+def frozen_for(images: Path) -> SnapshotId | None:
+    """The snapshot that the images of a whole tree were marked with; None for no such images."""
+    try:
+        return SnapshotId((images / _SAVE).read_text()) if frozen_bytes(images) else None
+    except (OSError, ValueError):
+        return None
+
+
 def gpus_of(images: Path) -> int:
     """How many GPUs the machine has, where the tree of ``images`` uses them; else 0."""
     try:
@@ -120,9 +134,9 @@ def give_gpus_back(pid: int, first: int | None, within_s: float) -> None:
     release(pid, within_s, _inside(first))
 
 
-def thaw(folder: Path, images: Path) -> tuple[int, int]:
-    """Let the tree of ``images`` go on: the first process of its new namespace, by its id here, and
-    the tree's root, by its id there. The files that it has open must be as they were.
+def thaw(folder: Path, images: Path) -> tuple[Namespace, int]:
+    """Let the tree of ``images`` go on, once: its new namespace, and the tree's root, by its id
+    there. The files that it has open must be as they were.
 
     Only for a process without threads. It has a deadline by its size.
     """
@@ -134,6 +148,7 @@ def thaw(folder: Path, images: Path) -> tuple[int, int]:
     criu = program(folder)
     criu.check_cpu(images, _CPU_S)
     check_driver(tree.gpus)
+    (images / _COMPLETE).unlink()  # the files may be newer from now on
 
     def restore() -> None:
         criu.restore(images, within_s)

@@ -107,7 +107,7 @@ class Autosaver:
             for news in self._guard.news():
                 if isinstance(news, Notice):
                     self._heard_unix.append(news.at_unix)
-                else:
+                elif isinstance(news, Rescued):
                     self._hear(news)
 
     def _hear(self, done: Rescued) -> None:

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
+from torpor.machine.checkpoint.namespace import Namespace
 from torpor.machine.gate.calls import this_machine
 from torpor.machine.gate.listener import listen
 from torpor.machine.supervisor.processes import ProcessId, identify
@@ -82,12 +83,14 @@ class Thawed:
     """A command whose processes went on in a namespace of their own. ``root``: their root's id
     there. The namespace's first process, which is a child of this process, ends with its status."""
 
-    def __init__(self, first: int, root: int) -> None:
-        self.id: Final[ProcessId] = identify(first)
+    def __init__(self, namespace: Namespace, root: int) -> None:
+        self.id: Final[ProcessId] = identify(namespace.first)
         self.root = root
+        self._namespace = namespace
 
     def go(self) -> str:
-        """It runs already."""
+        """It runs already. From now on it also does without its supervisor."""
+        self._namespace.keep()
         return ""
 
     def poll(self) -> int | None:

@@ -6,26 +6,46 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import msgspec
+
+from torpor.machine.checkpoint.tree import frozen_for
+from torpor.machine.supervisor.freezing import NOTICES, Freeze, why_too_late
 from torpor.machine.supervisor.notices import Notices
 from torpor.machine.supervisor.saves import Rescued, RescueSaves
 from torpor.shared.wire.job import Notice, NoticeSource, StandBy
 
-News = Notice | Rescued
+
+class Frozen(msgspec.Struct, frozen=True):
+    """What became of the save with the frozen command; its ``error`` says why there is none."""
+
+    done: Rescued
+
+
+News = Notice | Rescued | Frozen
 
 
 class Guard:
     """Asks the metadata services and makes saves in threads of its own: either may take long.
 
     ``save`` is the argv of a process that makes one; ``wake`` is called when there is news.
+    ``freeze``: how the command is frozen where there is time for it, ``held_bytes``: its memory.
     """
 
     def __init__(
-        self, sources: Sequence[NoticeSource], save: list[str], wake: Callable[[], None]
+        self,
+        sources: Sequence[NoticeSource],
+        save: list[str],
+        wake: Callable[[], None],
+        freeze: Freeze | None = None,
+        held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._saves = RescueSaves(save)
         self._wake = wake
+        self._freeze, self._held_bytes = freeze, held_bytes
+        self._freezes = self._shuts_down = False
         self._news: SimpleQueue[News] = SimpleQueue()
         self._unsaved: SimpleQueue[Notice] = SimpleQueue()
         self._lock = threading.Lock()
@@ -64,6 +84,15 @@ class Guard:
         """Whether a save runs or waits, so that news will come."""
         return self._open > 0 or not self._news.empty()
 
+    def shut_down(self) -> None:
+        """The machine shuts down, and the command with it: it is not frozen any more."""
+        self._shuts_down = True
+
+    @property
+    def freezes_now(self) -> bool:
+        """Whether the command is being frozen, or news of that will come."""
+        return self._freezes or not self._news.empty()
+
     @property
     def left(self) -> int:
         """How many manifests may still be written."""
@@ -78,11 +107,43 @@ class Guard:
         while True:
             notice = self._unsaved.get()
             try:
-                self._news.put(self._saves.save(notice))
+                self._save(notice)
             finally:  # or its supervisor would never leave
+                self._freezes = False  # the news of it is there
                 with self._lock:
                     self._open -= 1
                 self._wake()
+
+    def _save(self, notice: Notice) -> None:
+        """Save; then, in the time that is left, once more with the command, frozen. A later save
+        would lack what is frozen."""
+        freeze, began_s = self._freeze, time.monotonic()
+        if freeze is None:
+            self._news.put(self._saves.save(notice))
+            return
+        if frozen_for(Path(freeze.images)) is not None:
+            return
+        left_s = self._saves.left_s(notice) or 0.0
+        done = self._saves.save(notice)
+        self._news.put(done)
+        if notice.kind not in NOTICES:
+            return
+        left_s -= time.monotonic() - began_s
+        why_not = self._why_not(done, left_s)
+        self._freezes = not why_not
+        frozen = Rescued(None, why_not) if why_not else self._saves.save(notice, freeze, left_s)
+        self._news.put(Frozen(frozen))
+
+    def _why_not(self, done: Rescued, left_s: float) -> str:
+        """Why the command is not frozen after that save."""
+        if done.saved is None:
+            return "the save before it failed"
+        if self._shuts_down:
+            return "the machine shuts down"
+        if not self._saves.sealed:
+            return "the save would hold its memory, and nothing seals it"
+        held_bytes = self._held_bytes()
+        return why_too_late(held_bytes, done.bytes_s, left_s) if held_bytes else "it has ended"
 
     def _listen(self, notices: Notices) -> None:
         while (wait_s := notices.wait_s) is not None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.machine.checkpoint.tree import remove_images, thaw
+from torpor.machine.checkpoint.tree import frozen_for, remove_images, thaw
 from torpor.machine.gate.calls import this_machine
 from torpor.machine.gate.keeper import Keeper
 from torpor.machine.gate.listener import Listener
@@ -29,13 +29,16 @@ from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command, Thawed
 from torpor.machine.supervisor.folder import JobFolder, Kept
-from torpor.machine.supervisor.guard import Guard, News
+from torpor.machine.supervisor.freezing import Freeze
+from torpor.machine.supervisor.guard import Frozen, Guard, News
 from torpor.machine.supervisor.processes import (
     MARK,
     OWN_MARK,
     adopt_orphans,
+    descendants,
     identify,
     reap_orphans,
+    resident_bytes,
 )
 from torpor.machine.supervisor.requests import Requests
 from torpor.shared.errors import InvalidInput
@@ -78,9 +81,13 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._shut_down)
         self._shuts_down = False
         adopt_orphans()
+        self._images = Path(request.images) if request.freezes and request.criu else None
         self._begin(request, bundle, _keeper_of(home, request))
         # Its threads start only now: the command is a fork of this process.
-        self._guard = Guard(request.notices, save, self._requests.wake)
+        freezes = self._images is not None and self._kept.runs
+        freeze = Freeze(request.job, request.images, request.criu) if freezes else None
+        wake = self._requests.wake
+        self._guard = Guard(request.notices, save, wake, freeze, self._held_bytes)
         self._look_at_orphans()
 
     def run(self) -> None:
@@ -89,19 +96,19 @@ class Supervisor:
             self._requests.wait(TICK_S)
             if self._shuts_down:
                 self._shuts_down = False
+                self._guard.shut_down()
                 if not self._guard.saves_now:  # else a save runs already
                     self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
             for news in self._guard.news():
                 self._hear(news)
-            self._look_at_command()
+            self._look_at_command(freezes=self._guard.freezes_now)
             self._look_at_orphans()
 
     # -- the command
 
     def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
         began = log.size_of(request.log)
-        frozen = request.images and os.path.lexists(request.images)
-        thawed, afresh = _thawed(request) if frozen else (None, "")
+        thawed, afresh = _thawed(request) if request.images else (None, "")
         log.say(request.log, f"attempt {request.attempt} {'goes on' if thawed else 'begins'}")
         if afresh:
             log.say(request.log, f"its processes did not go on: {afresh}")
@@ -137,8 +144,16 @@ class Supervisor:
             self._keep(error=error)
         self._look_at_command()
 
-    def _look_at_command(self) -> None:
-        if self._kept.runs:
+    def _held_bytes(self) -> int:
+        """The memory of the command; 0 once it has ended."""
+        command = self._kept.command
+        if not (self._kept.runs and command.lives):
+            return 0
+        return max(1, resident_bytes({command.pid, *descendants(command.pid)}))
+
+    def _look_at_command(self, *, freezes: bool = False) -> None:
+        """``freezes``: what is frozen needs its log as it is, unless somebody ends it."""
+        if self._kept.runs and (self._leaving or not freezes):
             with suppress(OSError, InvalidInput):  # the next look tries again
                 log.cut(self._kept.log, log.MOST_LOG_BYTES)
             status = self._command.poll()
@@ -153,6 +168,10 @@ class Supervisor:
 
     def _ended(self, status: int) -> None:
         state = self._kept.state
+        frozen = frozen_for(self._images) if self._images and status == -signal.SIGKILL else None
+        if frozen is not None:  # it goes on with its log as it is
+            self._keep(state="ended", status=status, ended_unix=time.time(), frozen=frozen)
+            return
         how = f"with status {status}" if status >= 0 else f"by {_signal_name(-status)}"
         words = f"attempt {state.attempt} ended {how}"
         if state.error and status in (NOT_FOUND, NOT_STARTED):
@@ -192,6 +211,14 @@ class Supervisor:
     def _hear(self, news: News) -> None:
         if isinstance(news, Notice):
             self._keep(notice=news, save_error="")
+        elif isinstance(news, Frozen):
+            was, done = self._kept.state, news.done
+            state = msgspec.structs.replace(
+                was, saved=done.saved or was.saved, not_frozen=done.error
+            )
+            self._kept = msgspec.structs.replace(self._kept, state=state)
+            self._look_at_command()  # where it was ended for that, one write says both
+            self._keep()
         else:
             self._keep(saved=news.saved or self._kept.state.saved, save_error=news.error)
 
@@ -223,6 +250,11 @@ def _among_nodes(request: StartJob) -> dict[str, str]:
 def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
     """The command whose processes go on, or why they do not. Its images are removed."""
     images = Path(request.images)
+    if not os.path.lexists(images):
+        return None, "the workspace holds none that were frozen" if request.frozen else ""
+    if request.freezes and (request.frozen is None or frozen_for(images) != request.frozen):
+        remove_images(images)
+        return None, "what was frozen is of another snapshot" if request.frozen else ""
     if not request.criu:
         remove_images(images)
         return None, "they cannot go on here"

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.machine.supervisor.freezing import Freeze
 from torpor.shared.values import learned
 from torpor.shared.wire.job import Notice, OwnSave, StandBy
 from torpor.shared.wire.protocol import encode_line
@@ -32,20 +33,23 @@ class Orders(msgspec.Struct, frozen=True):
     save uses. ``given_unix``: when the machine got it, by its own clock. ``left_s``: how long the
     machine lives on; None if nobody has said that it ends. ``made``: the root hashes (hex) of the
     saves that were made on the same book. ``scheduled``: the save gives way to runs, and an
-    unchanged workspace is not stored."""
+    unchanged workspace is not stored. ``freeze``: freeze that job's command first, for this save.
+    """
 
     book: StandBy
     given_unix: float
     left_s: float | None
     made: list[str] = []
     scheduled: bool = False
+    freeze: Freeze | None = None
 
 
 class Rescued(msgspec.Struct, frozen=True):
     """What the process prints as one line. ``error``: why there is no save, or what went wrong
     although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
     ``gave_way``: to a run, which holds the workspace. ``packs``: how many grants for packs were
-    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent."""
+    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent. ``bytes_s``:
+    how fast it stored what was new; 0 where that was too little to say."""
 
     saved: OwnSave | None
     error: str = ""
@@ -53,6 +57,7 @@ class Rescued(msgspec.Struct, frozen=True):
     gave_way: bool = False
     packs: int | None = None
     unsent: bool = False
+    bytes_s: float = 0.0
 
 
 class RescueSaves:
@@ -83,11 +88,23 @@ class RescueSaves:
         with self._lock:
             return len(self._book.saves) if self._book else 0
 
-    def save(self, notice: Notice) -> Rescued:
+    @property
+    def sealed(self) -> bool:
+        """Whether nobody but the user can read what is saved."""
+        with self._lock:
+            return self._book is not None and self._book.key is not None
+
+    def save(
+        self, notice: Notice, freeze: Freeze | None = None, left_s: float | None = None
+    ) -> Rescued:
         """Save the workspace; waits for a save that runs, and returns when the process has ended.
-        Never raises for what the process did or for one that cannot start."""
+        ``freeze``: with the command, frozen, in the ``left_s`` that the machine lives on. Never
+        raises for what the process did or for one that cannot start."""
         with self._saving:
             orders = self._orders(notice)
+            if orders is not None and freeze is not None:
+                book = msgspec.structs.replace(orders.book, save_argv=[])
+                orders = msgspec.structs.replace(orders, book=book, freeze=freeze, left_s=left_s)
             if orders is None:
                 return Rescued(
                     None,
@@ -115,7 +132,7 @@ class RescueSaves:
             goes_on = scheduled or (notice.kind == "aws-rebalance" and not book.job)
             if goes_on:  # nobody's work is paused where the machine is not about to end
                 mine = replace(mine, save_argv=[])
-            left_s = self._left_s(notice)
+            left_s = self.left_s(notice)
             return Orders(mine, self._given_unix, left_s, list(self._made), scheduled)
 
     def _take_back(self, orders: Orders, done: Rescued) -> None:
@@ -131,7 +148,8 @@ class RescueSaves:
                 self._book, saves=[*saves, *self._book.saves], packs=[*packs, *self._book.packs]
             )
 
-    def _left_s(self, notice: Notice) -> float | None:
+    def left_s(self, notice: Notice) -> float | None:
+        """How long the machine lives on; None if nobody has said that it ends."""
         if notice.kind in ("aws-rebalance", "schedule"):
             return None
         if notice.until_unix is None:

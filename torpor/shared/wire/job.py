@@ -47,6 +47,8 @@ class JobState(msgspec.Struct, frozen=True):
     wrote, if that was not saved. ``went_on``: its processes went on where they
     were frozen; ``afresh``: why they did not. ``saved``: what the machine saved after a notice;
     ``save_error``: why it did not, or what went wrong although it did.
+    ``frozen``: the save for which the command's processes were frozen and ended, whether or not it
+    was stored; ``not_frozen``: why they were not, or why that save is not stored.
     """
 
     job: str
@@ -62,6 +64,8 @@ class JobState(msgspec.Struct, frozen=True):
     save_error: Words = ""
     went_on: bool = False
     afresh: Words = ""
+    frozen: SnapshotId | None = None
+    not_frozen: Words = ""
 
 
 class NoticeSource(msgspec.Struct, frozen=True):
@@ -81,8 +85,10 @@ class StartJob(Request[JobState], frozen=True):
     whose logs are removed first, from the folder of ``log``. ``gate``: the workspace whose restore
     the command does not wait for; it waits for each file that it opens. ``images``: a folder into
     which its processes were frozen, and from which they go on, by the CRIU in the folder ``criu``;
-    where they cannot, the command is started afresh. The images are removed then. ``nodes``: the
-    addresses of all machines of a job on several, by their ranks; this machine's is ``rank``."""
+    where they cannot, the command is started afresh. The images are removed then. ``freezes``: they
+    are frozen into it, too, when the market takes the machine; only what was frozen for the
+    snapshot ``frozen`` goes on. ``nodes``: the addresses of all machines of a job on several, by
+    their ranks; this machine's is ``rank``."""
 
     op = "job.start"
     job: str
@@ -99,6 +105,8 @@ class StartJob(Request[JobState], frozen=True):
     criu: str = ""
     nodes: list[str] = msgspec.field(default_factory=list)
     rank: Count = 0
+    freezes: bool = False
+    frozen: SnapshotId | None = None
 
 
 class JobLook(msgspec.Struct, frozen=True):
