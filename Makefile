@@ -20,7 +20,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended matrix model corruption gpu bench clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model corruption gpu bench clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -124,6 +124,17 @@ matrix: packages-campaign setup
 # An installation that nobody looks at, for an hour, with kills of all its processes.
 unattended: packages-test setup
 	$(BIN)/python -m tests.unattended --minutes $(or $(MINUTES),60)
+
+# A crowd of jobs without and with faults, and mixed flows for a while, on SQLite and then on PostgreSQL.
+LOAD := $(BIN)/python -m tests.load.campaign --database $(or $(DATABASE),sqlite postgres)
+load: packages-test setup
+	$(LOAD) --jobs $(or $(JOBS),100)
+
+chaos: packages-test setup
+	$(LOAD) --jobs $(or $(JOBS),40) --strikes $(or $(STRIKES),24)
+
+soak: packages-test setup
+	$(LOAD) --minutes $(or $(MINUTES),30)
 
 model: setup
 	$(BIN)/python -m tests.model

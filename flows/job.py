@@ -153,10 +153,12 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
 
 def continue_job(record: Job, key: str = "continue") -> str:
     """Start a run that continues a job which nobody drives; returns what runs now. Two that see the
-    same within _AGAIN_S start one."""
+    same start one, until _AGAIN_S seconds and each multiple of them after the job was last driven:
+    a run that continues it needs a minute until its record says so."""
+    silent_s = int(time.time() - record.driven_unix)
     return runner().start(
         job,
-        f"{key}-{record.id}-{record.version}-{int(time.time()) // _AGAIN_S}",
+        f"{key}-{record.id}-{record.version}-{silent_s // _AGAIN_S}",
         queue=CONTINUING,
         workspace=record.block,
         job=record.id,

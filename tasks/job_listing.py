@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ from blocks import Workspace
 from tasks.jobs import cost_of, look_at_command, machines_of, secrets_to_hide, without_nuls
 from tasks.machines import open_session, renting
 from tasks.runner import runner
-from tasks.runs import JobRun
+from tasks.runs import JobRun, RunState
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace
@@ -83,9 +84,11 @@ def _named_job(run: JobRun) -> str:
     return str(run.parameters.get("job") or "").strip()
 
 
-def queued_jobs(queue: str = "") -> list[QueuedJob]:
+def queued_jobs(queue: str = "", begun_s: float = 0.0) -> list[QueuedJob]:
     """The runs of jobs that have not begun, in the order of their submission; with ``queue``, only
-    of that one."""
+    of that one. ``begun_s``: those too that began less than so many seconds ago."""
+    states: tuple[RunState, ...] = ("waiting", "taken", *(("running",) if begun_s else ()))
+    since_unix = time.time() - begun_s
     return [
         QueuedJob(
             job=job_of(one),
@@ -95,7 +98,8 @@ def queued_jobs(queue: str = "") -> list[QueuedJob]:
             since_unix=one.created_unix,
             command=_argv(one.parameters.get("command") or []),
         )
-        for one in runner().job_runs("waiting", "taken", queue=queue)
+        for one in runner().job_runs(*states, queue=queue)
+        if one.state != "running" or one.state_unix > since_unix
     ]
 
 

@@ -178,6 +178,43 @@ def test_an_upgrade_registers_again_and_an_uninstall_ends_no_machine(
     kube.kubectl("delete", "namespace", SPACE, "--wait=false")
 
 
+FAIR = """
+queues: {spot: {gpus: 8}}
+teams:
+  - {name: vision, namespace: team-vision, gpus: 0, weight: 3, usd_month: 100}
+  - {name: speech, namespace: team-speech, gpus: 0, weight: 1, usd_month: 100}
+"""
+
+
+def test_a_team_gets_its_share_by_weight_of_what_another_has_filled(helm: Helm, kube: Kube) -> None:
+    ours = [one for one in helm.objects("minimal", FAIR) if "kueue" in one["apiVersion"]]
+    kube.kubectl("apply", "-f", "-", given=_text(ours))
+    until(lambda: [*_active(kube, "localqueues")] == [True, True], "both queues are active")
+
+    def submit(team: str) -> None:
+        machines = [yaml.safe_load(MACHINE) for _ in range(8)]
+        for number, machine in enumerate(machines):
+            labels = {"kueue.x-k8s.io/queue-name": team}
+            machine["metadata"] = {"name": f"machine-{number}", "labels": labels}
+        kube.kubectl("create", "-n", f"team-{team}", "-f", "-", given=_text(machines))
+
+    def shares() -> tuple[int, ...]:
+        """The machines of each team that Kueue lets run."""
+        found = [
+            json.loads(kube.kubectl("get", "jobs", "-n", f"team-{team}", "-o", "json"))["items"]
+            for team in ("vision", "speech")
+        ]
+        return tuple(sum(not one["spec"]["suspend"] for one in jobs) for jobs in found)
+
+    submit("speech")
+    until(lambda: shares() == (0, 8), "one team has it all")
+    submit("vision")
+    until(lambda: shares() == (6, 2), "the shares are 3 to 1")
+    for space in ("team-vision", "team-speech"):
+        kube.kubectl("delete", "jobs", "--all", "-n", space)
+    kube.kubectl("delete", "-f", "-", given=_text(ours))
+
+
 def _of_prometheus(found: Object) -> bool:
     return str(found["apiVersion"]).startswith("monitoring.coreos.com/")
 

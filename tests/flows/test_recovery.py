@@ -122,7 +122,8 @@ def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
     assert prefect.did == [started, *([("give up", DRIVER, driver)] if given_up else [])]
     assert _only(report).next_step == "run again continued it"
     assert not _only(report).driven
-    assert prefect.keys == other.keys  # Prefect starts one run for both
+    # Prefect starts one run for both, whatever the clock says: no five minutes begin between them.
+    assert prefect.keys == other.keys == [f"continue-{job.id}-{job.version}-0"]
     assert lab.opened.jobs.stop_asked(job.id) is None
     assert again.jobs == report.jobs
 
@@ -197,6 +198,16 @@ def test_a_stop_that_was_asked_before_stays(lab: Lab) -> None:
     lab.opened.jobs.ask_stop(job.id, asked)
     _watch(lab.opened, driver="cancelled")
     assert lab.opened.jobs.stop_asked(job.id) == asked
+
+
+def test_a_run_that_has_just_begun_to_continue_a_job_is_given_time(lab: Lab) -> None:
+    """It waits for the driver that is silent, before the job's record names it."""
+    job = _job(lab.opened, LOST_S + 1)
+    for begun_s, started in ((LOST_S - 60, False), (LOST_S + 1, True)):
+        begun_unix = time.time() - begun_s
+        begun = JobRun(RUN, "critical", "running", begun_unix, 0.0, {"job": job.id})
+        _, prefect = _watch(lab.opened, driver="ended", runs=(begun,))
+        assert bool(prefect.keys) == started
 
 
 def test_a_run_that_waits_in_a_queue_continues_the_job(lab: Lab) -> None:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,13 +27,13 @@ import psutil
 from flows import create, hibernate, job, reconcile
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
-from tests import independent_reader as reader
 from tests.campaign.command import Command, Found, Given
 from tests.fixtures.driver import hurried
 from tests.fixtures.kill_points import Child, Say, Told
 from tests.fixtures.trees import let_settle
 from tests.fixtures.waiting import PATIENCE_S
 from tests.jobs import training
+from tests.jobs.saved_state import state_in
 from tests.markets.boot import BootedMachine, unfit
 from tests.markets.every import DEMO, FAKES
 from tests.markets.faults import Fault, Kind
@@ -47,8 +44,7 @@ from torpor.control.jobs.records import Job
 from torpor.control.rental import renting
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import JobFailed, StoreMissing
-from torpor.shared.format.names import manifest_key
-from torpor.shared.values import MIB, ObjectKey, SnapshotId
+from torpor.shared.values import MIB, SnapshotId
 
 MARKETS: Final = tuple(name for name, fake in FAKES.items() if fake.rents_by_hand)
 """Those that can end a machine by themselves."""
@@ -240,22 +236,8 @@ class Campaign(MarketWorld):
         return open_now.get(str(machine.id)) == "handed over"
 
     def state_in(self, snapshot: SnapshotId) -> dict[str, Any]:
-        """What the training had reached in a snapshot, by a reader that is not torpor's."""
-        store, keys = self.opened.store, reader.Keys(self.store_key, DEMO)
-        blob = store.get(manifest_key(DEMO, snapshot), max_bytes=64 * MIB)
-        manifest = reader.read_manifest(blob, keys, DEMO, snapshot)
-        target = Path(tempfile.mkdtemp(dir=self.folder))
-
-        def get(name: str, first: int, count: int | None) -> bytes:
-            whole = store.get(ObjectKey(name), max_bytes=256 * MIB)
-            return whole[first:] if count is None else whole[first : first + count]
-
-        try:
-            reader.restore(manifest, get, keys, [os.fsencode(target)])
-            file = target / "state.json"
-            return json.loads(file.read_text()) if file.exists() else training.start()
-        finally:
-            shutil.rmtree(target)
+        """What the training had reached in a snapshot."""
+        return state_in(self.opened.store, self.store_key, DEMO, snapshot)
 
     # -- the world
 

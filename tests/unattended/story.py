@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from deployments.api import Api
 from deployments.installation import CHECKOUT
+from deployments.schedules import WATCH
+from deployments.server import Server
 from flows.procedures.watch.hibernations import AGAIN_S
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.own_installation import Alone
@@ -30,7 +32,8 @@ from torpor.control.remote.probe import DEFAULT_HOME
 from torpor.control.safety import never_handed_over
 from torpor.machine.sampler.ring import RING
 
-EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 120}
+WATCH_S: Final = 30
+BACKUP_S: Final = 120
 """A round of backups is six runs, one for each machine and one that starts them: 60 s of CPU."""
 KEEP_LAST: Final = 2
 STEPS: Final = 100
@@ -69,22 +72,11 @@ class Story:
     # -- what a person does
 
     def switch_on(self) -> None:
-        """Shorten the schedules and switch them on, each with the requests that the UI sends."""
-        with Api(self.alone.server) as api:
-            for name, every_s in EVERY_S.items():
-                deployment = api.ask("GET", f"deployments/name/{name}")
-                if name == "backup/backup-all":
-                    wanted = {**deployment["parameters"], "keep_daily": 0, "keep_weekly": 0}
-                    wanted |= {"keep_monthly": 0, "keep_last": KEEP_LAST}
-                    api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
-                if name == "watch/watch":
-                    wanted = {**deployment["parameters"], "notify": ["custom-webhook/tests"]}
-                    wanted |= {"backup_hours": 26}
-                    api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
-                (schedule,) = deployment["schedules"]
-                url = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
-                api.ask("PATCH", url, {"active": False, "schedule": {"interval": every_s}})
-                api.ask("PATCH", url, {"active": True})
+        """Shorten the schedules and switch them on."""
+        thinned = {"keep_daily": 0, "keep_weekly": 0, "keep_monthly": 0, "keep_last": KEEP_LAST}
+        switch_on(self.alone.server, "backup/backup-all", BACKUP_S, thinned)
+        told = {"notify": ["custom-webhook/tests"], "backup_hours": 26}
+        switch_on(self.alone.server, WATCH, WATCH_S, told)
 
     def set_up(self) -> None:
         """The blocks and machines of a new cycle, and its job."""
@@ -232,6 +224,18 @@ class Story:
 
 
 OUTCOMES: Final = 7
+
+
+def switch_on(server: Server, name: str, every_s: float, parameters: Mapping[str, Any]) -> None:
+    """Switch the schedule of a deployment on, with the requests that the UI sends."""
+    with Api(server) as api:
+        deployment = api.ask("GET", f"deployments/name/{name}")
+        wanted = {"parameters": {**deployment["parameters"], **parameters}}
+        api.ask("PATCH", f"deployments/{deployment['id']}", wanted)
+        (schedule,) = deployment["schedules"]
+        url = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
+        api.ask("PATCH", url, {"active": False, "schedule": {"interval": every_s}})
+        api.ask("PATCH", url, {"active": True})
 
 
 @contextmanager

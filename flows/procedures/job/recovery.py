@@ -16,7 +16,7 @@ from tasks.runs import CONTINUING, JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.listing import QueuedJob
 from torpor.control.jobs.policy import wait_s
-from torpor.control.jobs.records import Job
+from torpor.control.jobs.records import LOST_S, Job
 from torpor.control.reports import moment
 from torpor.control.watch_report import WatchedJob
 from torpor.shared.errors import TorporError
@@ -119,9 +119,14 @@ def _with_runs(found: list[JobSeen]) -> list[JobSeen]:
     if not found:
         return []
     try:
-        queued = {one.job: one for one in queued_jobs(CONTINUING)}
+        # One that has begun waits for a silent driver before the record says that it drives.
+        queued = {one.job: one for one in queued_jobs(CONTINUING, LOST_S)}
         return [
-            replace(seen, queued=queued.get(seen.job.id), driver=runner().state(seen.job.driver))
+            replace(
+                seen,
+                queued=None if seen.job.driven else queued.get(seen.job.id),
+                driver=runner().state(seen.job.driver),
+            )
             for seen in found
         ]
     except Exception as error:  # noqa: BLE001 - machines are looked at without Prefect
