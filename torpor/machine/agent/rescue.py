@@ -185,7 +185,9 @@ class Rescue:
                 if saved is None:
                     return Rescued(None, error, unchanged=True, packs=packs, unsent=True)
                 moved = self._new_bytes if self._new_bytes >= LEAST_BYTES else 0
-                return Rescued(saved, error, packs=packs, bytes_s=moved / max(self._stored_s, 0.001))
+                return Rescued(
+                    saved, error, packs=packs, bytes_s=moved / max(self._stored_s, 0.001)
+                )
             finally:
                 run.end("the machine's own save is over")
 
