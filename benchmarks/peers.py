@@ -16,6 +16,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +37,9 @@ from torpor.shared.content import make_below
 from torpor.shared.values import GIB, MIB
 
 PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}
+RESTS_S = 0.5
+"""torpor reads a file twice that was changed less than 0.1 s before its scan. Nobody hibernates so
+soon after a change."""
 STEPS = ("full", "unchanged", "incremental", "restore")
 
 
@@ -109,6 +113,7 @@ def _steps(
     before = {name: _stored(store, bucket) for name, (_, bucket) in tools.items()}
     figures["changed_bytes"] = change_workspace(workspace, 0.01)
     os.sync()
+    time.sleep(RESTS_S)
     for name, (tool, bucket) in tools.items():
         figures[name]["incremental"] = tool.again()._asdict()
         figures[name]["stored_incremental"] = _stored(store, bucket) - before[name]
