@@ -395,7 +395,8 @@ class Driver:
         spec = msgspec.structs.replace(
             spec, want=want, programs=[]
         )  # its machine runs nothing else
-        return replace(self.opened, spec=spec, job=self.job.id)
+        thaws = self.job.frozen is not None
+        return replace(self.opened, spec=spec, job=self.job.id, thaws=thaws)
 
     @contextmanager
     def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:
