@@ -203,6 +203,31 @@ def test_no_other_save_removes_what_is_frozen_until_it_goes_on_or_is_stopped(
     assert not freezing.images.exists()
 
 
+def test_a_save_for_a_machine_that_shuts_down_waits_for_what_is_being_frozen(
+    freezing: Freezing,
+) -> None:
+    """It has the grants of the save that could not freeze, and all work up to now."""
+    freezing.slow_criu()
+    freezing.start()
+    freezing.grows()
+    book = freezing.machine.stands_by()
+    freezing.gets_notice()
+    until((freezing.machine.work / "dumps").exists, "it is being frozen")
+    for save in freezing.machine.own_saves():
+        save.terminate()
+    freezing.machine.shuts_down()
+    (freezing.machine.work / "go").touch()
+
+    def last() -> JobState | None:
+        state = freezing.machine.state()
+        own = state.saved and state.saved.snapshot
+        return state if own == book.saves[1].snapshot else None
+
+    state = until(last, "it is saved once more")
+    assert state.notice is not None and state.notice.kind == "signal"
+    assert (state.state, state.frozen, state.save_error) == ("running", None, "")
+
+
 @pytest.mark.parametrize("what", ["shuts down", "is stopped", "loses the save"])
 def test_a_machine_that_shuts_down_and_a_job_that_is_stopped_freeze_nothing(
     freezing: Freezing, what: str

@@ -97,9 +97,10 @@ class Supervisor:
         while not self._done():
             self._requests.wait(TICK_S)
             if self._shuts_down:
-                self._shuts_down = False
                 self._guard.shut_down()
-                if not self._guard.saves_now:  # else a save runs already
+                saves = self._guard.saves_now  # then another one waits for what is being frozen
+                self._shuts_down = saves and self._guard.freezes_now
+                if not saves:
                     self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
             for news in self._guard.news():
                 self._hear(news)
