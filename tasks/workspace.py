@@ -95,6 +95,8 @@ class OpenWorkspace(StoredWorkspace):
     project: str = ""
     job: str = ""
     """The job that machines are rented for."""
+    thaws: bool = False
+    """Whether the newest snapshot holds that job's command, frozen."""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
@@ -108,9 +110,10 @@ class OpenWorkspace(StoredWorkspace):
 
     @property
     def freezing(self) -> OpenWorkspace:
-        """The same, for a machine on which its programs are started, and go on where they can."""
+        """The same, for a machine on which its programs are started, or a job's frozen command, and
+        go on where they can."""
         spec = self.spec
-        process = spec.process if spec.freezes else "never"
+        process = spec.process if spec.freezes else "try" if self.thaws else "never"
         want = msgspec.structs.replace(spec.want, process=process)
         return replace(self, spec=msgspec.structs.replace(spec, want=want))
 

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import formatdate
@@ -19,14 +19,18 @@ import pytest
 from flows import job
 from flows.procedures.job import attempt
 from tasks.plain_runner import PlainRunner
+from tasks.programs import Freezer
 from tests.fixtures.driver import hurried
 from tests.fixtures.metadata import EVENTS, Metadata
-from tests.fixtures.plain_flows import hibernate_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.fixtures.world import WORKSPACE, World
 from torpor.control.jobs.records import Jobs
 from torpor.control.jobs.report import JobReport
+from torpor.control.providers.local.provider import LocalProvider
+from torpor.control.providers.offers import Offer
 from torpor.machine.supervisor.folder import JobFolder
+from torpor.shared.values import MachineId, Want
 from torpor.shared.wire.job import JobState
 
 _CHAIN = """
@@ -72,14 +76,18 @@ class Running:
         jobs = Jobs(self._world.direct, WORKSPACE)
         until(lambda: jobs.open()[0].attempts[-1].error, "the run knows")
 
-    def takes_the_machine(self) -> None:
+    def takes_the_machine(self, then: Callable[[], object] = lambda: None) -> None:
         with self._market:
             self._metadata.says.clear()
             self._world.lose_machines()
             shutil.rmtree(self.place)
             self.stands_by.clear()
+            then()
         self.stands_by.wait(PATIENCE_S)
         self.grows()
+
+    def is_woken_by_its_user(self) -> None:
+        wake_plainly(self._world.opened)
 
     def grows(self) -> None:
         seen = len(self.lines())
@@ -163,6 +171,45 @@ def test_a_job_that_is_frozen_at_a_notice_goes_on_elsewhere_and_loses_nothing(
     log = running.log(job_id)
     assert log.count("goes on (") == 2
     assert log.count("a line of its log") == len(running.lines())
+
+
+def test_a_moments_fault_does_not_lose_what_is_frozen_and_its_machine_is_chosen_for_it(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove, offers = attempt.prove_freezing, LocalProvider.offers
+    machines: list[MachineId | None] = []
+    wants: list[Want] = []
+
+    def fail_first(opened: Any, session: Any, rental: Any, **how: Any) -> Freezer:
+        machines.append(rental.machine)
+        if len(machines) == 2:
+            return Freezer(why_not="a moment's fault")
+        return prove(opened, session, rental, **how)
+
+    def note(provider: LocalProvider, want: Want) -> list[Offer]:
+        wants.append(want)
+        return offers(provider, want)
+
+    monkeypatch.setattr(attempt, "prove_freezing", fail_first)
+    monkeypatch.setattr(LocalProvider, "offers", note)
+    running.begin()
+    assert running.gives_notice(120).frozen
+    running.takes_the_machine()
+    running.ends()
+    assert running.breaks() == 0
+    first, *_, last = wants
+    assert len(set(machines)) == 2
+    assert first.frozen is None and last.frozen is not None
+
+
+def test_on_a_machine_that_somebody_else_woke_it_begins_from_the_files(running: Running) -> None:
+    """They may be newer than what was frozen."""
+    running.begin()
+    assert running.gives_notice(120).frozen
+    running.takes_the_machine(running.is_woken_by_its_user)
+    report = running.ends()
+    assert running.breaks() == 1
+    assert [one.end for one in report.job.attempts] == ["machine lost", "command ended"]
 
 
 def test_with_too_short_a_notice_it_goes_on_from_its_save(running: Running) -> None:

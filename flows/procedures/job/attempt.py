@@ -178,6 +178,8 @@ class Attending:
         if look_at_command(self._session, job.id, 0, 0).state.attempt >= attempt.number:
             return ""  # it was started, and has it
         freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
+        if freezer.why_not and job.frozen is not None:  # else a moment's fault would lose it
+            freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
         if freezer.why_not:
             runner().log.warning(
                 "the command of job %s is not frozen on machine %s: %s",

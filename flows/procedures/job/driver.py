@@ -395,7 +395,8 @@ class Driver:
         spec = msgspec.structs.replace(
             spec, want=want, programs=[]
         )  # its machine runs nothing else
-        return replace(self.opened, spec=spec, job=self.job.id)
+        thaws = self.job.frozen is not None
+        return replace(self.opened, spec=spec, job=self.job.id, thaws=thaws)
 
     @contextmanager
     def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:
@@ -476,6 +477,8 @@ class Driver:
         """Run the command there until it ends, or the machine is lost."""
         if self.job.attempt is not None and self.job.attempt.machine != on.machine.id:
             self._record_loss()
+        if self.job.frozen is not None and not on.ours:  # who woke it may have changed files
+            self._driven.change(frozen=None)
         with open_session(self.opened, on.machine) as session:
             if self.job.stopped == on.machine.id and not self._is_frozen_there(session):
                 self._stopped.save(on.machine, session)

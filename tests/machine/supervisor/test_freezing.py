@@ -20,7 +20,7 @@ from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
 from torpor.machine.agent.operations import operations
 from torpor.machine.supervisor.freezing import why_too_late
-from torpor.shared.errors import AgentLost
+from torpor.shared.errors import AgentLost, WorkspaceBusy
 from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.job import JobState, StandBy
 
@@ -50,13 +50,15 @@ class Freezing:
         machine.agent.store_key = secrets.token_bytes(32)
         self.images = machine.work / PROGRAMS / JOB
 
-    def start(self, attempt: int = 1, frozen: str | None = None) -> JobState:
+    def start(
+        self, attempt: int = 1, frozen: str | None = None, criu: str | None = None
+    ) -> JobState:
         return self.machine.start(
             *(sys.executable, "-c", _CHAIN),
             attempt=attempt,
             notices=[self._metadata.source("azure")],
             images=str(self.images),
-            criu=str(self.criu),
+            criu=str(self.criu) if criu is None else criu,
             freezes=True,
             frozen=frozen,
         )
@@ -152,6 +154,78 @@ def test_where_it_cannot_be_frozen_it_goes_on_and_the_save_before_counts(
     freezing.grows()
     assert freezing.breaks() == 0
     assert not freezing.images.exists()
+
+
+def test_where_nothing_can_be_frozen_a_notice_says_so_at_once(freezing: Freezing) -> None:
+    """Whoever waits for that keeps back saves of its own."""
+    freezing.start(criu="")
+    freezing.grows()
+    freezing.machine.stands_by()
+    freezing.gets_notice()
+    state = freezing.decided()
+    assert state.notice is not None
+    assert "has not proven" in state.not_frozen
+
+
+def test_another_notice_is_decided_anew(freezing: Freezing) -> None:
+    freezing.slow_criu()
+    freezing.start()
+    freezing.grows()
+    freezing.machine.stands_by()
+    freezing.gets_notice(3.0)
+    assert "s to freeze" in freezing.decided().not_frozen
+    freezing.gets_notice(40.0)
+    until((freezing.machine.work / "dumps").exists, "it is being frozen")
+    assert freezing.machine.state().not_frozen == ""
+    (freezing.machine.work / "go").touch()
+    assert freezing.decided().frozen
+
+
+def test_no_other_save_removes_what_is_frozen_until_it_goes_on_or_is_stopped(
+    freezing: Freezing,
+) -> None:
+    freezing.start()
+    freezing.grows()
+    freezing.machine.stands_by()
+    freezing.gets_notice()
+    frozen = freezing.decided().frozen
+    with pytest.raises(WorkspaceBusy, match="is frozen on this machine"):
+        freezing.machine.agent.snapshot([freezing.machine.work])
+    assert freezing.start(attempt=2, frozen=frozen).went_on
+    freezing.grows()
+    assert freezing.breaks() == 0
+    freezing.machine.stands_by()
+    freezing.gets_notice()
+    until(lambda: freezing.machine.state().frozen, "it is frozen again")
+    freezing.machine.stop()
+    until(lambda: not freezing.machine.kept().supervisor.lives, "its supervisor has left")
+    freezing.machine.agent.snapshot([freezing.machine.work])
+    assert not freezing.images.exists()
+
+
+def test_a_save_for_a_machine_that_shuts_down_waits_for_what_is_being_frozen(
+    freezing: Freezing,
+) -> None:
+    """It has the grants of the save that could not freeze, and all work up to now."""
+    freezing.slow_criu()
+    freezing.start()
+    freezing.grows()
+    book = freezing.machine.stands_by()
+    freezing.gets_notice()
+    until((freezing.machine.work / "dumps").exists, "it is being frozen")
+    for save in freezing.machine.own_saves():
+        save.terminate()
+    freezing.machine.shuts_down()
+    (freezing.machine.work / "go").touch()
+
+    def last() -> JobState | None:
+        state = freezing.machine.state()
+        own = state.saved and state.saved.snapshot
+        return state if own == book.saves[1].snapshot else None
+
+    state = until(last, "it is saved once more")
+    assert state.notice is not None and state.notice.kind == "signal"
+    assert (state.state, state.frozen, state.save_error) == ("running", None, "")
 
 
 @pytest.mark.parametrize("what", ["shuts down", "is stopped", "loses the save"])

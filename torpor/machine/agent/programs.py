@@ -23,13 +23,14 @@ from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.checkpoint.tree import (
     freeze,
     frozen_bytes,
+    frozen_for,
     give_gpus_back,
     gpus_of,
     remove_images,
 )
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.processes import HARD_S, are_stopped, descendants, resident_bytes
-from torpor.shared.errors import MachineError, TorporError
+from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy
 from torpor.shared.format.frozen import frozen_record
 from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.snapshot import Froze, Program
@@ -63,11 +64,17 @@ class Programs:
         ]
 
     def forget(self, frozen: Sequence[Program]) -> None:
-        """Remove what is frozen of all but these. MachineError where that cannot be."""
+        """Remove what is frozen of all but these. MachineError where that cannot be, WorkspaceBusy
+        where a job's command is to go on from it."""
         kept = {program.images for program in frozen}
         if self._folder.is_dir() and not self._folder.is_symlink():
             for path in self._folder.iterdir():
                 if _IMAGES.fullmatch(path.name) and str(path) not in kept:
+                    if _is_awaited(self._home, path):
+                        raise WorkspaceBusy(
+                            f"the command of job {path.name} is frozen on this machine, and goes "
+                            "on soon, here or elsewhere: wait until then"
+                        )
                     remove_images(path)
                     if frozen_bytes(path):
                         raise MachineError(
@@ -187,6 +194,14 @@ def end_frozen(home: Path, programs: Sequence[Program]) -> None:
         if frozen_bytes(Path(program.images)):
             with suppress(TorporError):
                 _signal(home, program, signal.SIGKILL)
+
+
+def _is_awaited(home: Path, images: Path) -> bool:
+    """Whether they hold a job's command that was ended, and its supervisor still stands by."""
+    if frozen_for(images) is None:
+        return False
+    kept = JobFolder(home, images.name).read()
+    return kept is not None and kept.supervisor.lives
 
 
 def _tree(folder: JobFolder, kept: Kept | None) -> set[int]:

@@ -101,7 +101,7 @@ def rescue_by_stdin(home: Path) -> int:
         with saving(home, orders.book.workspace) if orders.scheduled else nullcontext():
             done = _scrubbed(Rescue(home, orders, log.write, ends.is_set), orders, log)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not done.unsent:
+    if done.error or not done.unsent:
         log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
     sys.stdout.buffer.write(encode_line(msgspec.to_builtins(done)))
     sys.stdout.flush()
@@ -181,6 +181,8 @@ class Rescue:
                         raise
                     more = f"{late}. The next save goes on with what this one has stored"
                     return Rescued(None, more, packs=run.filled_packs)
+                except CheckpointFailed as why:  # before anything was sent
+                    return Rescued(None, str(why), packs=run.filled_packs, unsent=True)
                 packs = run.filled_packs
                 if saved is None:
                     return Rescued(None, error, unchanged=True, packs=packs, unsent=True)

@@ -109,9 +109,9 @@ class Guard:
             try:
                 self._save(notice)
             finally:  # or its supervisor would never leave
-                self._freezes = False  # the news of it is there
                 with self._lock:
                     self._open -= 1
+                self._freezes = False  # the news of it is there
                 self._wake()
 
     def _save(self, notice: Notice) -> None:

@@ -48,6 +48,7 @@ from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
+_NOT_PROVEN: Final = "this machine has not proven that processes can be frozen on it"
 _SHUTS_DOWN: Final = "the machine shuts down: the supervisor of the job got SIGTERM"
 
 
@@ -82,6 +83,7 @@ class Supervisor:
         self._shuts_down = False
         adopt_orphans()
         self._images = Path(request.images) if request.freezes and request.criu else None
+        self._unable = _NOT_PROVEN if request.freezes and not request.criu else ""
         self._begin(request, bundle, _keeper_of(home, request))
         # Its threads start only now: the command is a fork of this process.
         freezes = self._images is not None and self._kept.runs
@@ -95,9 +97,10 @@ class Supervisor:
         while not self._done():
             self._requests.wait(TICK_S)
             if self._shuts_down:
-                self._shuts_down = False
                 self._guard.shut_down()
-                if not self._guard.saves_now:  # else a save runs already
+                saves = self._guard.saves_now  # then another one waits for what is being frozen
+                self._shuts_down = saves and self._guard.freezes_now
+                if not saves:
                     self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
             for news in self._guard.news():
                 self._hear(news)
@@ -210,7 +213,7 @@ class Supervisor:
 
     def _hear(self, news: News) -> None:
         if isinstance(news, Notice):
-            self._keep(notice=news, save_error="")
+            self._keep(notice=news, save_error="", not_frozen=self._unable)
         elif isinstance(news, Frozen):
             was, done = self._kept.state, news.done
             state = msgspec.structs.replace(
