@@ -83,6 +83,14 @@ class Freezing:
 
         return until(look, "it is frozen, or not")
 
+    def is_frozen(self) -> JobState:
+        """What is said once it has worked and got notice."""
+        self.start()
+        self.grows()
+        self.machine.stands_by()
+        self.gets_notice()
+        return self.decided()
+
     def grows(self) -> None:
         seen = len(self.lines())
         until(lambda: len(self.lines()) > seen + 3, "the command works")
@@ -184,11 +192,7 @@ def test_another_notice_is_decided_anew(freezing: Freezing) -> None:
 def test_no_other_save_removes_what_is_frozen_until_it_goes_on_or_is_stopped(
     freezing: Freezing,
 ) -> None:
-    freezing.start()
-    freezing.grows()
-    freezing.machine.stands_by()
-    freezing.gets_notice()
-    frozen = freezing.decided().frozen
+    frozen = freezing.is_frozen().frozen
     with pytest.raises(WorkspaceBusy, match="is frozen on this machine"):
         freezing.machine.agent.snapshot([freezing.machine.work])
     assert freezing.start(attempt=2, frozen=frozen).went_on
@@ -282,11 +286,7 @@ def test_where_its_save_is_refused_it_is_dead_and_goes_on_from_this_disk(
 
 
 def test_only_what_was_frozen_for_the_snapshot_that_was_woken_goes_on(freezing: Freezing) -> None:
-    freezing.start()
-    freezing.grows()
-    freezing.machine.stands_by()
-    freezing.gets_notice()
-    state = freezing.decided()
+    state = freezing.is_frozen()
     assert state.frozen is not None and state.saved is not None
     assert state.saved.snapshot == state.frozen
     state = freezing.start(attempt=2, frozen="20261120T000000Z-00000000")
@@ -299,11 +299,7 @@ def test_only_what_was_frozen_for_the_snapshot_that_was_woken_goes_on(freezing: 
 def test_a_supervisor_that_is_killed_before_its_record_leaves_no_copy(
     freezing: Freezing, tmp_path: Path
 ) -> None:
-    freezing.start()
-    freezing.grows()
-    freezing.machine.stands_by()
-    freezing.gets_notice()
-    frozen = freezing.decided().frozen
+    frozen = freezing.is_frozen().frozen
     length = len(freezing.lines())
     was = "        self._folder.write(self._kept)\n        self._written = True  # before it runs"
     killed = f"        os.kill(os.getpid(), signal.SIGKILL)\n{was}"
