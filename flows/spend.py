@@ -15,6 +15,7 @@ from tasks.spending import read_books
 from tasks.workspace_blocks import open_workspace
 from torpor.control.money.advice import steady
 from torpor.control.money.costs import costs
+from torpor.control.money.gpu_advice import used
 from torpor.control.money.months import Month, microseconds
 from torpor.control.money.page import page, picture
 from torpor.control.money.spending import frame, lines, rows
@@ -66,6 +67,7 @@ def spend(
             books.store_price,
             timezone,
             steady(books.rentals, books.now_unix),
+            used(books.jobs, books.rentals),
         ),
         description=title,
     )

@@ -29,6 +29,7 @@ from torpor.control.variables import Secrets, variables
 from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput, MachineError, MachineInUse, TorporError
 from torpor.shared.values import NODES, Machine, MachineId, WorkspaceName, reserved_name
+from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 
 GRACE_S = 30.0
@@ -199,6 +200,11 @@ def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> J
     wanted = LookAtJob(job, offset, most_bytes)
     look = session.call(wanted, request_id=_request(), within_s=LOOK_S)
     return msgspec.structs.replace(look, text=without_nuls(look.text))
+
+
+def read_activity(session: Agent, seconds: float) -> Activity:
+    """What the machine's sampler saw in the last ``seconds``."""
+    return session.call(ReadActivity(seconds), request_id=_request(), within_s=LOOK_S)
 
 
 def without_nuls(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tasks.autosave import NO_SAVES, Saves, renew_autosave
+from tasks.jobs import read_activity
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
 from tasks.retries import ONCE
@@ -27,7 +27,7 @@ from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
 from torpor.shared.errors import MachineInUse, TorporError
 from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
-from torpor.shared.wire.activity import NOBODY, Activity, ReadActivity
+from torpor.shared.wire.activity import NOBODY, Activity
 
 LOOK_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
@@ -242,9 +242,7 @@ def newest_made_unix(opened: OpenWorkspace) -> float | None:
 
 
 def _read(opened: OpenWorkspace, session: Agent) -> Activity:
-    wanted = ReadActivity(opened.spec.idle.minutes * 60)
-    request_id = f"activity:{secrets.token_hex(8)}"
-    return session.call(wanted, request_id=request_id, within_s=LOOK_S)
+    return read_activity(session, opened.spec.idle.minutes * 60)
 
 
 def _judged(

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from flows.procedures.job.gpu_use import GpuUse
 from flows.procedures.job.log import show_log
 from flows.procedures.job.nodes import OtherNodes
 from flows.procedures.job.thinning import is_of_machine, thin_saves
@@ -84,6 +85,7 @@ class Attending:
         self._log = log_path(opened.spec, driven.job.id)
         self._lines = Lines(self._log, secrets_to_hide(driven.job))
         self._saves = Saves(opened, driven, machine, rental.spot, session)
+        self._gpu_use = GpuUse(driven, session) if rental.gpu else None
         self._notice: Notice | None = None
         self._noticed = 0.0
         self._not_frozen = ""
@@ -224,6 +226,8 @@ class Attending:
             return True
         state = self._show_log()
         self._hear(state)
+        if state.state == "running" and self._gpu_use is not None:
+            self._gpu_use.look()
         try:
             failure = self._others.look()
         except AgentLost:

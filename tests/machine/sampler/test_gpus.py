@@ -27,7 +27,7 @@ Look = Callable[..., tuple[int, ...]]
 
 
 @pytest.fixture
-def look(stand_in_gpus: StandIn) -> Iterator[Look]:
+def look_whole(stand_in_gpus: StandIn) -> Iterator[Look]:
     """Look once, ``after_s``, in a process that loads the stand-in."""
     process = subprocess.Popen(
         [sys.executable, "-c", _LOOKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -43,6 +43,29 @@ def look(stand_in_gpus: StandIn) -> Iterator[Look]:
     yield look
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
+
+
+@pytest.fixture
+def look(look_whole: Look) -> Look:
+    """The same without their memory."""
+    return lambda after_s=1.0: look_whole(after_s)[:3]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mib"),
+    [
+        (["rate=1 used=512", "rate=1 used=70000", "rate=1 used=0"], 70000),
+        (["rate=1 used=0"], 0),
+        (["rate=1 used=512", "rate=1"], UNKNOWN),  # it may use more
+        (["rate=1 used=512", "lost"], UNKNOWN),
+        (["dead"], UNKNOWN),
+    ],
+)
+def test_the_memory_of_the_fullest_gpu_counts_if_all_are_known(
+    stand_in_gpus: StandIn, look_whole: Look, gpus: list[str], mib: int
+) -> None:
+    stand_in_gpus.are(*gpus)
+    assert look_whole()[3] == mib
 
 
 @pytest.mark.parametrize(
@@ -104,6 +127,6 @@ def test_a_driver_that_comes_later_is_noticed(stand_in_gpus: StandIn, look: Look
 def test_devices_without_a_library_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr("torpor.machine.sampler.gpus.DEVICES", ("/dev/none",))
-    assert Gpus().look() == (0, NO_GPU, UNKNOWN)
+    assert Gpus().look()[:3] == (0, NO_GPU, UNKNOWN)
     monkeypatch.setattr("torpor.machine.sampler.gpus.DEVICES", ("/dev/null",))
-    assert Gpus().look() == (0, GPUS_UNREADABLE, UNKNOWN)
+    assert Gpus().look()[:3] == (0, GPUS_UNREADABLE, UNKNOWN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.activity import sample
 from torpor.machine.sampler.ring import RECORD_BYTES, RECORDS, RING, Ring, pack, read, unpack
-from torpor.shared.wire.activity import Sample
+from torpor.shared.wire.activity import UNKNOWN, Sample
 
 _FIGURE = st.integers(-1, 2**31 - 1)
 _SAMPLES = st.builds(
@@ -29,6 +30,7 @@ _SAMPLES = st.builds(
     flags=st.integers(0, 7),
     gpu_peak=st.integers(0, 100),
     cpu_peak=_FIGURE,
+    gpu_mib=_FIGURE,
 )
 
 
@@ -37,6 +39,13 @@ def test_a_sample_is_read_as_it_was_written(written: Sample) -> None:
     record = pack(written)
     assert len(record) == RECORD_BYTES
     assert unpack(record) == written
+
+
+def test_a_record_of_a_version_without_memory_is_read() -> None:
+    whole = sample(7)
+    record = pack(msgspec.structs.replace(whole, gpu_mib=0))[:-8] + bytes(4)
+    read_back = unpack(record + zlib.crc32(record).to_bytes(4, "little"))
+    assert read_back == whole and whole.gpu_mib == UNKNOWN
 
 
 @given(_SAMPLES, _SAMPLES, st.integers(1, RECORD_BYTES - 1))

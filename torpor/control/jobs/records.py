@@ -25,6 +25,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.values import MachineId, ObjectKey, SnapshotId, WorkspaceName, WorkspaceSpec
+from torpor.shared.wire.activity import UNKNOWN
 
 DRIVEN_S: Final = 20.0
 """How often the run that drives a job says so in its record."""
@@ -74,6 +75,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # why it could not be started, how a notice went, or which node was lost
     saved: bool = False
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
+    gpu_s: int = 0  # seconds in which its machine's GPUs were measured
+    gpu_percent: float = 0.0  # of the busiest GPU, their mean
+    gpu_mib: int = UNKNOWN  # the most memory in use on one GPU
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.money.advice import Steady
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, dollars
+from torpor.control.money.gpu_advice import HOW, Used
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
 from torpor.control.store_prices import StorePrice
@@ -34,6 +35,7 @@ def page(
     price: StorePrice | None,
     timezone: str,
     reserve: Sequence[Steady] = (),
+    gpus: Sequence[Used] = (),
 ) -> str:
     """Markdown for Prefect's UI."""
     image = "No plot: no machine had a known price."
@@ -52,6 +54,8 @@ def page(
             *section("Budgets of this workspace", [{"budget": words} for words in budgets]),
             *section("Storage, as it is now", _storage(found, price)),
             *section("Worth a reservation", [machine.row() for machine in reserve]),
+            *section("What jobs used of their GPUs", [its.row() for its in gpus]),
+            *([HOW, ""] if gpus else []),
             _NOT_COUNTED,
         ]
     )
