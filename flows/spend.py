@@ -13,9 +13,9 @@ from tasks.flow import flow
 from tasks.runner import runner
 from tasks.spending import read_books
 from tasks.workspace_blocks import open_workspace
+from torpor.control.jobs.gpu_advice import used
 from torpor.control.money.advice import steady
 from torpor.control.money.costs import costs
-from torpor.control.money.gpu_advice import used
 from torpor.control.money.months import Month, microseconds
 from torpor.control.money.page import page, picture
 from torpor.control.money.spending import frame, lines, rows
@@ -67,7 +67,7 @@ def spend(
             books.store_price,
             timezone,
             steady(books.rentals, books.now_unix),
-            used(books.jobs, books.rentals),
+            [its.row() for its in used(books.jobs, books.rentals)],
         ),
         description=title,
     )

@@ -15,8 +15,8 @@ from tests.fixtures.driver import hurried
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import Shows
 from tests.fixtures.waiting import background, until
+from torpor.control.jobs import gpu_advice
 from torpor.control.jobs.records import Jobs
-from torpor.control.money import gpu_advice
 from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
 
 pytestmark = pytest.mark.usefixtures("needs_server")

@@ -12,9 +12,9 @@ from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.money.advice import Steady
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, dollars
-from torpor.control.money.gpu_advice import HOW, Used
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
+from torpor.control.reports import Row
 from torpor.control.store_prices import StorePrice
 
 MOST_COLOURS: Final = len(COLOURS) - 1
@@ -27,6 +27,12 @@ _NOT_COUNTED: Final = (
     "where the end of a machine is known only to lie between its last sight and the proof."
 )
 
+_HOW: Final = (
+    "Busy: the mean of the busiest GPU's rate; a second in which any kernel ran may count as a "
+    "full one. Memory: the most that was in use on one GPU, looked at once a second; some programs "
+    "reserve nearly all of it in advance. Jobs on several machines are left out."
+)
+
 
 def page(
     found: Sequence[Line],
@@ -35,7 +41,7 @@ def page(
     price: StorePrice | None,
     timezone: str,
     reserve: Sequence[Steady] = (),
-    gpus: Sequence[Used] = (),
+    gpus: Sequence[Row] = (),
 ) -> str:
     """Markdown for Prefect's UI."""
     image = "No plot: no machine had a known price."
@@ -54,8 +60,8 @@ def page(
             *section("Budgets of this workspace", [{"budget": words} for words in budgets]),
             *section("Storage, as it is now", _storage(found, price)),
             *section("Worth a reservation", [machine.row() for machine in reserve]),
-            *section("What jobs used of their GPUs", [its.row() for its in gpus]),
-            *([HOW, ""] if gpus else []),
+            *section("What jobs used of their GPUs", gpus),
+            *([_HOW, ""] if gpus else []),
             _NOT_COUNTED,
         ]
     )

@@ -109,7 +109,7 @@ def unpack(record: memoryview | bytes) -> Sample | None:
     number, at_s, boot, *rest, mib = _BODY.unpack(body)
     if not number or _CRC.unpack(record[_BODY.size :])[0] != zlib.crc32(body):
         return None
-    return Sample(number, at_s, boot.hex(), *rest, gpu_mib=mib - 1)
+    return Sample(number, at_s, boot.hex(), *rest, mib - 1)
 
 
 def _header() -> bytes:

@@ -10,7 +10,6 @@ import msgspec
 
 from torpor.control.jobs.listing import command_line
 from torpor.control.jobs.records import Attempt, Job
-from torpor.control.losses import clean
 from torpor.control.rental.records import Rental
 from torpor.control.reports import MOST_ROWS, Row
 from torpor.shared.wire.activity import UNKNOWN
@@ -35,11 +34,6 @@ SIZES: Final = {
     180: "B200",
 }
 """GiB of each GPU, and some that have it."""
-HOW: Final = (
-    "Busy: the mean of the busiest GPU's rate; a second in which any kernel ran may count as a "
-    "full one. Memory: the most that was in use on one GPU, looked at once a second; some programs "
-    "reserve nearly all of it in advance. Jobs on several machines are left out."
-)
 
 
 class Used(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +73,7 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
         of = f" of {self.vram_gib:g}" if self.vram_gib else ""
         return {
             "GPU": self.gpu,
-            "command": clean(self.command),
+            "command": " ".join(self.command.replace("|", "¦").split()),
             "measured": f"{self.gpu_s / 3600:,.1f} of {self.ran_s / 3600:,.1f} h, "
             f"n = {self.attempts} attempt{'s' * (self.attempts > 1)}",
             "busy": f"{self.percent:.0f} %",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from torpor.control.jobs.gpu_advice import Used, used
 from torpor.control.jobs.records import Attempt, Job
-from torpor.control.money.gpu_advice import Used, used
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Label, MachineId, WorkspaceName
 from torpor.shared.wire.activity import UNKNOWN
