@@ -45,7 +45,7 @@ _SENT_KINDS: Final = (".py", ".typed")
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 _NOT_USED: Final = ("zstandard/_cffi.", "lz4/frame/", "pycparser", "cffi/")
-"""Of wheels: zstandard's second backend of 12 MB, another format of LZ4, and what compiles C."""
+"""Parts of wheels: zstandard's second backend of 12 MB, another format of LZ4, what compiles C."""
 
 
 @dataclass(frozen=True)
