@@ -124,9 +124,7 @@ def _gather(platform: Platform, source: Path, cache: Path) -> Path:
     """The folder with the unpacked wheels. One process at a time fills it, once."""
     pins = (source / "torpor" / "machine" / "wheels.txt").read_bytes()
     digest = hashlib.sha256(pins).hexdigest()[:16]
-    shipped, folder = (
-        place / "wheels" / f"{_tag(platform)}-{digest}" for place in (source, cache)
-    )
+    shipped, folder = (place / "wheels" / f"{_tag(platform)}-{digest}" for place in (source, cache))
     for kept in (folder, shipped):
         if kept.is_dir():
             return kept
