@@ -1,7 +1,8 @@
-"""Prefect's worker, which outlives a server that is away for ten minutes.
+"""Prefect's worker in a pod. It outlives a server that is away for ten minutes, and its flow runs
+record their end before the pod's.
 
-Prefect's own worker gives up after 75 s where it asks every two seconds, and ends its flow runs.
-In a pod that restarts, nothing of them is left.
+Prefect's own worker gives up after 75 s where it asks every two seconds, and leaves its runs alone
+when it ends. With the pod they would be killed, and count as running for ever.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import sys
 from collections.abc import Awaitable
 from typing import Any, Final
 
+import psutil
 from prefect.cli import app as prefect_command
 from prefect.utilities.services import critical_service_loop
 from prefect.workers import base
 
+from torpor.control.processes import all_processes, end_processes
+
 PATIENCE_S: Final = 600.0
 _FAILURES: Final = 3
 """After as many, Prefect's loop doubles its interval: the one in ``critical_service_loop``."""
+_RUN: Final = b"PREFECT__FLOW_RUN_ID="
+"""Prefect sets it in the process of each run, which hands it on to all that it starts."""
 
 
 def patient_loop(*, interval: float, backoff: int, **more: Any) -> Awaitable[None]:
@@ -26,7 +32,20 @@ def patient_loop(*, interval: float, backoff: int, **more: Any) -> Awaitable[Non
     return critical_service_loop(interval=interval, backoff=max(backoff, enough), **more)
 
 
+def end_runs() -> None:
+    """End the flow runs on this host, and wait: each tells the server that it has crashed."""
+    end_processes(_runs, polite_s=PATIENCE_S)
+
+
+def _runs() -> list[psutil.Process]:
+    found = all_processes().items()
+    return [run for run, words in found if any(word.startswith(_RUN) for word in words)]
+
+
 if __name__ == "__main__":
     base.critical_service_loop = patient_loop  # type: ignore[assignment, attr-defined]
     sys.argv = ["prefect", *sys.argv[1:]]
-    prefect_command()
+    try:
+        prefect_command()
+    finally:
+        end_runs()
