@@ -8,11 +8,11 @@ when it ends. With the pod they would be killed, and count as running for ever.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Awaitable
 from typing import Any, Final
 
-import psutil
 from prefect.cli import app as prefect_command
 from prefect.utilities.services import critical_service_loop
 from prefect.workers import base
@@ -22,8 +22,8 @@ from torpor.control.processes import all_processes, end_processes
 PATIENCE_S: Final = 600.0
 _FAILURES: Final = 3
 """After as many, Prefect's loop doubles its interval: the one in ``critical_service_loop``."""
-_RUN: Final = b"PREFECT__FLOW_RUN_ID="
-"""Prefect sets it in the process of each run, which hands it on to all that it starts."""
+_MARK: Final = "PREFECT__WORKER_NAME"
+"""Prefect sets it in the processes of runs, which hand it on to all that they start."""
 
 
 def patient_loop(*, interval: float, backoff: int, **more: Any) -> Awaitable[None]:
@@ -32,14 +32,14 @@ def patient_loop(*, interval: float, backoff: int, **more: Any) -> Awaitable[Non
     return critical_service_loop(interval=interval, backoff=max(backoff, enough), **more)
 
 
-def end_runs() -> None:
-    """End the flow runs on this host, and wait: each tells the server that it has crashed."""
-    end_processes(_runs, polite_s=PATIENCE_S)
-
-
-def _runs() -> list[psutil.Process]:
-    found = all_processes().items()
-    return [run for run, words in found if any(word.startswith(_RUN) for word in words)]
+def end_runs(worker: str) -> None:
+    """End the flow runs that the worker has started, and wait: each tells the server that it has
+    crashed."""
+    mark = f"{_MARK}={worker}".encode()
+    end_processes(
+        lambda: [run for run, words in all_processes().items() if mark in words],
+        polite_s=PATIENCE_S,
+    )
 
 
 if __name__ == "__main__":
@@ -48,4 +48,4 @@ if __name__ == "__main__":
     try:
         prefect_command()
     finally:
-        end_runs()
+        end_runs(os.environ.get("POD_NAME", ""))  # the worker's name (deployments/chart/torpor)
