@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -10,15 +11,18 @@ import sys
 import anyio
 import httpx
 import pytest
+from prefect.cli import worker as prefect_command
 from prefect.utilities.services import critical_service_loop
 from prefect.workers import base
 
 from deployments.prefect_worker import PATIENCE_S, end_runs, patient_loop
 
 
-def test_prefects_worker_has_its_loop_where_ours_replaces_it() -> None:
+def test_prefects_worker_has_its_parts_where_ours_replace_them() -> None:
     assert base.critical_service_loop is critical_service_loop  # type: ignore[attr-defined]
     assert "critical_service_loop" in base.BaseWorker.start.__code__.co_names
+    handlers = "from prefect.utilities.processutils import setup_signal_handlers_worker"
+    assert f"    {handlers}\n" in inspect.getsource(prefect_command)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 10, 30])
