@@ -125,10 +125,10 @@ class Site:
         rows: list[dict[str, str]] = json.loads(page["data"])
         return rows
 
-    def pods(self, namespace: str = NAMESPACE) -> set[str]:
+    def pods(self) -> set[str]:
         """The uids of the workers' pods."""
         chosen = ("-l", "app.kubernetes.io/component in (worker, job-worker)")
-        found = self._objects("pods", namespace, *chosen)
+        found = self._objects("pods", NAMESPACE, *chosen)
         return {one["metadata"]["uid"] for one in found}
 
     def create(self, workspace: str) -> Path:
@@ -228,6 +228,8 @@ def site(image: Image, helm: Helm, seaweed: Server) -> Iterator[Site]:
             yield made
     finally:
         machines.end()
+        for log in sorted(folder.glob("*.log")):  # shown where a test has failed
+            print(f"{log.name}:\n{log.read_text(errors='replace')[-3000:]}")
         shutil.rmtree(folder)
 
 
