@@ -540,7 +540,8 @@ def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
 def _split(paths: Sequence[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
     """Those that may not change, and those that may."""
     is_accepted = compile_excludes(accepted) or (lambda path: False)
-    left, found = [], []
+    left: list[bytes] = []
+    found: list[bytes] = []
     for path in paths:
         (found if is_accepted(path) else left).append(path)
     return left, found

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from gpu_kernels.native import address_of, disk_library
@@ -62,7 +62,7 @@ class Stat(NamedTuple):
 
 _made: Final[Callable[[tuple[int, ...]], Stat]] = partial(tuple.__new__, Stat)
 """A Stat of its twelve values: what ``Stat._make`` does, without a call of Python for each file."""
-_error: Final = attrgetter("error")
+_error: Final = itemgetter(-1)
 
 
 class NewFile(NamedTuple):
