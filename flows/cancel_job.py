@@ -11,6 +11,7 @@ from tasks.cancellation import state_of
 from tasks.flow import flow
 from tasks.job_listing import found_job
 from tasks.runner import runner
+from tasks.runs import GONE
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace
 from torpor.control.jobs.listing import JobAnswer
@@ -51,7 +52,7 @@ def cancel_job(
         if now is None or now.state != "cancelled":
             raise _over(opened, job, now)
         does = "it was stopped"
-    elif now.driven and state_of(now.driver) not in ("cancelled", "ended"):
+    elif now.driven and state_of(now.driver) not in GONE:
         does = f"run {now.driver} stops it"
     elif queued is not None:
         does = f"run {queued.run} in queue {queued.queue} stops it"

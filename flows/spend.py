@@ -13,6 +13,7 @@ from tasks.flow import flow
 from tasks.runner import runner
 from tasks.spending import read_books
 from tasks.workspace_blocks import open_workspace
+from torpor.control.money.advice import steady
 from torpor.control.money.costs import costs
 from torpor.control.money.months import Month, microseconds
 from torpor.control.money.page import page, picture
@@ -45,7 +46,7 @@ def spend(
     opened = open_workspace(workspace)
     now = Month.of(microseconds(time.time()), zone)
     since = now.plus(1 - months)
-    books = read_books(opened, since, timezone)
+    books = read_books(opened, min(since, now.plus(-1)), timezone)
     counted = costs(books.rentals, books.now_unix, zone)
     found = lines(
         [cost for cost in counted if cost.month >= since],
@@ -58,7 +59,14 @@ def spend(
     runner().table(key=f"spend-{opened.spec.name}", rows=rows(found), description=title)
     runner().page(
         key=f"spend-{opened.spec.name}-page",
-        markdown=page(found, picture(found), what_is_left(opened), books.store_price, timezone),
+        markdown=page(
+            found,
+            picture(found),
+            what_is_left(opened),
+            books.store_price,
+            timezone,
+            steady(books.rentals, books.now_unix),
+        ),
         description=title,
     )
     return frame(found)

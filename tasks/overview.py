@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tasks.alert_server import AlertServer, ComingRun
+from tasks.jobs import nodes_of
 from tasks.machines import renting
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -86,21 +87,26 @@ def _look_at(
     machines: Callable[[OpenWorkspace], Standing],
     asleep_too: bool,
 ) -> Overview:
-    """One workspace, with the trouble instead of an error."""
+    """One workspace and the other nodes of its jobs, with the trouble instead of an error."""
     try:
         now_unix = time.time()
         newest, receipt = newest_receipt(opened.store, opened.spec.name)
+        jobs = opened.jobs.open()
+        others = nodes_of(opened) if any(job.nodes > 1 for job in jobs) else None
+        nodes = [one for one in others.rentals.open() if one.machine] if others else []
         rented = bool(opened.rentals.open())
         price = opened.store_price()
         stored = receipt.stored_bytes if receipt else None
         seen = Overview(
             block=block,
             state="asleep" if newest else "new",
-            month_usd=_month_usd(opened, now_unix) if asleep_too or rented else None,
+            month_usd=_month_usd(opened, now_unix) if asleep_too or rented or nodes else None,
             newest=newest,
             newest_age_s=None if newest is None else now_unix - made_at(newest).timestamp(),
             asleep_usd_day=None if price is None or stored is None else price.usd_day(stored),
-            jobs=len(opened.jobs.open()),
+            jobs=len(jobs),
+            machines=[f"{one.machine} at {one.provider}, a node of a job" for one in nodes],
+            usd_h=sum(one.price_usd_h for one in nodes),
         )
         if not rented:
             return seen
@@ -117,8 +123,8 @@ def _look_at(
     return msgspec.structs.replace(
         seen,
         state="awake" if whole else "not finished",
-        machines=[f"{machine.id} at {machine.provider}" for machine, _ in there],
-        usd_h=sum(machine.price_usd_h for machine, _ in there),
+        machines=[f"{machine.id} at {machine.provider}" for machine, _ in there] + seen.machines,
+        usd_h=sum(machine.price_usd_h for machine, _ in there) + seen.usd_h,
     )
 
 
@@ -137,7 +143,8 @@ def _watching(coming: Sequence[ComingRun] | None) -> str:
 def _month_usd(opened: OpenWorkspace, now_unix: float) -> float:
     utc = ZoneInfo("UTC")
     month = Month.of(microseconds(now_unix), utc)
-    rentals = read([opened.rentals], month.begin_us(utc) / 1e6)
+    books = [opened.rentals, nodes_of(opened).rentals]
+    rentals = read(books, month.begin_us(utc) / 1e6)
     found = [cost.high for cost in costs(rentals, now_unix, utc) if cost.month == month]
     return float(dollars(sum(found)))
 

@@ -93,7 +93,7 @@ class PlainRunner:
         flow.fn(**parameters)
         return ""
 
-    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+    def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         return []
 
     def state(self, run: str) -> RunState:

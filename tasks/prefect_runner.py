@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -21,6 +22,7 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
@@ -40,6 +42,7 @@ from prefect.logging import get_logger, get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 from prefect.tasks import Task
+from prefect.types import DateTime
 
 from blocks import Workspace
 from blocks.reference import saved_names
@@ -57,7 +60,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST_CRASHED: Final = 3
-"""So many killed runs of one key are followed by another at once."""
+"""So many killed runs of one key are followed by another at once, and so often a killed run of a
+job starts again."""
 _PAGE: Final = 200  # the most that the API answers at once
 _STATES: Final[dict[StateType, RunState]] = {
     StateType.SCHEDULED: "waiting",
@@ -68,7 +72,7 @@ _STATES: Final[dict[StateType, RunState]] = {
     StateType.CANCELLED: "cancelled",
     StateType.COMPLETED: "ended",
     StateType.FAILED: "ended",
-    StateType.CRASHED: "ended",
+    StateType.CRASHED: "crashed",
 }
 
 
@@ -115,16 +119,18 @@ class PrefectRunner:
                 break
         return f"run {run.name}"
 
-    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+    def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         types = [kind for kind, state in _STATES.items() if state in states]
         in_queue = WorkQueueFilter(name=WorkQueueFilterName(any_=[queue])) if queue else None
+        since = DateTime.fromtimestamp(ended_unix, UTC)
         found: list[FlowRun] = []
         with get_client(sync_client=True) as client:
             while len(found) % _PAGE == 0:
                 page = client.read_flow_runs(
                     flow_filter=FlowFilter(name=FlowFilterName(any_=["job"])),
                     flow_run_filter=FlowRunFilter(
-                        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types))
+                        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
+                        end_time=FlowRunFilterEndTime(after_=since) if ended_unix else None,
                     ),
                     # another team may have a flow of this name
                     work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[JOB_POOL])),
@@ -162,7 +168,11 @@ class PrefectRunner:
     def put_back(self, run: str) -> bool:
         with get_client(sync_client=True) as client:
             found = client.read_flow_run(UUID(run))
-            if found.state_type is not StateType.PENDING or found.infrastructure_pid is not None:
+            if found.state_type is StateType.CRASHED:
+                states = client.read_flow_run_states(found.id)
+                if sum(state.is_crashed() for state in states) > MOST_CRASHED:
+                    return False
+            elif found.state_type is not StateType.PENDING or found.infrastructure_pid is not None:
                 return False
             again: State[Any] = Scheduled(scheduled_time=found.expected_start_time)
             client.set_flow_run_state(found.id, again)

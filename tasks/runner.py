@@ -58,9 +58,9 @@ class Runner(Protocol):
         same ``key``, unless that run was killed; else at once. Returns what runs now; empty if it
         has ended. With ``queue``, it runs there, and never in this run."""
 
-    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+    def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         """The runs of jobs that are in one of these states, in the order of their submission.
-        ``queue``: only of that one."""
+        ``queue``: only of that one. ``ended_unix``: only those that have ended since."""
 
     def state(self, run: str) -> RunState:
         """How a run stands."""
@@ -73,8 +73,9 @@ class Runner(Protocol):
         happens to one that is no longer as it was ``seen``."""
 
     def put_back(self, run: str) -> bool:
-        """Put a run that a worker took and never started back into its queue, at its place; False
-        if its process was started or it is in another state."""
+        """Put a run that a worker took and never started, or one that has crashed, back into its
+        queue, at its place; False if its process was started, if it has crashed too often, or if it
+        is in another state."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
-RunState = Literal["waiting", "taken", "running", "cancelled", "ended", "unknown"]
+RunState = Literal["waiting", "taken", "running", "cancelled", "crashed", "ended", "unknown"]
 """``taken``: by a worker, which has not started it. ``cancelled``: by a person; its process may
-still be ending. ``unknown``: nobody knows a run of this id."""
+still be ending. ``crashed``: its process is gone. ``unknown``: nobody knows a run of this id."""
+GONE: Final[tuple[RunState, ...]] = ("cancelled", "crashed", "ended")
 
 JOB_POOL: Final = "torpor-jobs"
 CONTINUING: Final = "critical"
@@ -15,7 +16,7 @@ that has not begun goes first."""
 
 
 class JobRun(NamedTuple):
-    """A run of the flow `job` that has not ended."""
+    """A run of the flow `job`."""
 
     id: str
     queue: str

@@ -137,6 +137,14 @@ def test_commands_are_found_and_wrong_ones_are_refused() -> None:
     assert not _parses(["hibernates", "mywork"])
 
 
+def test_the_trainjob_of_the_guide_runs_a_command_that_parses() -> None:
+    runtime, job = yaml.safe_load_all((PROJECT / "docs/examples/trainjob.yaml").read_text())
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    argv = [*container["command"], *job["spec"]["trainer"]["args"]]
+    assert argv[:3] == ["tini", "--", "torpor"] and _parses(argv[3:])
+
+
 @pytest.mark.parametrize("page", [README, *GUIDE], ids=_name)
 def test_examples_call_what_exists(page: Path) -> None:
     """Each example parses and imports what it uses; what it imports is there; functions and blocks

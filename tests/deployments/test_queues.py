@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from blocks import Workspace
@@ -186,6 +187,22 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     said = [line for line in _log(record.id).splitlines() if "torpor:" not in line]
     assert said == ["started", "done"]  # the command was started once
     assert list_machines(NAME) == []
+
+
+def test_a_run_that_is_killed_before_its_job_is_on_record_starts_again(
+    deployed: Deployed, installation: Installation, place: Path
+) -> None:
+    def its_process() -> psutil.Process | None:
+        found = running(installation, "job-worker")
+        return next((one for one in found if "prefect.engine" in one.cmdline()), None)
+
+    run = deployed.start("job", {"workspace": NAME, "command": ["touch", "done"]}, "high")
+    kill_all([until(its_process, "its process is there", every_s=0.05)])
+    assert deployed.end(run)["state_type"] == "CRASHED"
+    assert _jobs().of(new_job_id(run)) is None
+    watch([NAME], dry_run=False)
+    assert deployed.end(run)["state_type"] == "COMPLETED"
+    assert _record(run).state == "succeeded"
 
 
 def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.supervised import end_all_of
 from tests.fixtures.waiting import until
+from torpor.control.jobs.records import Stop
 from torpor.shared.values import MachineId
 
 pytestmark = pytest.mark.usefixtures("needs_server")
@@ -49,6 +51,14 @@ class Life:
     def check(self) -> None:
         if self.dead:
             raise Killed
+
+
+class Interrupted(Life):
+    """Somebody presses Ctrl-C at the ``step``-th step; what the run does about it has effect."""
+
+    def live_on(self, *_: Any) -> None:
+        if next(self._steps) == self._step:
+            raise KeyboardInterrupt
 
 
 class Mortal:
@@ -117,5 +127,19 @@ def test_a_run_that_is_killed_leaves_no_node_behind_and_no_work_undone(
         assert set((place / "ran").read_text().splitlines()) == {"0 of 2"}
         assert (place / "work").read_text() == "work"
         hibernate_plainly(asleep.opened)
+    assert asleep.machines() == [] and jobs.open() == []
+    assert asleep.opened.rentals.open() == [] == nodes.open()
+
+
+@pytest.mark.parametrize("step", range(2, _STEPS + 1, 4))
+def test_ctrl_c_ends_the_nodes_that_run_no_command_and_a_cancel_all(asleep: Lab, step: int) -> None:
+    with suppress(KeyboardInterrupt):
+        _run(asleep, Interrupted(step), ["sleep", "2"])
+    jobs, nodes = asleep.opened.jobs, nodes_of(asleep.opened).rentals
+    for left in jobs.open():
+        if left.attempt is None and not left.rented:
+            assert asleep.machines() == []
+        jobs.ask_stop(left.id, Stop("cancelled", "hibernate", "enough", time.time()))
+        _run(asleep, Life(0), [], left.id)
     assert asleep.machines() == [] and jobs.open() == []
     assert asleep.opened.rentals.open() == [] == nodes.open()

@@ -20,11 +20,13 @@ from flows.procedures.job.attempt import Attending
 from flows.procedures.job.nodes import bring_nodes, end_nodes
 from tasks.jobs import cost_of, nodes_of
 from tasks.machines import renting
+from tasks.overview import overview
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, attempt_on, hurried, left_job
 from tests.fixtures.ground import Ground
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.nodes import is_over, other_nodes, sleeping_with
+from tests.fixtures.plain_flows import wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.supervised import end_all_of
 from tests.fixtures.waiting import background, until
@@ -36,30 +38,24 @@ from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
 from torpor.control.rental import ending
 from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, NoCapacity, TorporError
-from torpor.shared.values import Machine, MachineId, object_key
+from torpor.shared.values import MachineId, object_key
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
 _STEPS = 20
+PROGRAM = Path(two_nodes.__file__)
 _SHOWS = "env | grep ^TORPOR_NODE | sort; env | grep ^TORPOR_MASTER"
 
 
 @pytest.fixture
 def nodes(lab: Lab) -> Iterator[Lab]:
     """The workspace sleeps, with the training program."""
-    _sleeps(lab)
+    sleeping_with(lab, PROGRAM)
     lab.market.orders.clear()
     with hurried():
         yield lab
     end_all_of(lab.folder)
-
-
-def _sleeps(ground: Ground) -> None:
-    place = ground.workspace(ground.rent().id)
-    place.mkdir()
-    (place / "two_nodes.py").write_text(Path(two_nodes.__file__).read_text())
-    hibernate_plainly(ground.opened)
 
 
 def _training(step_s: float = 0.0) -> list[str]:
@@ -87,12 +83,6 @@ def _open(ground: Ground) -> Job:
     )
 
 
-def _others(ground: Ground) -> list[Machine]:
-    """The machines of the other nodes."""
-    name = nodes_of(ground.opened).spec.name
-    return [one for one in ground.machines() if one.label and one.label.workspace == name]
-
-
 def _step(ground: Ground) -> int:
     own = [one for one in ground.machines() if one.label and one.label.workspace == DEMO]
     try:
@@ -106,24 +96,18 @@ def _result(ground: Ground) -> Any:
     return json.loads((ground.workspace(MachineId(machine)) / "state.json").read_text())
 
 
-def _is_over(ground: Ground) -> None:
-    """Nothing of the job is left anywhere."""
-    assert ground.machines() == [] and ground.opened.jobs.open() == []
-    assert ground.opened.rentals.open() == [] == nodes_of(ground.opened).rentals.open()
-
-
 def test_the_nodes_find_each_other_and_only_the_firsts_work_is_stored(nodes: Lab) -> None:
     report = _run(nodes, _training())
     assert report.job.state == "succeeded"
     assert len(report.job.attempts) == 1 and len(nodes.market.orders) == 2
-    _is_over(nodes)
+    is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
 
 
 def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(nodes: Lab) -> None:
     with _running(nodes, _training(0.1)) as ended:
         until(lambda: _step(nodes) > 4, "they work")
-        (lost,) = _others(nodes)
+        (lost,) = other_nodes(nodes)
         del nodes.market.alive[lost.id]
         nodes.market.sweep()
         report = ended()
@@ -132,7 +116,7 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(nodes: Lab)
     assert (first.end, second.end) == ("machine lost", "command ended")
     assert "node 1" in first.error
     assert first.machine != second.machine and len(nodes.market.orders) == 4
-    _is_over(nodes)
+    is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
 
 
@@ -172,7 +156,7 @@ def test_where_one_of_four_machines_fails_to_start_none_is_left_and_the_job_wait
     report = _run(nodes, _training(), 4)
     assert report.job.state == "succeeded" and len(report.job.attempts) == 1
     assert len(waited) == 1 and "sold out" in waited[0]
-    _is_over(nodes)
+    is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 4)
 
 
@@ -185,7 +169,7 @@ def test_another_region_is_tried_where_the_first_has_too_few(nodes: Lab) -> None
     assert report.job.state == "succeeded"
     regions = [order.offer.region for order in nodes.market.orders]
     assert regions == ["US", "US", "EU", "EU", "EU"]
-    _is_over(nodes)
+    is_over(nodes)
 
 
 def test_markets_whose_machines_do_not_reach_each_other_are_refused_first(nodes: Lab) -> None:
@@ -206,7 +190,7 @@ def test_a_node_whose_command_fails_ends_the_job(nodes: Lab) -> None:
     command = "if test $TORPOR_NODE_RANK = 1; then exit 3; fi; exec sleep 600"
     with pytest.raises(JobFailed, match="on node 1, the command ended with status 3"):
         _run(nodes, ["bash", "-c", command])
-    _is_over(nodes)
+    is_over(nodes)
 
 
 def test_a_retry_begins_with_all_nodes_again(nodes: Lab) -> None:
@@ -215,7 +199,7 @@ def test_a_retry_begins_with_all_nodes_again(nodes: Lab) -> None:
     first, second = job_.attempts
     assert (first.status, second.status, job_.state) == (3, 0, "succeeded")
     assert len(nodes.market.orders) == 4
-    _is_over(nodes)
+    is_over(nodes)
 
 
 @pytest.mark.parametrize("then", ["hibernate", "keep"])
@@ -229,7 +213,7 @@ def test_a_job_that_is_stopped_leaves_no_other_node(
         job_ = ended().job
     assert (job_.state, job_.why) == ("cancelled", "enough")
     if then == "hibernate":
-        _is_over(nodes)
+        is_over(nodes)
         assert _result(nodes)["n"] > 2
     else:
         (kept,) = nodes.machines()
@@ -286,7 +270,7 @@ def test_a_budget_counts_all_nodes(nodes: Lab) -> None:
         _run(limited, ["true"])
     assert nodes.market.orders == []
     assert nodes.opened.jobs.ended(1)[0].state == "over budget"
-    _is_over(nodes)
+    is_over(nodes)
 
 
 def test_the_cost_of_a_job_counts_all_nodes(nodes: Lab) -> None:
@@ -300,6 +284,18 @@ def test_the_cost_of_a_job_counts_all_nodes(nodes: Lab) -> None:
     assert cost_of(nodes.opened, job_).startswith("8.")
 
 
+def test_the_overview_counts_all_nodes(nodes: Lab) -> None:
+    with _running(nodes, ["sleep", "600"]) as ended:
+        job_ = _open(nodes)
+        with PlainRunner(nodes.opened):
+            (seen,) = overview({DEMO: nodes.opened}, lambda one: renting(one).machines(), [])
+        nodes.opened.jobs.ask_stop(job_.id, Stop("cancelled", "hibernate", "", time.time()))
+        ended()
+    first, other = seen.machines
+    assert job_.attempts[0].machine in first and other.endswith("a node of a job")
+    assert seen.usd_h == 8.0
+
+
 def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab) -> None:
     with _running(nodes, _training(0.1), save_minutes=0.01) as ended:
         until(lambda: _open(nodes).saves >= 1 and _step(nodes) > 4, "it was saved")
@@ -308,21 +304,21 @@ def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab) -> None:
         job_ = ended().job
     assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
     assert len(nodes.market.orders) == 4
-    _is_over(nodes)
+    is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
 
 
 def test_a_lost_machine_of_two_changes_no_result(world: World, short_agent: None) -> None:
     """Over SSH, with the local provider."""
-    _sleeps(world)
+    sleeping_with(world, PROGRAM)
     with hurried(), _running(world, _training(0.1)) as ended:
         until(lambda: _step(world) > 4, "they work")
-        (lost,) = _others(world)
+        (lost,) = other_nodes(world)
         assert kill([process.pid for process in world.processes(lost.id)])
         job_ = ended().job
     assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
     assert job_.state == "succeeded"
-    _is_over(world)
+    is_over(world)
     assert _result(world) == two_nodes.uninterrupted(_STEPS, 2)
 
 

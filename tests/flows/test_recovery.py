@@ -41,8 +41,9 @@ class Prefect(PlainRunner):
     def _hear(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
-    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
-        return [one for one in self._open if one.state in states and queue in ("", one.queue)]
+    def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
+        mine = [one for one in self._open if one.state in states and queue in ("", one.queue)]
+        return [one for one in mine if one.state_unix >= ended_unix]
 
     def state(self, run: str) -> RunState:
         return self._states.get(run, "unknown")
@@ -52,7 +53,7 @@ class Prefect(PlainRunner):
 
     def put_back(self, run: str) -> bool:
         self.did.append(("put back", run))
-        return run == "stuck"
+        return run != "slow"
 
     def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
         self.did.append(("start", queue, parameters["workspace"], parameters.get("job", "")))
@@ -249,7 +250,21 @@ def test_a_run_that_no_worker_started_waits_again(lab: Lab) -> None:
     assert prefect.did == [("put back", "stuck"), ("put back", "slow")]
 
 
-def test_a_run_that_recorded_nothing_holds_no_slot_and_is_not_repeated(lab: Lab) -> None:
+def test_a_run_that_crashed_before_its_job_was_on_record_starts_again(lab: Lab) -> None:
+    now = time.time()
+    _job(lab.opened)
+    given = {"workspace": DEMO, "command": ["a"]}
+    runs = (
+        JobRun(DRIVER, "low", "crashed", now, 0.0, given),  # it has a record
+        JobRun(RUN, "low", "crashed", now, 0.0, given),
+        JobRun("old", "low", "crashed", now - 7200, 0.0, given),  # its user has seen it
+        JobRun("failed", "low", "ended", now, 0.0, given),
+        JobRun("other", "low", "crashed", now, 0.0, {"workspace": "of another server"}),
+    )
+    assert _watch(lab.opened, driver="running", runs=runs)[1].did == [("put back", RUN)]
+
+
+def test_a_run_that_recorded_nothing_holds_no_slot(lab: Lab) -> None:
     old = time.time() - STUCK_S - 1
     _job(lab.opened)
     runs = (

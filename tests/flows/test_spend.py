@@ -65,6 +65,17 @@ def test_a_machine_that_its_provider_shows_costs_until_now_for_certain(lab: Lab)
     assert table.high_usd.sum() > 19
 
 
+def test_the_page_says_which_machines_were_rented_most_of_the_time(lab: Lab) -> None:
+    """Over the last 720 hours, also where the table shows this month only."""
+    now = time.time()
+    lab.record(machine="m", state="ended", created_unix=now - 900 * HOUR, seen_unix=now - HOUR,
+               ended_unix=now - HOUR)  # fmt: skip
+    with Shows(lab.opened) as shows:
+        spend.fn(DEMO, months=1)
+    assert "| vast:1 | 2 x H100 SXM | 1 | 719 of 720 h, 100 % |" in shows.markdown
+    assert "3.994 $/h" in shows.markdown
+
+
 def test_earlier_months_are_left_out(lab: Lab) -> None:
     lab.record(created_unix=time.time() - 100 * 24 * HOUR)
     assert run_plainly(lab.opened, spend, months=1).query("kind == 'machines'").month.nunique() == 1

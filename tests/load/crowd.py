@@ -129,7 +129,8 @@ class Crowd:
     def _look_for_lost_runs(self) -> None:
         states = {run["id"]: run["state_type"] for run in self.runs()}
         for task in self.tasks:
-            if task.job is None and states.get(task.run) in ENDED:
+            # one that crashed starts again
+            if task.job is None and states.get(task.run) in {*ENDED} - {"CRASHED"}:
                 task.job = self.jobs(task).of(new_job_id(task.run))  # its run has just ended
                 if task.job is None:
                     task.lost = f"its run is {states[task.run]} and has begun no job"

@@ -27,6 +27,7 @@ from tasks.jobs import (
 )
 from tasks.machines import open_session
 from tasks.runner import runner
+from tasks.runs import GONE
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, is_over, is_over_on
@@ -88,8 +89,7 @@ def driving(
         yield Driver(opened, Driven(opened.jobs, record, _warn))
         return
     stop_if_cancelled(opened, record, state)
-    gone = state in ("cancelled", "ended")
-    taken = opened.jobs.take(record, runner().run, driven_for, gone=gone)
+    taken = opened.jobs.take(record, runner().run, driven_for, gone=state in GONE)
 
     def look_at_own_run(job: Job) -> None:
         stop_if_cancelled(opened, job, state_of(runner().run))

@@ -12,7 +12,7 @@ from tasks.cancellation import stop_if_cancelled
 from tasks.events import JobFailing, emit
 from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
-from tasks.runs import CONTINUING, JobRun, RunState
+from tasks.runs import CONTINUING, GONE, JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.listing import QueuedJob
 from torpor.control.jobs.policy import wait_s
@@ -27,6 +27,9 @@ TELL_EVERY: Final = 3
 STUCK_S: Final = 600.0
 """A worker starts a run that it has taken within seconds, and a run writes its job's record within
 a minute. After this time, their process is gone."""
+_AGAIN_S: Final = 3600.0
+"""A run that crashed longer ago does not start again: its user has seen it, and may have submitted
+the job anew."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class JobSeen:
             )
         if not self.job.driven:
             return f"none: job {self.after} of this workspace comes first"
-        if self.driver in ("cancelled", "ended"):
+        if self.driver in GONE:
             return "its run has gone: another one continues it soon"
         return "none: a run drives it"
 
@@ -156,9 +159,13 @@ def act_on(seen: JobSeen) -> WatchedJob:
 
 
 def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
-    """Look for runs of jobs that hold their slots for ever: one that its worker took and never
-    started waits in its queue again; one that has recorded nothing is given up."""
+    """Look for runs of jobs that came to nothing: one that its worker took and never started waits
+    in its queue again, and so does one that crashed before its job was on record. One that runs for
+    long and has recorded nothing has crashed, and holds no slot."""
     now_unix = time.time()
+    for run in runner().job_runs("crashed", ended_unix=now_unix - _AGAIN_S):
+        if _left_no_record(run, blocks) and runner().put_back(run.id):
+            runner().log.warning("job run %s starts again: its job was not on record", run.id)
     for run in runner().job_runs("taken", "running"):
         if now_unix - run.state_unix < STUCK_S:
             continue
@@ -167,11 +174,14 @@ def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
         elif run.state == "taken":
             runner().log.warning("job run %s has a process that does not begin", run.id)
         elif _left_no_record(run, blocks):
-            why = "nothing was recorded of its job: see whether its process runs; submit it again"
+            why = "nothing was recorded of its job: see whether its process runs"
             runner().give_up(run.id, run.state, why)
             runner().log.warning("job run %s was given up: %s", run.id, why)
 
 
 def _left_no_record(run: JobRun, blocks: Mapping[str, OpenWorkspace]) -> bool:
     opened = blocks.get(str(run.parameters.get("workspace")))
-    return opened is not None and record_of(opened, run) is None
+    try:
+        return opened is not None and record_of(opened, run) is None
+    except TorporError:  # its store does not answer, which the look at its jobs tells
+        return False

@@ -76,8 +76,8 @@ class Peer:
 
 
 @contextmanager
-def agent_in(home: Path, **patience: float) -> Iterator[Agent]:
-    agent = Agent(home, Patience(tick_s=0.01, **patience))
+def agent_in(home: Path, tick_s: float = 0.01, **patience: float) -> Iterator[Agent]:
+    agent = Agent(home, Patience(tick_s=tick_s, **patience))
     try:
         yield agent
     finally:
@@ -201,6 +201,18 @@ def test_bye_waits_for_the_run(agent: Agent, peer: Peer) -> None:
     (agent.home / "run-is-active").unlink()
     assert agent.left()
     assert (agent.home / "closed").exists()
+
+
+@pytest.mark.parametrize("by", ["bye", "a signal"])
+def test_it_leaves_at_once(tmp_path: Path, by: str) -> None:
+    with agent_in(tmp_path, tick_s=3600.0) as agent:
+        peer = agent.attach()
+        if by == "bye":
+            peer.ask("b", "bye")
+        else:
+            agent.daemon.stop()
+        assert agent.left()
+        peer.close()
 
 
 def test_forget_is_refused_during_a_run_and_then_removes_home(tmp_path: Path) -> None:

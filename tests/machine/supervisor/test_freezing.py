@@ -14,13 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.metadata import EVENTS, Metadata
 from tests.fixtures.short_agent import copy_agent
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
 from torpor.machine.agent.operations import operations
 from torpor.machine.supervisor.freezing import why_too_late
-from torpor.shared.errors import AgentLost, WorkspaceBusy
+from torpor.shared.errors import AgentLost, StoreUnavailable, WorkspaceBusy
 from torpor.shared.values import PROGRAMS
 from torpor.shared.wire.job import JobState, StandBy
 
@@ -117,17 +118,6 @@ def _nothing(freezing: Freezing) -> None:
     pass
 
 
-def _no_packs(book: StandBy) -> StandBy:
-    """But those of the save before it, which makes three passes."""
-    dead = [
-        msgspec.structs.replace(
-            grant, url=grant.url.replace(grant.url.split("/")[2], "127.0.0.1:1")
-        )
-        for grant in book.packs[3:]
-    ]
-    return msgspec.structs.replace(book, packs=[*book.packs[:3], *dead])
-
-
 def _no_key(book: StandBy) -> StandBy:
     return msgspec.structs.replace(book, key=None)
 
@@ -137,10 +127,9 @@ def _no_key(book: StandBy) -> StandBy:
     [
         (_no_criu, lambda book: book, 120.0, "CRIU cannot be started"),
         (_nothing, _no_key, 120.0, "nothing seals it"),
-        (_nothing, _no_packs, 15.0, "were not stored before the time was over"),
         (_nothing, lambda book: book, 3.0, "s to freeze and to store, and"),
     ],
-    ids=["no CRIU", "not sealed", "a slow store", "too late"],
+    ids=["no CRIU", "not sealed", "too late"],
 )
 def test_where_it_cannot_be_frozen_it_goes_on_and_the_save_before_counts(
     freezing: Freezing,
@@ -155,6 +144,25 @@ def test_where_it_cannot_be_frozen_it_goes_on_and_the_save_before_counts(
     book = freezing.machine.stands_by()
     freezing.machine.agent.call(changed(book))
     freezing.gets_notice(left_s)
+    _goes_on(freezing, book, why)
+
+
+def test_where_its_images_cannot_be_stored_in_time_it_goes_on_and_the_save_before_counts(
+    freezing: Freezing, memory_store: MemoryStore
+) -> None:
+    freezing.slow_criu()
+    freezing.start()
+    freezing.grows()
+    book = freezing.machine.stands_by()
+    freezing.gets_notice(15.0)
+    until((freezing.machine.work / "dumps").exists, "it is being frozen")
+    memory_store.fails = StoreUnavailable("it is away")
+    (freezing.machine.work / "go").touch()
+    _goes_on(freezing, book, "were not stored before the time was over")
+
+
+def _goes_on(freezing: Freezing, book: StandBy, why: str) -> None:
+    """With what it wrote before the notice in a save."""
     state = freezing.decided()
     assert why in state.not_frozen
     assert (state.state, state.save_error, state.frozen) == ("running", "", None)

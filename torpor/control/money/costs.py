@@ -73,7 +73,7 @@ def costs(rentals: Iterable[Rental], now_unix: float, zone: ZoneInfo) -> list[Co
     """The cost of each rental in each month in which it may have cost anything."""
     found = []
     for rental in rentals:
-        begin_us, low_us, high_us = _span(rental, now_unix)
+        begin_us, low_us, high_us = span(rental, now_unix)
         low = dict(split(begin_us, low_us, zone))
         found += [
             Cost(month=month, rental=rental, low_us=low.get(month, 0), high_us=us)
@@ -108,8 +108,9 @@ def shown_now(
     ]
 
 
-def _span(rental: Rental, now_unix: float) -> tuple[int, int, int]:
-    """When the rental began, and when it ended at the earliest and at the latest."""
+def span(rental: Rental, now_unix: float) -> tuple[int, int, int]:
+    """When the rental began, and when it ended at the earliest and at the latest, in microseconds
+    since 1970."""
     begin = max(rental.created_unix, rental.queued_unix or 0.0)
     seen = begin if rental.seen_unix is None else rental.seen_unix
     if rental.state != "ended":

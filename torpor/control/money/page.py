@@ -9,6 +9,7 @@ from typing import Final
 from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.page import dated, section
 from torpor.control.measure.results import INSTALL, left_out
+from torpor.control.money.advice import Steady
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, dollars
 from torpor.control.money.months import Month
@@ -32,6 +33,7 @@ def page(
     budgets: Sequence[str],
     price: StorePrice | None,
     timezone: str,
+    reserve: Sequence[Steady] = (),
 ) -> str:
     """Markdown for Prefect's UI."""
     image = "No plot: no machine had a known price."
@@ -49,6 +51,7 @@ def page(
             *section("Months", [_month(month, found) for month in _months(found)]),
             *section("Budgets of this workspace", [{"budget": words} for words in budgets]),
             *section("Storage, as it is now", _storage(found, price)),
+            *section("Worth a reservation", [machine.row() for machine in reserve]),
             _NOT_COUNTED,
         ]
     )

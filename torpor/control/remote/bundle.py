@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import os
+import struct
 import subprocess
 import sys
 import tarfile
@@ -26,7 +27,7 @@ from torpor.shared.errors import InvalidInput, MachineUnfit
 PYTHONS: Final = tuple((3, minor) for minor in range(10, 15))
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST_GLIBC: Final = (2, 17)
-KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 10 MB
+KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 7 MB
 GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
 SOURCE: Final = Path(__file__).resolve().parents[3]
@@ -43,6 +44,8 @@ _SENT_KINDS: Final = (".py", ".typed")
 """Kinds of our own files that a machine needs, besides its kernels."""
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
+_NOT_USED: Final = ("zstandard/_cffi.", "lz4/frame/", "pycparser", "cffi/")
+"""Parts of wheels: zstandard's second backend of 12 MB, another format of LZ4, what compiles C."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +165,26 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
             continue
         if _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
             continue
-        # zstandard's second backend: 12 MB that are not needed beside the first
-        if name.parts[0] == "zstandard" and path.name.startswith("_cffi."):
+        if name.as_posix().startswith(_NOT_USED):
             continue
-        files[name.as_posix()] = path.read_bytes()
+        content = path.read_bytes()
+        files[name.as_posix()] = loaded(content) if path.suffix == ".so" else content
     return files
+
+
+def loaded(library: bytes) -> bytes:
+    """A shared library without what follows all that is loaded: its symbols and debug sections,
+    which are nine tenths of zstandard's. By elf(5), for 64 bits, the lower byte first."""
+    if library[:6] != b"\x7fELF\x02\x01":
+        raise ValueError(f"no library for {' or '.join(MACHINES)}: it begins {library[:6]!r}")
+    (table,) = struct.unpack_from("<Q", library, 32)
+    size, number = struct.unpack_from("<HH", library, 54)
+    starts = range(table, table + size * number, size)
+    segments = [struct.unpack_from("<Q16xQ", library, start + 8) for start in starts]
+    end = max(table + size * number, *(offset + length for offset, length in segments))
+    return b"".join(
+        (library[:40], bytes(8), library[48:60], bytes(4), library[64:end])  # no table of sections
+    )
 
 
 def _source_files(source: Path, platform: Platform) -> dict[str, bytes]:

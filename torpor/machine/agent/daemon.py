@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,6 +78,8 @@ class Daemon:
         self._forget = False
         self._stopping = False
         self._noted = False
+        self._woken, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
 
     def serve(self, listener: socket.socket) -> None:
         """Serve until ``bye`` or ``forget`` comes, or until idle for ``leave_s``."""
@@ -84,14 +87,26 @@ class Daemon:
         try:
             while not self._should_leave():
                 self._note_busy()
-                if select.select([listener], [], [], self._patience.tick_s)[0]:
+                on = [listener, self._woken]
+                ready, _, _ = select.select(on, [], [], self._patience.tick_s)
+                if self._woken in ready:
+                    self._woken.recv(64)
+                if listener in ready:
                     self._accept(listener)
         finally:
             self._leave(listener)
+            self._woken.close()
+            self._wakes.close()
 
     def stop(self) -> None:
         """Leave now, from a signal handler: end the runs, send the answers that are ready."""
         self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Look at once whether to leave: neither a signal nor a thread ends a select."""
+        with suppress(OSError):  # it has left, or a byte is there already
+            self._wakes.send(b"w")
 
     # -- connections
 
@@ -220,6 +235,8 @@ class Daemon:
             # Queued under the lock: leaving looks at the queues once nothing is running.
             for connection in listeners:
                 connection.answer(line)
+        if self._leaving:
+            self._wake()
 
     def _drop_oldest(self) -> None:
         done = [s for s in self._requests.values() if s.answer is not None]

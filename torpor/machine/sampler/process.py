@@ -86,18 +86,18 @@ def sample(home: Path, version: str, lock: int, marker: str, agent: str) -> None
     """Write a sample a second until a signal comes or HOME is gone. ``marker`` is the file that
     makes HOME ours; ``agent`` the file that says whether a run is active."""
     os.pwrite(lock, f"{os.getpid()} {version}\n".encode("ascii"), 0)
-    stop: list[int] = []
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
+    leave = {signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, leave)
     ours = _identity(home / marker)
     ring = Ring(home)
     sampler = Sampler(ring.newest, home / agent)
     due = time.monotonic()
-    while not stop and ours is not None and _identity(home / marker) == ours:
+    while ours is not None and _identity(home / marker) == ours:
         ring.append(sampler.next())
         due = max(due + EVERY_S, time.monotonic())
-        while not stop and (left := due - time.monotonic()) > 0:
-            time.sleep(left)
+        if signal.sigtimedwait(leave, max(0.0, due - time.monotonic())):
+            break
     ring.close()
 
 
