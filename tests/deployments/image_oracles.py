@@ -5,35 +5,15 @@ No engine builds the image here. What its steps make is run as the chart runs it
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.fixtures.containerfile import Image
-from tests.fixtures.roots import Bases
 
 pytestmark = [
     pytest.mark.oracle,
     pytest.mark.usefixtures("needs_server"),
     pytest.mark.together("other roots"),
 ]
-
-
-@pytest.fixture(scope="module")
-def image(bases: Bases) -> Iterator[Image]:
-    with tempfile.TemporaryDirectory(prefix="torpor-image-") as folder:
-        _run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", folder)  # apt syncs each file
-        try:
-            root = Path(folder) / "root"
-            _run("cp", "--archive", str(bases.of("bookworm")), str(root))
-            built = Image(root)
-            built.build()
-            yield built
-        finally:
-            _run("umount", folder)
 
 
 def test_torpor_runs_without_root_where_nothing_can_be_written(image: Image) -> None:
@@ -57,6 +37,8 @@ def test_the_kernels_are_built_and_bytecode_is_kept(image: Image) -> None:
     assert image.run_as_the_chart_does("python", "-c", program).split() == ["True", "True"]
 
 
-def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{argv}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+def test_machines_need_no_package_index(image: Image) -> None:
+    program = "from torpor.control.remote.bundle import PYTHONS, Platform, make_bundle\n"
+    program += "for python in PYTHONS: print(make_bundle(Platform(python, 'x86_64')).hash)"
+    said = image.run_as_the_chart_does("env", "UV_OFFLINE=1", "python", "-c", program)
+    assert len({*said.split()}) == 5

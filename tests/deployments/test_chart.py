@@ -297,6 +297,17 @@ def test_teams_share_what_they_do_not_use(helm: Helm) -> None:
     ]
 
 
+def test_labels_of_nodes_that_are_named_replace_karpenters(helm: Helm) -> None:
+    named = helm.objects("team", "queues: {onDemand: {nodeLabels: {pool: gpus}}}")
+    labels = {
+        one["metadata"]["name"]: one["spec"]["nodeLabels"]
+        for one in named
+        if one["kind"] == "ResourceFlavor"
+    }
+    spot = {"karpenter.sh/capacity-type": "spot"}
+    assert labels == {"spot": spot, "on-demand": {"pool": "gpus"}}
+
+
 def test_slices_belong_to_all_teams(helm: Helm) -> None:
     found = [one for one in helm.objects("full") if one["kind"] in ("Cohort", "ClusterQueue")]
     slices = "nvidia.com/mig-1g.10gb"

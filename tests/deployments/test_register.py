@@ -15,6 +15,7 @@ from blocks import ObjectStore
 from deployments import register
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
+from deployments.worker import RUN_COMMAND
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
 from torpor.shared.errors import TorporError
@@ -100,6 +101,24 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
     }
     assert after["parameters"] == {"destroy": False, "more": 2}
     assert [*after["parameter_openapi_schema"]["properties"]] == ["destroy", "more"]
+
+
+@pytest.mark.parametrize(("theirs", "then"), [(None, RUN_COMMAND), ("mine", "mine")])
+def test_a_pool_that_is_there_gets_a_command_if_it_has_none_and_keeps_what_is_its_users(
+    prefect_server: Server, theirs: str | None, then: str
+) -> None:
+    register.make_pools()
+    url = f"{prefect_server.api_url}/work_pools/torpor-jobs"
+    usual = ask("GET", url)
+    template = json.loads(json.dumps(usual["base_job_template"]))
+    template["variables"]["properties"]["command"]["default"] = theirs
+    ask("PATCH", url, {"base_job_template": template, "concurrency_limit": 3})
+    register.make_pools()
+    pool = ask("GET", url)
+    same = {name: usual[name] for name in ("base_job_template", "concurrency_limit")}
+    ask("PATCH", url, same)
+    template["variables"]["properties"]["command"]["default"] = then
+    assert (pool["base_job_template"], pool["concurrency_limit"]) == (template, 3)
 
 
 def test_the_guide_s_commands_add_scheduled_deployments(prefect_server: Server) -> None:

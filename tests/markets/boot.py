@@ -61,6 +61,11 @@ class BootedMachine:
         return self._process.poll() is None
 
     @property
+    def status(self) -> int | None:
+        """What its first process ended with; None while it runs."""
+        return self._process.poll()
+
+    @property
     def begun(self) -> bool:
         """Whether a script of ``boot_image`` has made ``begins`` in the machine's folder."""
         return Path(f"/proc/{self._process.pid}/root{self._folder}/begins").exists()
@@ -112,7 +117,7 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         programs("sshd", "unshare")
-        self._folder = folder
+        self.folder = folder
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._booted: list[BootedMachine] = []
@@ -131,7 +136,7 @@ class Machines:
         with self._lock:
             number = next(self._numbers)
             address = f"{self._net}.{number // 250}.{number % 250 + 1}"
-            folder = self._folder / f"machine-{number}"
+            folder = self.folder / f"machine-{number}"
             machine = BootedMachine(folder, address, self.port, image, command)
             self._booted.append(machine)
         return machine

@@ -1,7 +1,8 @@
 """A stand-in kubelet: a node whose pods are machines that boot here, each with its own address.
 
 It mounts the Secret of a pod, gives Services of type LoadBalancer the address of their pod, and
-ends a pod as a kubelet does: SIGTERM to its first process, and SIGKILL when its time is over.
+ends a pod as a kubelet does: SIGTERM to its first process, and SIGKILL when its time is over. A pod
+whose image is given as a root runs in it (tests/markets/pods.py).
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.kubernetes import first_process
+from tests.markets.pods import Missing, boot_pod, image_of
 from torpor.control.providers.kubernetes.client import KubernetesClient
 from torpor.control.providers.kubernetes.jump import LABEL as JUMP
 from torpor.control.providers.market_client import Refusal
@@ -26,12 +31,21 @@ _BEAT_S: Final = 5.0
 
 
 class Kubelet:
-    """As a context: the node is there, with ``gpus``, until it is left."""
+    """As a context: the node is there, with ``gpus``, until it is left. ``images``: roots by the
+    names of images."""
 
-    def __init__(self, kubeconfig: str, namespace: str, machines: Machines, gpus: int = 8) -> None:
+    def __init__(
+        self,
+        kubeconfig: str,
+        namespace: str,
+        machines: Machines,
+        gpus: int = 8,
+        images: Mapping[str, Path] = {},
+    ) -> None:
         self._client = KubernetesClient(kubeconfig, namespace)
         self._machines = machines
         self._gpus = gpus
+        self._images = images
         self._pods: dict[str, _Pod] = {}
         self._beaten = 0.0
         self._over = threading.Event()
@@ -101,6 +115,9 @@ class Kubelet:
             self._pods.pop(uid).body.end()
 
     def _begin(self, row: dict[str, Any]) -> None:
+        if image_of(row) in self._images:
+            self._run_container(row)
+            return
         space = f"/api/v1/namespaces/{row['metadata']['namespace']}"
         (mounted,) = [v["secret"] for v in row["spec"]["volumes"] if "secret" in v]
         secret = self.ask("GET", f"{space}/secrets/{mounted['secretName']}")
@@ -117,10 +134,21 @@ class Kubelet:
             balancer = {"loadBalancer": {"ingress": [{"ip": pod.body.address}]}}
             self.ask("PATCH", f"{service}/status", {"status": balancer})
 
+    def _run_container(self, row: dict[str, Any]) -> None:
+        with suppress(Missing):  # as a kubelet waits for it
+            body = boot_pod(self._machines, self._images[image_of(row)], row, self.ask)
+            pod = _Pod(body, row["metadata"]["name"])
+            self._pods[row["metadata"]["uid"]] = pod
+            self._say(row, pod, "Running")
+
     def _go_on(self, pod: _Pod, row: dict[str, Any]) -> None:
         if "deletionTimestamp" not in row["metadata"]:
             if not pod.body.running and row["status"]["phase"] == "Running":
-                self._say(row, pod, "Failed")
+                wanted = {"Always"} if pod.body.status == 0 else {"Always", "OnFailure"}
+                if row["spec"]["restartPolicy"] in wanted:
+                    self._run_container(row)
+                else:
+                    self._say(row, pod, "Succeeded" if pod.body.status == 0 else "Failed")
             return
         if pod.until is None:
             pod.until = time.monotonic() + row["metadata"]["deletionGracePeriodSeconds"]

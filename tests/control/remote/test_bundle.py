@@ -142,6 +142,17 @@ def test_a_wheel_that_is_not_the_one_that_was_pinned_goes_to_no_machine(
     assert not list((tmp_path / "cache" / "wheels").glob("cp*[!k]"))  # nothing half-made
 
 
+def test_wheels_that_came_with_the_packages_are_not_fetched(
+    agent_source: Path, bundle_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_bundle(_HERE, source=agent_source, cache=bundle_cache)
+    source = shutil.copytree(agent_source, tmp_path / "source")
+    shutil.copytree(bundle_cache / "wheels", source / "wheels")
+    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:1")
+    assert make_bundle(_HERE, source=source, cache=tmp_path / "cache").hash == made.hash
+    assert not (tmp_path / "cache" / "wheels").exists()
+
+
 def test_the_cache_is_bounded(
     agent_source: Path, bundle_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

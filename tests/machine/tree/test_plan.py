@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from torpor.machine.tree.plan import (
     Group,
@@ -50,7 +51,7 @@ def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:
     with (tmp_path / "0").open("wb") as f:
         f.truncate(10 * CHUNK_BYTES)
         os.pwrite(f.fileno(), b"x" * 8192, 3 * CHUNK_BYTES - 4096)
-    unread = [_unread(10 * CHUNK_BYTES)[0]._replace(sparse=True)]
+    unread = [replace(_unread(10 * CHUNK_BYTES)[0], sparse=True)]
     assert cut(unread, [os.fsencode(tmp_path)]) == [
         Piece(0, 3 * CHUNK_BYTES - 4096, 4096),
         Piece(0, 3 * CHUNK_BYTES, 4096),

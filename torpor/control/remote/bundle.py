@@ -31,7 +31,7 @@ KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 7 MB
 GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
 SOURCE: Final = Path(__file__).resolve().parents[3]
-"""The folder that holds our packages; a bundle gets some of them."""
+"""The folder that holds our packages, of which a bundle gets some, and in an image the wheels."""
 _SENT: Final = ("torpor/shared", "torpor/machine", "gpu_kernels")
 """The folders that a bundle holds whole, except files of other kinds."""
 _MAIN: Final = b"""import sys
@@ -45,7 +45,7 @@ _SENT_KINDS: Final = (".py", ".typed")
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 _NOT_USED: Final = ("zstandard/_cffi.", "lz4/frame/", "pycparser", "cffi/")
-"""Of wheels: zstandard's second backend of 12 MB, another format of LZ4, and what compiles C."""
+"""Parts of wheels: zstandard's second backend of 12 MB, another format of LZ4, what compiles C."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class Bundle:
 def make_bundle(
     platform: Platform, *, cache: Path | None = None, source: Path | None = None
 ) -> Bundle:
-    """The bundle for ``platform``, from the cache if it is there; then no network is needed.
+    """The bundle for ``platform``. No network is needed if its wheels are in the cache or in
+    ``source``.
 
     ``source`` is the folder that holds the packages ``torpor`` and ``gpu_kernels``.
     """
     cache = cache or default_cache()
     source = source or SOURCE
-    pins = (source / "torpor" / "machine" / "wheels.txt").read_bytes()
-    wheels = _gather(platform, pins, cache)
+    wheels = _gather(platform, source, cache)
     files = {**_wheel_files(wheels), **_source_files(source, platform), "__main__.py": _MAIN}
     name = content_hash(files)
     archive = cache / "bundles" / f"{name}-{_tag(platform)}.tar.gz"
@@ -100,6 +100,13 @@ def make_bundle(
         _drop_old(archive.parent)
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     return Bundle(name, archive, sha256)
+
+
+def ship_wheels(machine: str) -> None:
+    """Fetch the wheels for each Python on ``machine``, 50 MB each, to stay beside our packages;
+    raises InvalidInput."""
+    for python in PYTHONS:
+        _gather(Platform(python, machine), SOURCE, SOURCE)
 
 
 def default_cache() -> Path:
@@ -116,12 +123,14 @@ def content_hash(files: Mapping[str, bytes]) -> str:
     return total.hexdigest()
 
 
-def _gather(platform: Platform, pins: bytes, cache: Path) -> Path:
+def _gather(platform: Platform, source: Path, cache: Path) -> Path:
     """The folder with the unpacked wheels. One process at a time fills it, once."""
+    pins = (source / "torpor" / "machine" / "wheels.txt").read_bytes()
     digest = hashlib.sha256(pins).hexdigest()[:16]
-    folder = cache / "wheels" / f"{_tag(platform)}-{digest}"
-    if folder.is_dir():
-        return folder
+    shipped, folder = (place / "wheels" / f"{_tag(platform)}-{digest}" for place in (source, cache))
+    for kept in (folder, shipped):
+        if kept.is_dir():
+            return kept
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(folder.with_suffix(".lock")):
         if folder.is_dir():

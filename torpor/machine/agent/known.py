@@ -39,7 +39,6 @@ class KnownFiles:
         self._roots = roots
         self._resumable = resumable
         self._snapshots = list(snapshots)
-        self._fresh: set[tuple[int, bytes]] = set()
         if index is not None:
             self.table.adopt(index.manifest.chunks, index.manifest.packs)
             self.held = index.held
@@ -62,20 +61,16 @@ class KnownFiles:
         they are read again."""
         if packs:
             self.table.lose({pack_id_of(key) for key in packs})
-            paths = {(root, path) for root, held in enumerate(self.held) for path in held}
-        else:
-            paths = self._fresh
-        for root, path in paths:
-            held = self.held[root].get(path)
-            if held and any(
-                e.chunk >= 0 and not self.table.has_place(e.chunk) for e in held.entry.extents
-            ):
-                del self.held[root][path]
+        lost = self.table.without_place()
+        for held in self.held if lost else []:
+            for path in [
+                p for p, h in held.items() if any(e.chunk in lost for e in h.entry.extents)
+            ]:
+                del held[path]
 
     def saw(self, seen: Walk) -> None:
         """A walk has ended; its unread files are read next."""
         self.held, self.before = seen.held, []
-        self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
 
     def learn(self, seal: Seal, transfer: Transfer) -> None:
         """Read the workspace's earlier manifests, once a run: their chunks are not stored again."""

@@ -478,9 +478,7 @@ def _lacking(goal: Goal, plan: FetchPlan) -> list[int]:
     """Plain bytes of each target that are not written yet."""
     lacking = [0] * len(goal.targets)
     for entry in goal.manifest.entries:
-        lacking[entry.root] += sum(
-            extent.length
-            for extent in entry.extents
-            if extent.chunk != HOLE and extent.chunk not in plan.done
-        )
+        for extent in entry.extents:
+            if extent.chunk != HOLE and extent.chunk not in plan.done:
+                lacking[entry.root] += extent.length
     return lacking

@@ -540,8 +540,11 @@ def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
 def _split(paths: Sequence[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
     """Those that may not change, and those that may."""
     is_accepted = compile_excludes(accepted) or (lambda path: False)
-    found = [path for path in paths if is_accepted(path)]
-    return [path for path in paths if not is_accepted(path)], found
+    left: list[bytes] = []
+    found: list[bytes] = []
+    for path in paths:
+        (found if is_accepted(path) else left).append(path)
+    return left, found
 
 
 def _shown(paths: Sequence[bytes], seen: Walk) -> list[str]:

@@ -111,6 +111,11 @@ class ChunkTable:
                     self._places[number] = None
             self._known = {n: k for n, k in self._known.items() if k.place.pack not in pack_ids}
 
+    def without_place(self) -> set[int]:
+        """The chunks that the store is not known to have."""
+        with self._lock:
+            return {number for number, place in enumerate(self._places) if place is None}
+
     def has_place(self, number: int) -> bool:
         return self._places[number] is not None
 

@@ -96,6 +96,8 @@ class Contents:
 
 def _without_gaps(extents: dict[int, Extent], size: int) -> tuple[Extent, ...]:
     """Extents in order, with holes wherever nothing was read, up to ``size``."""
+    if len(extents) == 1 and (whole := extents.get(0)) and whole.length == size:
+        return (whole,)  # as nearly every file
     filled = []
     at = 0
     for offset in sorted(extents):

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 from blake3 import blake3
 
 from torpor.machine.tree.plan import part_ends
@@ -59,7 +60,7 @@ class Fetcher(Protocol):
         """Yield each range's bytes in order."""
 
 
-class PackUse(NamedTuple):
+class PackUse(msgspec.Struct, frozen=True, gc=False):
     """Where a run of a chunk goes. ``whole``: it is the file's entire content."""
 
     entry: int

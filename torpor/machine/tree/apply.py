@@ -230,8 +230,10 @@ class TreeChanger:
 def _is(found: Name, st: os.stat_result, name: bytes, parent: int) -> bool:
     if found.kind == FILE:
         was = found.signature
+        if was is None or not stat.S_ISREG(st.st_mode):
+            return False
         now = (st.st_ino, st.st_size, st.st_mtime_ns)  # ctime moves when another name goes
-        return was is not None and stat.S_ISREG(st.st_mode) and now == was[:3]
+        return now == (was.inode, was.size, was.mtime_ns)
     if found.kind == SYMLINK:
         return stat.S_ISLNK(st.st_mode) and os.readlink(name, dir_fd=parent) == found.entry.target
     if found.kind == DIRECTORY:

@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import add, itemgetter
 from typing import Final, NamedTuple
 
 from gpu_kernels.native import address_of, disk_library
@@ -61,6 +62,7 @@ class Stat(NamedTuple):
 
 _made: Final[Callable[[tuple[int, ...]], Stat]] = partial(tuple.__new__, Stat)
 """A Stat of its twelve values: what ``Stat._make`` does, without a call of Python for each file."""
+_error: Final = itemgetter(-1)
 
 
 class NewFile(NamedTuple):
@@ -84,7 +86,7 @@ def stat_names(directory: int, names: Sequence[bytes]) -> list[Stat]:
     with address_of(found, writable=True) as target:
         lib.torpor_stat_files(directory, _strings(names), len(names), target)
     stats = list(map(_made, _STAT.iter_unpack(found)))
-    if any(st.error for st in stats):
+    if any(map(_error, stats)):
         for number, st in enumerate(stats):
             if st.error not in (0, errno.ENOENT):  # a kernel or a sandbox without statx, say
                 stats[number] = _stat(directory, names[number])
@@ -132,21 +134,19 @@ def write_files(
     only half."""
     if (lib := disk_library()) is None:
         return list(range(len(files)))
-    for file in files:
-        if not 0 <= file.offset <= file.offset + file.size <= len(data):
-            raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
     count = len(files)
+    names, offsets, sizes, *rest = zip(*files, strict=True)
+    if min(offsets) < 0 or min(sizes) < 0 or max(map(add, offsets, sizes)) > len(data):
+        raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
     errors = (ctypes.c_int32 * count)()
-    attributes = b"".join(_ATTRIBUTES.pack(*file[3:]) for file in files)
-    offsets = (ctypes.c_uint64 * count)(*(file.offset for file in files))
-    sizes = (ctypes.c_uint64 * count)(*(file.size for file in files))
+    attributes = b"".join(map(_ATTRIBUTES.pack, *rest))
     with address_of(data) as content, address_of(attributes) as wanted:
         lib.torpor_write_files(
             directory,
-            _strings([file.name for file in files]),
+            _strings(names),
             content,
-            offsets,
-            sizes,
+            (ctypes.c_uint64 * count)(*offsets),
+            (ctypes.c_uint64 * count)(*sizes),
             wanted,
             owners,
             count,

@@ -7,6 +7,8 @@ import os
 import stat
 from typing import Final
 
+from msgspec.structs import replace
+
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Copy, CopySource, Staged
 from torpor.machine.tree.staging import Staging, copy_range
@@ -36,7 +38,7 @@ def patch(
         if not _is_ours_alone(name, parent, seen):
             return False
         os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
-        if not _is_ours_alone(aside, parent, seen._replace(ctime_ns=-1)):
+        if not _is_ours_alone(aside, parent, replace(seen, ctime_ns=-1)):
             os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
             return False
     fd = os.open(aside, os.O_RDWR | _FLAGS, dir_fd=parent)
@@ -81,7 +83,7 @@ def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
         if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
             return False
         now = Signature.of(st)
-        if (now if seen.ctime_ns >= 0 else now._replace(ctime_ns=-1)) != seen:
+        if (now if seen.ctime_ns >= 0 else replace(now, ctime_ns=-1)) != seen:
             return False
         take_lease(fd, fcntl.F_WRLCK)
     except OSError:

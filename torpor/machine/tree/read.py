@@ -63,7 +63,7 @@ def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Re
         return [
             read_at(root, path, 0, seen.size, seen)
             if read is None
-            else Read(read[0], stable=read[2][:4] == seen)
+            else Read(read[0], stable=Signature.among(read[2]) == seen)
             for (path, seen), read in zip(files, found, strict=True)
         ]
     finally:

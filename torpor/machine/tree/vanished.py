@@ -56,6 +56,8 @@ def vanished(
     for file in seen.unread:
         fresh[file.entry.root][file.entry.path] = file.signature.size
     for held, now, new, root in zip(before, seen.held, fresh, roots, strict=True):
+        if not seen.fresh and len(now) == len(held):
+            continue  # all is as it was held
         gone = [
             path
             for path, known in held.items()

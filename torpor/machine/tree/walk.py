@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
+import msgspec
+
 from torpor.machine.tree.batch import Stat, stat_names
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.shared.errors import WorkspaceInvalid
@@ -30,7 +32,7 @@ _MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero at the end
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Signature(NamedTuple):
+class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Values that change whenever a file does. The kernel sets ctime; no program can set it
     back.
     """
@@ -49,14 +51,14 @@ class Signature(NamedTuple):
         return cls(*st[:4])
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """What is known about a path: its entry, and the signature it had then."""
 
     signature: Signature | None  # None: always look again
     entry: Entry
 
 
-class Unread(NamedTuple):
+class Unread(msgspec.Struct, frozen=True, gc=False):
     """A regular file whose content must be read."""
 
     entry: Entry  # without content
@@ -230,38 +232,40 @@ def _walk_root(
     """Returns the files that have several names; ``linked``: those of the roots before."""
     links: dict[tuple[int, int], bytes] = {}
     entries, signatures, now_held = found.entries, found.signatures, found.held[number]
+    within = os.path.join(root, b"")
 
     def note(path: bytes, st: Stat) -> bool:
         """Add one name; True when it is a directory to go into. 100,000 times a second."""
-        is_directory = stat.S_ISDIR(st.mode)
+        inode, size, mtime_ns, ctime_ns, device, mode, nlink, _, _, blocks, atime_ns, _ = st
+        is_directory = stat.S_ISDIR(mode)
         first = path
-        if st.nlink > 1 and stat.S_ISREG(st.mode):
-            first = links.setdefault((st.device, st.inode), path)
-            if (st.device, st.inode) in linked:
+        if nlink > 1 and stat.S_ISREG(mode):
+            first = links.setdefault((device, inode), path)
+            if (device, inode) in linked:
                 found.parted.append((number, path))
-        if st.atime_ns > st.ctime_ns and is_read(st):
+        if atime_ns > ctime_ns and is_read(st):
             found.read.add((number, path))
         known = held.get(path)
         process = ""
         if mapped:
-            process = mapped.get((st.device, st.inode)) or mapped.get(os.path.join(root, path), "")
+            process = mapped.get((device, inode)) or mapped.get(within + path, "")
+        signature = Signature(inode, size, mtime_ns, ctime_ns)
         if (
             known is not None
+            and known.signature == signature
             and not process
-            and known.signature == st[:4]
-            and (is_directory or st.nlink == 1 or _names(known.entry, first))
+            and (is_directory or nlink == 1 or _names(known.entry, first))
         ):
             entries.append(known.entry)
             signatures.append(known.signature)
             now_held[path] = known
             return is_directory
-        new = _new_entry(number, path, os.path.join(root, path), st, first)
+        new = _new_entry(number, path, within + path, st, first)
         if isinstance(new, Skipped):
             found.skipped.append(new)
             return False
-        signature = Signature.among(st)
         if new.kind == FILE:
-            sparse = st.blocks * 512 < st.size
+            sparse = blocks * 512 < size
             before = None if known is None else known.entry
             found.unread.append(Unread(new, signature, sparse, before, process))
         else:
@@ -346,12 +350,15 @@ def listing(directory: bytes) -> list[tuple[bytes, Stat]]:
     finally:
         os.close(place)
     longest = _MOST_PATH - len(directory) - 1
+    there = []
     for name, st in zip(names, stats, strict=True):
-        if st.error not in (0, errno.ENOENT):
-            raise _unreadable(directory, st.error)
         if len(name) >= longest:  # by its path nothing else can be asked, such as its attributes
             raise _unreadable(directory, errno.ENAMETOOLONG)
-    return [(name, st) for name, st in zip(names, stats, strict=True) if not st.error]
+        if not st.error:
+            there.append((name, st))
+        elif st.error != errno.ENOENT:
+            raise _unreadable(directory, st.error)
+    return there
 
 
 def _unreadable(directory: bytes, error: int | None) -> WorkspaceInvalid:
