@@ -15,7 +15,7 @@ LOOK_S: Final = 60.0
 
 
 class GpuUse:
-    """What the running attempt uses. Another run may have looked until the command was last seen."""
+    """What the running attempt uses. An earlier look covers the time until it was last seen."""
 
     def __init__(self, driven: Driven, session: Agent) -> None:
         attempt = driven.job.attempt

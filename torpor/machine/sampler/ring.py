@@ -106,10 +106,11 @@ def pack(sample: Sample) -> bytes:
 def unpack(record: memoryview | bytes) -> Sample | None:
     """The sample of a record; None if the record is empty or torn."""
     body = record[: _BODY.size]
-    number, at_s, boot, *rest, mib = _BODY.unpack(body)
+    number, at_s, boot, *rest = _BODY.unpack(body)
     if not number or _CRC.unpack(record[_BODY.size :])[0] != zlib.crc32(body):
         return None
-    return Sample(number, at_s, boot.hex(), *rest, mib - 1)
+    rest[-1] -= 1  # gpu_mib
+    return Sample(number, at_s, boot.hex(), *rest)
 
 
 def _header() -> bytes:
