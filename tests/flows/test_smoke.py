@@ -15,7 +15,7 @@ from tests.fixtures.small_stack import small_stack
 from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.world import World, make_world
 
-NAME = "smoke"
+NAME = "every-flow"  # others use the same server at the same time
 
 
 @pytest.fixture
