@@ -197,10 +197,12 @@ class Crowd:
         with Api(self.alone.server) as api:
             for task in self.tasks:
                 states = api.ask("GET", f"flow_run_states/?flow_run_id={task.run}")
-                at = [state["timestamp"] for state in states if state["type"] == "PENDING"]
-                if at:
-                    first = min(at).replace("Z", "+00:00")
-                    task.taken_unix = datetime.fromisoformat(first).timestamp()
+                began = min((s["timestamp"] for s in states if s["type"] == "RUNNING"), default="")
+                at = [s["timestamp"] for s in states if s["type"] == "PENDING"]
+                if at := [one for one in at if one < began]:
+                    # a worker puts back what it took before one of a better queue had come
+                    last = max(at).replace("Z", "+00:00")
+                    task.taken_unix = datetime.fromisoformat(last).timestamp()
 
     def _judge_order(self) -> None:
         """No run is taken while one of a better queue waits."""
