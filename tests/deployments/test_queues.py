@@ -192,12 +192,11 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
 def test_a_run_that_is_killed_before_its_job_is_on_record_starts_again(
     deployed: Deployed, installation: Installation, place: Path
 ) -> None:
-    def its_process() -> psutil.Process | None:
-        found = running(installation, "job-worker")
-        return next((one for one in found if "prefect.engine" in one.cmdline()), None)
+    def its_process() -> list[psutil.Process]:
+        return running(installation, "job-worker", having={"PREFECT__FLOW_RUN_ID": run})
 
     run = deployed.start("job", {"workspace": NAME, "command": ["touch", "done"]}, "high")
-    kill_all([until(its_process, "its process is there", every_s=0.05)])
+    kill_all(until(its_process, "its process is there", every_s=0.05))
     assert deployed.end(run)["state_type"] == "CRASHED"
     assert _jobs().of(new_job_id(run)) is None
     watch([NAME], dry_run=False)

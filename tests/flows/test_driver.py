@@ -43,6 +43,7 @@ from torpor.shared.errors import (
     StoreUnavailable,
 )
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, made_at
+from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
 
 _ID = "3f2a9c81d04e"
@@ -145,6 +146,8 @@ class _Line:
         self.asked: list[Any] = []
 
     def call(self, request: Any, *, request_id: str, within_s: float) -> Any:
+        if isinstance(request, ReadActivity):
+            return Activity(0.0, "", False, [])
         if not isinstance(request, LookAtJob):
             self.asked.append(request)
         return JobLook(self._state, "", 0) if isinstance(request, LookAtJob) else self._state
