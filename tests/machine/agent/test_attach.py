@@ -79,8 +79,8 @@ def make_bundle(source: Path, folder: Path, version: str) -> Path:
 
 def agent_of(home: Path) -> int | None:
     try:
-        pid = int((home / "agent.alive").read_text())
-    except (FileNotFoundError, ValueError):
+        pid = int((home / "agent.alive").read_text().split()[0])  # it may be busy
+    except (FileNotFoundError, IndexError):
         return None
     return pid if "daemon" in argv_of(pid) else None
 
