@@ -51,11 +51,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="torpor-peers-", dir=options.folder) as scratch:
-        rounds = [
-            _round(Path(scratch) / str(n), options.gib, options.line_mib_s * MIB)
-            for n in range(options.rounds)
-        ]
+    rounds = []
+    for _ in range(options.rounds):  # each in a folder of its own: memory holds one
+        with tempfile.TemporaryDirectory(prefix="torpor-peers-", dir=options.folder) as scratch:
+            rounds.append(_round(Path(scratch), options.gib, options.line_mib_s * MIB))
     result = {"line_mib_s": options.line_mib_s, **_result(rounds, options.gib)}
     _print(result)
     if options.keep:
@@ -63,7 +62,6 @@ def main() -> None:
 
 
 def _round(folder: Path, gib: float, line_bytes_s: float) -> dict[str, Any]:
-    folder.mkdir()
     keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
     figures: dict[str, Any] = {}
     with (
