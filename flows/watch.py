@@ -10,7 +10,7 @@ import msgspec
 from pydantic import Field
 
 from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
-from flows.procedures.watch.alarms import Look, see_alarms, tell_of
+from flows.procedures.watch.alarms import Look, remember_spent, see_alarms, tell_of
 from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
@@ -124,6 +124,7 @@ def watch(
     _warn(watched)
     seen_jobs = [seen.watched() for seen in jobs]
     if not dry_run:
+        remember_spent(budgets, watched, faults)
         watched = [_act(one, blocks, named.get(one.workspace, []), faults) for one in watched]
         seen_jobs = [_continue(seen, faults) for seen in jobs]
     in_table = {id(one) for one in used}

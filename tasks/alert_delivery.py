@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, plan
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, begun, plan
 from torpor.shared.errors import NotDelivered
 
 
@@ -23,6 +23,16 @@ class Told(NamedTuple):
         """Since when an alert has been seen; None if it has not."""
         found = [one.since_unix for one in self.remembered if one.key == (kind, subject)]
         return found[0] if found else None
+
+
+@step("remember alerts", retries=ONCE)
+def remember(alerts: Sequence[Alert]) -> None:
+    """Record what the next look is to tell, should this one not come to it."""
+    server = runner().alerts
+    known = {one.key for one in server.remembered()}
+    for alert in alerts:
+        if alert.key not in known:
+            server.remember(begun(alert, time.time()))
 
 
 @step("tell of alerts", retries=ONCE)

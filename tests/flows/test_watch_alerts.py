@@ -267,6 +267,24 @@ def test_a_spent_budget_and_one_of_which_most_is_spent_are_told_once(
     assert _watch(opened, server)[2] == []
 
 
+def test_a_spent_budget_is_told_by_the_next_look_where_one_is_killed_as_it_ends_the_machine(
+    lab: Lab, server: AlertMemory
+) -> None:
+    class Killed(_Runs):
+        def start(self, flow: Any, key: str, **parameters: Any) -> str:
+            raise KeyboardInterrupt
+
+    _, rental = handed_over(lab.opened)
+    with Killed(lab.limited(0.01), alerts=server), pytest.raises(KeyboardInterrupt):
+        watch.fn(dry_run=False)
+    assert server.take() == []
+    lab.market.alive.clear()  # the hibernation had begun
+    lab.opened.rentals.change(rental, state="ended", why="it is stored")
+    told = [subject for subject, _ in _watch(lab.limited(0.01), server)[2]]
+    assert "torpor: budget lab is spent" in told
+    assert _watch(lab.limited(0.01), server)[2] == []
+
+
 @pytest.mark.parametrize("of", ["demo", "all workspaces", ""])
 def test_a_backup_that_made_no_snapshot_and_a_schedule_that_stands_still(
     lab: Lab, server: AlertMemory, of: str

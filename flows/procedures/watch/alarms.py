@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tasks.alert_delivery import Told, tell
+from tasks.alert_delivery import Told, remember, tell
 from tasks.runner import runner
 from torpor.control.alerts import runs, watch
 from torpor.control.alerts.delivery import Alert, Doubt, Key, rows
@@ -15,7 +16,7 @@ from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.rental.records import Rental
 from torpor.control.supervision import installation_folder
-from torpor.control.watch_report import WatchReport
+from torpor.control.watch_report import Watched, WatchReport
 from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
 
@@ -95,6 +96,24 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     known = {"", *look.named, *(block for names in look.named.values() for block in names)}
     doubt = Doubt(frozenset(kinds), frozenset(look.unread), frozenset(known) if look.some else None)
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
+
+
+def remember_spent(
+    budgets: BudgetsSeen, watched: Sequence[Watched], faults: list[Exception]
+) -> None:
+    """Record the spent budgets whose machines this look is about to end: the next look tells of
+    them, should this one be killed before it does."""
+    spent = [
+        alert
+        for alert in watch.of_budgets(budgets, watched, time.time())
+        if alert.kind == "budget spent"
+    ]
+    try:
+        if spent:
+            remember(spent)
+    except Exception as error:  # noqa: BLE001 - a look acts all the same
+        runner().log.error("spent budgets were not remembered: %s", error)
+        faults.append(error)
 
 
 def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Told | None:

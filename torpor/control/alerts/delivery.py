@@ -45,7 +45,7 @@ _MOST_TITLE: Final = 200
 
 _WITHOUT_END: Final = ("budget reached", "run failed", "awake", "machine lost")
 """Alerts whose end is not sent: a month is over, a failed run is old, nothing is awake."""
-_SEEN_ONCE: Final = ("run failed", "machine lost")
+_SEEN_ONCE: Final = ("run failed", "machine lost", "budget spent")
 """What is told also where only an earlier look saw it."""
 
 _SECRETS: Final = (
@@ -148,8 +148,8 @@ def plan(
     """
     known = {entry.key: entry for entry in remembered}
     seen = {alert.key: alert for alert in alerts}
-    begun = [_begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
-    known |= {entry.key: entry for entry in begun}
+    new = [begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
+    known |= {entry.key: entry for entry in new}
     notices: list[Notice] = []
     forgotten: list[Remembered] = []
     for entry in known.values():
@@ -157,11 +157,10 @@ def plan(
         if alert is not None:
             due = [block for block in blocks if _is_due(alert, entry, block, now_unix)]
             notices += [_notice(alert, entry, block) for block in due]
+        elif blocks and _is_late(entry, doubt, mended):
+            notices += [_late(entry, block) for block in blocks]
         elif not doubt.covers(entry):
             heard = [block for block in blocks if block in entry.told]
-            if blocks and not entry.told and entry.kind in _SEEN_ONCE and entry.key not in mended:
-                notices += [_late(entry, block) for block in blocks]
-                continue
             if heard and (entry.kind not in _WITHOUT_END or entry.key in mended):
                 notices += [_over(entry, block, now_unix) for block in heard]
             else:
@@ -173,7 +172,7 @@ def plan(
             :MOST_NOTICES
         ]
     ]
-    return Plan(begun, bounded, forgotten)
+    return Plan(new, bounded, forgotten)
 
 
 def after(entry: Remembered, notice: Notice, now_unix: float) -> Remembered | None:
@@ -211,7 +210,8 @@ def without_secrets(words: str) -> str:
     return words
 
 
-def _begun(alert: Alert, now_unix: float) -> Remembered:
+def begun(alert: Alert, now_unix: float) -> Remembered:
+    """What is remembered of an alert that is seen for the first time."""
     return Remembered(
         kind=alert.kind,
         subject=alert.subject,
@@ -237,6 +237,14 @@ def _notice(alert: Alert, entry: Remembered, block: str) -> Notice:
         f"Next step: {without_secrets(alert.next_step)}\nSince: {moment(entry.since_unix)}"
     )
     return Notice(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
+
+
+def _is_late(entry: Remembered, doubt: Doubt, mended: Collection[Key]) -> bool:
+    """Whether nobody was told of what no look will see again. A failed run is seen again where this
+    look could not see it."""
+    if entry.told or entry.kind not in _SEEN_ONCE or entry.key in mended:
+        return False
+    return entry.kind != "run failed" or not doubt.covers(entry)
 
 
 def _late(entry: Remembered, block: str) -> Notice:
