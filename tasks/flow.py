@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import getsourcefile, signature
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
+from prefect.context import SettingsContext, get_settings_context
 from prefect.flows import Flow
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -22,6 +23,22 @@ R = TypeVar("R")
 
 PARTS_AT_ONCE: Final = 8
 """Task runs of parts under way; the agent works eight parts at a time."""
+
+
+class _Flow(Flow[P, R]):
+    """Sends no heartbeats where a program calls it: Prefect joins their thread for up to a second
+    when the run has ended. Runs that a worker starts send them, and so does every run where the
+    user has set how often."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        context = get_settings_context()
+        flows = context.settings.flows
+        if "heartbeat_frequency" in flows.model_fields_set:
+            return super().__call__(*args, **kwargs)
+        silent = flows.model_copy(update={"heartbeat_frequency": None})
+        settings = context.settings.model_copy(update={"flows": silent})
+        with SettingsContext(profile=context.profile, settings=settings):
+            return super().__call__(*args, **kwargs)
 
 
 def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]], Flow[P, R]]:
@@ -44,7 +61,7 @@ def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]
 
         # Prefect looks for the names of types where ``run`` is, and not where the function is.
         run.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
-        return Flow(
+        return _Flow(
             run,
             name=name,
             version=file_hash(getsourcefile(function) or __file__),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from prefect.exceptions import ParameterTypeError
+from prefect.settings import (
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    get_current_settings,
+    temporary_settings,
+)
 from pydantic import Field
 
 from tasks.flow import flow
@@ -33,3 +38,17 @@ def test_each_run_measures_its_own_phases() -> None:
         assert [*measure.fn("mine", 1)] == ["1 parts of mine"]
         assert [*measure.fn("mine", 2)] == ["2 parts of mine"]
     assert seconds_by_phase() == {}
+
+
+def test_a_call_waits_for_no_heartbeats_unless_the_user_has_set_how_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def engine(**_: Any) -> int | None:
+        return get_current_settings().flows.heartbeat_frequency
+
+    monkeypatch.setattr("prefect.flow_engine.run_flow", engine)
+    before = get_current_settings().flows.heartbeat_frequency
+    assert before and measure("mine") is None
+    assert get_current_settings().flows.heartbeat_frequency == before
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: 60}):
+        assert measure("mine") == 60
