@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 from typing import Final
 
 from hypothesis import HealthCheck, settings
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Flows find the installation of the user who runs them: tests must not find that of a developer.
-os.environ["XDG_STATE_HOME"] = "/nonexistent"
+_STATE: Final = tempfile.TemporaryDirectory(prefix="torpor-state-", ignore_cleanup_errors=True)
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # A busy host may hold up any example; hypothesis would call the test flaky.
 settings.register_profile(
@@ -26,6 +28,10 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: to look through it for garbage again and again would take a
     tenth of the tests' time."""
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    _STATE.cleanup()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
