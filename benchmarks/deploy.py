@@ -5,10 +5,10 @@
 Each round deploys cold (no environment in the store: the setup command installs the server, and the
 environment is stored) and warm (the environment is restored). Both restore the workspace, which
 holds the model. With --rest GIB of other data beside the model, each round deploys warm: without an
-order, and with the model first. Only the line between the machine and the store is limited. The
-wheel comes from this host's disk. The flow runs without Prefect, on local machines; the S3 server
-(SeaweedFS) shares the host. Prints a table and JSON; --keep keeps the JSON under
-benchmarks/results.
+order, with the model first as a list says, as was learned, and behind the gate. Only the line
+between the machine and the store is limited. The wheel comes from this host's disk. The flow runs
+without Prefect, on local machines; the S3 server (SeaweedFS) shares the host. Prints a table and
+JSON; --keep keeps the JSON under benchmarks/results.
 
 ``--prepare`` only installs the server and what makes the model, into .venv/llama.
 """
@@ -46,7 +46,9 @@ from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
+from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.content import make_below
+from torpor.shared.format.file_use import BEFORE_READY, LATER, NEVER, recorded_use
 from torpor.shared.values import BASE, GIB, WorkspaceName, WorkspaceSpec
 
 NAME: Final = WorkspaceName("served")
@@ -55,8 +57,8 @@ TOOLS: Final = ROOT / ".venv" / "llama"
 GGUF: Final = "gguf==0.19.0"
 """MIT. Writes the model; in a place of its own, because nothing else needs it."""
 _BUCKET: Final = "torpor"
-_RATIOS: Final = ("ratio", "learned ratio")
-"""Names of the ratios of the second and third kind to the first, in the JSON."""
+_RATIOS: Final = ("ratio", "learned ratio", "gate ratio")
+"""Names of the ratios of the other kinds to the first, in the JSON."""
 
 
 def main() -> None:
@@ -108,7 +110,7 @@ def measure(
     host = host_facts()  # the code is read now, whatever is committed meanwhile
     kinds: dict[str, list[str]] = {"cold": [], "warm": []}
     if rest_gib:  # without a list, the order is learned
-        kinds = {"usual": ["*"], "first": ["models/*"], "learned": []}
+        kinds = {"usual": ["*"], "first": ["models/*"], "learned": [], "gate": ["*"]}
     with opened_here(folder) as (opened, store, place):
         model_bytes, whole_bytes = _sleep_with_model(opened, place, gib, weights, rest_gib)
         if rest_gib:
@@ -116,6 +118,7 @@ def measure(
                 deploy.fn(NAME, stack())
             with PlainRunner(opened):
                 hibernate.fn(NAME)
+        used = used_bytes(opened) if rest_gib else {}
         measured = [
             _over_line(opened, store, line, rounds, kinds)
             | {"bound_s": model_bytes / (line * 1e6 / 8)}
@@ -127,9 +130,25 @@ def measure(
         "weights": weights,
         "model_bytes": model_bytes,
         "workspace_bytes": whole_bytes,
+        "used_bytes": used,
         "rounds": rounds,
         "server": _wheel(),
         "lines": measured,
+    }
+
+
+def used_bytes(opened: OpenWorkspace) -> dict[str, int]:
+    """The plain bytes of the newest snapshot by whether they were used on its machine."""
+    newest = find_snapshot(opened.store, NAME, None)
+    manifest = read_manifest(opened.store, newest, opened.seal)
+    use = recorded_use(manifest)
+    if not use:
+        raise SystemExit(f"snapshot {newest.snapshot} does not say what was used")
+    of = zip(manifest.entries, use, strict=True)
+    sizes = [(when, entry.size) for entry, when in of]
+    names = {NEVER: "never", BEFORE_READY: "before ready", LATER: "later"}
+    return {
+        name: sum(size for when, size in sizes if when == wanted) for wanted, name in names.items()
     }
 
 
@@ -204,7 +223,7 @@ def _over_line(
                 carried = shaper.carried.total()
                 spec = msgspec.structs.replace(behind.spec, first=kinds[kind])
                 with PlainRunner(replace(behind, spec=spec)):
-                    report = deploy.fn(NAME, stack())
+                    report = deploy.fn(NAME, stack(), gate=kind == "gate")
                 _see(report, kind)
                 found.append(_figures(report, shaper.carried.total() - carried, bytes_s))
                 with PlainRunner(opened):
@@ -233,6 +252,8 @@ def _see(report: DeployReport, kind: str) -> None:
     made = "made by" if kind == "cold" else "restored from"
     if not report.environment.startswith(made):
         raise SystemExit(f"a {kind} deploy said of its environment: {report.environment}")
+    if kind == "gate" and not report.gate.startswith("the server started"):
+        raise SystemExit(f"the gate was {report.gate}")
 
 
 def _figures(report: DeployReport, carried: int, bytes_s: float) -> dict[str, float]:

