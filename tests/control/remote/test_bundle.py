@@ -110,11 +110,9 @@ def test_the_agent_loads_from_its_bundle_alone(bundle_cache: Path, tmp_path: Pat
         "bad = {'asyncssh', 'prefect', 'boto3', 'pydantic', 'pandas'} & set(sys.modules);"
         "sys.exit(str(bad) if bad else 0)"
     )
-    argv = [sys.executable, "-v", "-I", "-S", "-c", program, str(tmp_path)]
+    argv = [sys.executable, "-I", "-S", "-c", program, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    read = re.findall(r"code object from '\S*/torpor/\S*?\.(pyc?)'", done.stderr)
-    assert len(read) > 100 and set(read) == {"pyc"}  # none is compiled there
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import fcntl
 import gzip
 import hashlib
 import io
-import marshal
 import os
 import struct
 import subprocess
@@ -16,7 +15,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +27,7 @@ from torpor.shared.errors import InvalidInput, MachineUnfit
 PYTHONS: Final = tuple((3, minor) for minor in range(10, 15))
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST_GLIBC: Final = (2, 17)
-KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 8 MB
+KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 7 MB
 GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
 SOURCE: Final = Path(__file__).resolve().parents[3]
@@ -42,10 +40,6 @@ from torpor.machine.agent.__main__ import main
 
 sys.exit(main(sys.argv))
 """
-_UNCHECKED: Final = (1).to_bytes(4, "little")
-"""Of bytecode that holds its source's hash, which Python does not compare."""
-_WITHOUT_REFERENCES: Final = 2
-"""A version of marshal's format that writes equal code as equal bytes."""
 _SENT_KINDS: Final = (".py", ".typed")
 """Kinds of our own files that a machine needs, besides its kernels."""
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
@@ -102,7 +96,7 @@ def make_bundle(
     archive = cache / "bundles" / f"{name}-{_tag(platform)}.tar.gz"
     if not archive.is_file():
         archive.parent.mkdir(parents=True, exist_ok=True)
-        _write_archive(archive, {**files, **_bytecode(files, platform)})
+        _write_archive(archive, files)
         _drop_old(archive.parent)
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     return Bundle(name, archive, sha256)
@@ -216,23 +210,6 @@ def _source_files(source: Path, platform: Platform) -> dict[str, bytes]:
             if path.suffix in _SENT_KINDS or path.name in kernels:
                 files[name.as_posix()] = path.read_bytes()
     return files
-
-
-def _bytecode(files: Mapping[str, bytes], platform: Platform) -> dict[str, bytes]:
-    """Our modules compiled (PEP 552, unchecked), where the machine's Python has this one's version:
-    compiling them there takes half a second. The content's hash leaves them out: a control side
-    with another Python sends none, and the agents are the same."""
-    if sys.implementation.name != "cpython" or platform.python != sys.version_info[:2]:
-        return {}
-    found = {}
-    for name, content in files.items():
-        if name.startswith(_SENT) and name.endswith(".py"):
-            code = compile(content, name, "exec", dont_inherit=True, optimize=0)
-            folder, _, module = name.removesuffix(".py").rpartition("/")
-            cached = f"{folder}/__pycache__/{module}.{sys.implementation.cache_tag}.pyc"
-            head = MAGIC_NUMBER + _UNCHECKED + source_hash(content)
-            found[cached] = head + marshal.dumps(code, _WITHOUT_REFERENCES)
-    return found
 
 
 def _write_archive(archive: Path, files: Mapping[str, bytes]) -> None:
