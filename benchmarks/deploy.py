@@ -144,12 +144,11 @@ def used_bytes(opened: OpenWorkspace) -> dict[str, int]:
     use = recorded_use(manifest)
     if not use:
         raise SystemExit(f"snapshot {newest.snapshot} does not say what was used")
-    of = zip(manifest.entries, use, strict=True)
-    sizes = [(when, entry.size) for entry, when in of]
     names = {NEVER: "never", BEFORE_READY: "before ready", LATER: "later"}
-    return {
-        name: sum(size for when, size in sizes if when == wanted) for wanted, name in names.items()
-    }
+    sums = dict.fromkeys(names.values(), 0)
+    for entry, when in zip(manifest.entries, use, strict=True):
+        sums[names[when]] += entry.size
+    return sums
 
 
 @contextmanager
