@@ -23,7 +23,7 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
-DISK_VERSION: Final = 1
+DISK_VERSION: Final = 2
 """TORPOR_DISK_VERSION of disk.h."""
 REFUSALS: Final = {
     1: "header or sizes",
@@ -68,7 +68,7 @@ class Library(Protocol):
 class DiskLibrary(Protocol):
     """Its functions for small files; contracts in disk.h."""
 
-    def torpor_stat_files(self, *args: object) -> None: ...
+    def torpor_look_at(self, *args: object) -> None: ...
     def torpor_read_files(self, *args: object) -> None: ...
     def torpor_write_files(self, *args: object) -> None: ...
 
@@ -111,15 +111,15 @@ def disk_library() -> DiskLibrary | None:
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     names, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(size)
     errors = ctypes.POINTER(ctypes.c_int32)
-    stat, read, write = (
-        loaded.torpor_stat_files,
+    look, read, write = (
+        loaded.torpor_look_at,
         loaded.torpor_read_files,
         loaded.torpor_write_files,
     )
-    stat.argtypes = (number, names, size, pointer)
+    look.argtypes = (number, names, size, pointer, pointer, pointer)
     read.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
     write.argtypes = (number, names, pointer, sizes, sizes, pointer, number, size, errors)
-    stat.restype = read.restype = write.restype = None
+    look.restype = read.restype = write.restype = None
     return cast(DiskLibrary, loaded)
 
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -43,11 +44,24 @@ static int64_t look(int directory, const char *name, struct torpor_stat *found)
     return 0;
 }
 
-void torpor_stat_files(int directory, const char *const *names, uint64_t count,
-                       struct torpor_stat *found)
+static uint8_t kind_of(const struct torpor_stat *st)
 {
-    for (uint64_t i = 0; i < count; i++)
+    const int file = S_ISREG(st->mode);
+    if (st->error)
+        return TORPOR_UNKNOWN;
+    return (S_ISDIR(st->mode) ? TORPOR_DIRECTORY : 0) |
+           (file && st->nlink > 1 ? TORPOR_SEVERAL_NAMES : 0) |
+           (file && st->ctime_ns < st->atime_ns && st->atime_ns != st->mtime_ns ? TORPOR_READ : 0);
+}
+
+void torpor_look_at(int directory, const char *const *names, uint64_t count,
+                    struct torpor_stat *found, uint8_t *signatures, uint8_t *kinds)
+{
+    for (uint64_t i = 0; i < count; i++) {
         found[i].error = look(directory, names[i], &found[i]);
+        memcpy(signatures + i * TORPOR_SIGNATURE_BYTES, &found[i], TORPOR_SIGNATURE_BYTES);
+        kinds[i] = kind_of(&found[i]);
+    }
 }
 
 /* 0, TORPOR_SHORT or an errno. */

@@ -11,7 +11,7 @@
 #define TORPOR_DISK_H
 #include <stdint.h>
 
-#define TORPOR_DISK_VERSION 1 /* of these structures and functions: batch.py asks for it */
+#define TORPOR_DISK_VERSION 2 /* of these structures and functions: batch.py asks for it */
 #define TORPOR_SHORT (-1) /* the file has fewer bytes than it had */
 
 int torpor_disk_version(void);
@@ -24,13 +24,18 @@ struct torpor_stat {
     int64_t mode, nlink, uid, gid, blocks, atime_ns, error;
 };
 
+#define TORPOR_SIGNATURE_BYTES 32 /* the first four fields: they change whenever a file does */
+
+/* What a name is, as bits. READ: a file, since its last change; a restore sets atime to mtime. */
+enum { TORPOR_DIRECTORY = 1, TORPOR_SEVERAL_NAMES = 2, TORPOR_READ = 4, TORPOR_UNKNOWN = 128 };
+
 struct torpor_attributes {
     int64_t mode, uid, gid, mtime_ns;
 };
 
 /* Look at each name itself, not at what a symlink leads to; an empty name is the directory. */
-void torpor_stat_files(int directory, const char *const *names, uint64_t count,
-                       struct torpor_stat *found);
+void torpor_look_at(int directory, const char *const *names, uint64_t count,
+                    struct torpor_stat *found, uint8_t *signatures, uint8_t *kinds);
 
 /* Read files whole, never through a symlink as the last part of a name, and without moving their
  * access times where the kernel allows that. `before` and `after`: as each was when it was open. */

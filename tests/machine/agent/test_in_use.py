@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torpor.machine.agent.in_use import UNKNOWN, InUse
-from torpor.machine.tree.walk import Signature
+from torpor.machine.tree.names import Signature
 
 SEEN = Signature(1, 2, 3, 4)
 

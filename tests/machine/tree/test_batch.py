@@ -17,8 +17,8 @@ from gpu_kernels import native
 from tests.fixtures.manifests import entry
 from torpor.machine.tree import batch
 from torpor.machine.tree.batch import NewFile, Stat, read_files, stat_names, write_files
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import Read, read_whole
-from torpor.machine.tree.walk import Signature
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.format.manifest import FILE, Extent
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.trees import let_settle
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import Read, data_regions, read_at
-from torpor.machine.tree.walk import Signature
 from torpor.shared.errors import WorkspaceInvalid
 
 GONE = Read(b"", stable=False, gone=True)

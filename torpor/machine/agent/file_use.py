@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.state import Index, WorkspaceState
 from torpor.machine.tree.access_times import blind_place, used_files
-from torpor.machine.tree.walk import Walk
+from torpor.machine.tree.names import READ, Names
 from torpor.shared.format.file_use import BEFORE_READY, LATER, NEVER, recorded_use
 from torpor.shared.format.manifest import FILE, HARDLINK, Entry
 from torpor.shared.wire.request import Nothing
 from torpor.shared.wire.restore import NoteReady
 
-Names = set[tuple[int, bytes]]
+Files = set[tuple[int, bytes]]
 """Files, by root and path."""
 
 
@@ -43,7 +43,7 @@ def note_ready(request: NoteReady, call: Call) -> Nothing:
     return Nothing()
 
 
-def ready_before(index: Index | None) -> Names:
+def ready_before(index: Index | None) -> Files:
     """The files that made a machine ready, as the last snapshot says it."""
     if index is None:
         return set()
@@ -55,12 +55,11 @@ def use_of(
     state: WorkspaceState,
     roots: Sequence[bytes],
     excluded: Callable[[bytes], bool] | None,
-    last: Walk,
-    entries: Sequence[Entry],
-    before: Names,
+    names: Names,
+    before: Files,
 ) -> Noted:
-    """What the walk ``last`` shows of ``entries``, where a restore brought ``roots`` here.
-    ``before``: what made an earlier machine ready."""
+    """What a walk shows of ``names``, where a restore brought ``roots`` here. ``before``: what made
+    an earlier machine ready."""
     use = state.use()
     if use is None or use.roots != list(roots):
         return Noted()
@@ -70,12 +69,12 @@ def use_of(
     if use.ready is not None:
         ready = {(root, path) for root, paths in enumerate(use.ready) for path in paths}
 
-    def when(entry: Entry) -> int:
+    def when(entry: Entry, mark: int) -> int:
         if entry.kind not in (FILE, HARDLINK):
             return NEVER
-        name, is_written = (entry.root, entry.path), entry.mtime_ns >= use.since_ns
-        if name in ready or (is_written and ready):
+        is_written = entry.mtime_ns >= use.since_ns
+        if ready and (is_written or (entry.root, entry.path) in ready):
             return BEFORE_READY
-        return LATER if is_written or name in last.read else NEVER
+        return LATER if is_written or mark & READ else NEVER
 
-    return Noted(bytes(map(when, entries)))
+    return Noted(bytes(map(when, names.entries, names.marks)))

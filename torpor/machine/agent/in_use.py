@@ -16,7 +16,7 @@ import msgspec
 
 from torpor.machine.sampler.ring import boot_id
 from torpor.machine.tree.attributes import Attributes
-from torpor.machine.tree.walk import Signature
+from torpor.machine.tree.names import Signature
 from torpor.shared.values import learned
 
 UNKNOWN: Final = Signature(0, 0, 0, 0)

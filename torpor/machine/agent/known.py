@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from torpor.machine.agent.state import Index
 from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable, Located
 from torpor.machine.pipeline.journal import Record
-from torpor.machine.tree.walk import Held, Holding, Signature, Walk
+from torpor.machine.tree.names import HELD, Names
+from torpor.machine.tree.walk import Walk
 from torpor.shared.errors import AgentLost, SnapshotDamaged, StoreMissing
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import FILE, HARDLINK, Entry, Manifest, decode_manifest
+from torpor.shared.format.manifest import HARDLINK, Entry, Manifest, decode_manifest
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import ObjectKey
@@ -19,8 +22,8 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 class KnownFiles:
-    """Grows from pass to pass. ``held``: for each root, the entries of files that were read;
-    ``before``: the same of the last snapshot here, else of the workspace's newest, until a walk.
+    """Grows from pass to pass. ``held``: the names, with the content of files that were read;
+    ``before``: those of the last snapshot here, else of the workspace's newest, until a walk.
 
     ``index``: the tree as this machine last knew it, if the store has it; ``resumable``: packs that
     earlier runs stored.
@@ -32,10 +35,10 @@ class KnownFiles:
         index: Index | None,
         snapshots: Sequence[KnownSnapshot],
         resumable: dict[ObjectKey, Record],
-        before: Holding | None,
+        before: Names | None,
     ) -> None:
         self.table = ChunkTable()
-        self.held: list[dict[bytes, Held]] = [{} for _ in roots]
+        self.held = Names(len(roots))
         self._roots = roots
         self._resumable = resumable
         self._snapshots = list(snapshots)
@@ -61,16 +64,15 @@ class KnownFiles:
         they are read again."""
         if packs:
             self.table.lose({pack_id_of(key) for key in packs})
-        lost = self.table.without_place()
-        for held in self.held if lost else []:
-            for path in [
-                p for p, h in held.items() if any(e.chunk in lost for e in h.entry.extents)
-            ]:
-                del held[path]
+        if lost := self.table.without_place():
+            self.held = self.held.settled()
+            for position, entry in enumerate(self.held.entries):
+                if any(extent.chunk in lost for extent in entry.extents):
+                    self.held.drop(position)
 
     def saw(self, seen: Walk) -> None:
         """A walk has ended; its unread files are read next."""
-        self.held, self.before = seen.held, []
+        self.held, self.before = seen.names, Names(len(self._roots))
 
     def learn(self, seal: Seal, transfer: Transfer) -> None:
         """Read the workspace's earlier manifests, once a run: their chunks are not stored again."""
@@ -103,42 +105,39 @@ class KnownFiles:
             )
         self._snapshots = []
 
-    def entries(
-        self, seen: Walk, gone: Container[tuple[int, bytes]]
-    ) -> tuple[list[Entry], list[Signature | None]]:
-        """The entries of a walk, with the content that was read since, without ``gone`` files.
+    def complete(self, seen: Walk, gone: set[int]) -> Names:
+        """The names of a walk, with the content that was read since, without ``gone`` ones.
 
         AgentLost if a file was not read: make another pass.
         """
-        if not seen.unread:
-            return seen.entries, seen.signatures
-        unread = {(u.entry.root, u.entry.path) for u in seen.unread}
-        entries: list[Entry] = []
-        signatures: list[Signature | None] = []
-        for entry, signature in zip(seen.entries, seen.signatures, strict=True):
-            if entry.kind == FILE and (entry.root, entry.path) in unread:
-                held = self.held[entry.root].get(entry.path)
-                if held is None:
-                    if (entry.root, entry.path) in gone:
-                        continue
-                    raise AgentLost(
-                        f"{entry.path.decode(errors='backslashreplace')} was not read in the last "
-                        "pass: a part of it was lost; make another pass"
-                    )
-                entries.append(held.entry)
-                signatures.append(held.signature)
-            elif entry.kind == HARDLINK and (entry.root, entry.target) in gone:
-                continue
-            else:
-                entries.append(entry)
-                signatures.append(signature)
-        return entries, signatures
+        names = seen.names.settled()
+        for position in seen.unread.positions:
+            if not names.marks[position] & HELD and position not in gone:
+                path = names.entries[position].path
+                raise AgentLost(
+                    f"{path.decode(errors='backslashreplace')} was not read in the last "
+                    "pass: a part of it was lost; make another pass"
+                )
+        if not gone:
+            return names
+        files = {(e.root, e.path) for e in map(names.entries.__getitem__, gone)}
+        links = {
+            position
+            for position, entry in enumerate(names.entries)
+            if entry.kind == HARDLINK and (entry.root, entry.target) in files
+        }
+        return names.without(gone | links)
 
 
-def _held_by(manifest: Manifest, roots: Sequence[str]) -> list[dict[bytes, Held]]:
-    """What a snapshot holds of each of ``roots``."""
-    held: dict[str, dict[bytes, Held]] = {root: {} for root in roots}
-    for entry in manifest.entries:
-        if (of := held.get(manifest.roots[entry.root])) is not None:
-            of[entry.path] = Held(None, entry)
-    return list(held.values())
+def _held_by(manifest: Manifest, roots: Sequence[str]) -> Names:
+    """What a snapshot holds of ``roots``."""
+    numbers = {root: number for number, root in enumerate(roots)}
+    there = [numbers.get(root, -1) for root in manifest.roots]
+    entries: Iterable[Entry] = manifest.entries
+    if there != list(range(len(there))):
+        entries = (
+            msgspec.structs.replace(entry, root=there[entry.root])
+            for entry in manifest.entries
+            if there[entry.root] >= 0
+        )
+    return Names.of(len(roots), entries)

@@ -7,13 +7,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import is_
 from pathlib import Path
 from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
-from torpor.machine.agent.file_use import Names, Noted, ready_before, use_of
+from torpor.machine.agent.file_use import Files, Noted, ready_before, use_of
 from torpor.machine.agent.goal import SHOWN, shown
 from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
@@ -31,11 +30,10 @@ from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import Source, store_part
 from torpor.machine.tree.equality import Equality
+from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import Job, cut, share_out
 from torpor.machine.tree.vanished import NAMED, Gone, vanished
 from torpor.machine.tree.walk import (
-    Holding,
-    Signature,
     Walk,
     absolute_root,
     compile_excludes,
@@ -53,7 +51,6 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import AUTOSAVE, Lineage, lineage_of
 from torpor.shared.format.manifest import (
     FILE,
-    Entry,
     Manifest,
     Pack,
     encode_manifest,
@@ -104,7 +101,7 @@ class _Begun(NamedTuple):
     encoder: Encoder
     known: KnownFiles
     equality: Equality | None  # None: what the machine held last is not known, or not stored
-    ready: Names  # what made an earlier machine ready
+    ready: Files  # what made an earlier machine ready
 
 
 class _Pass(NamedTuple):
@@ -125,7 +122,7 @@ class _Written(NamedTuple):
     files: int
     size: int  # of all files
     changed: list[bytes]  # paths of files that changed while they were read
-    signatures: list[Signature | None]
+    signatures: bytes
     line: Lineage
     use: Noted
 
@@ -203,7 +200,8 @@ class SnapshotRun(AgentRun):
         if seen.unread:
             run.known.learn(run.seal, self.transfer(call))
         if self._gone is None:
-            gone = vanished(run.known.before or [], seen, run.roots, run.excluded)
+            before = run.known.before
+            gone = vanished(before, seen, run.roots, run.excluded) if before else []
             still = [loss for loss in self.state.past().gone if loss.stays_gone]
             self._gone = [*gone, *still][: 2 * NAMED]
         run.known.saw(seen)
@@ -287,7 +285,7 @@ class SnapshotRun(AgentRun):
         """Begin to look for what the snapshot lacks, or what was found."""
         if self._look is None:
             self._look = LookBehind(self.home, self._has_begun().roots)
-        entries = None if self._pass is None else self._pass.seen.entries
+        entries = None if self._pass is None else self._pass.seen.names.entries
         losses = self._look.losses(request, entries, call)
         if request.whole and request.wait_s:
             self._losses = losses
@@ -334,19 +332,20 @@ class SnapshotRun(AgentRun):
         """Walk once more: does the disk still equal what was committed?"""
         run = self._has_begun()
         seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
-        entries, _ = self._entries()
+        committed = self._names()
         awake = run.programs.awake()
-        same = len(entries) == len(seen.entries) and all(map(is_, entries, seen.entries))
-        if same and not awake:
+        if not (awake or seen.unread) and committed.entries == seen.names.entries:
             return Confirmed(0, [], 0, [])
-        committed = {(e.root, e.path): e for e in entries}
         changed = [*map(os.fsencode, awake), *(u.entry.path for u in seen.unread)]
-        unread = {(u.entry.root, u.entry.path) for u in seen.unread}
-        for entry in seen.entries:
-            held = committed.pop((entry.root, entry.path), None)
-            if held is not entry and held != entry and (entry.root, entry.path) not in unread:
-                changed.append(entry.path)
-        changed.extend(path for _, path in committed)
+        for position in seen.fresh:
+            entry = seen.names.entries[position]
+            if entry.kind != FILE:
+                at = committed.find(entry.root, entry.path)
+                if at < 0 or committed.entries[at] != entry:
+                    changed.append(entry.path)
+        for root in range(len(run.roots)):
+            missing = committed.missing(root, seen.names)
+            changed.extend(committed.entries[position].path for position in missing)
         names, accepted = _split(changed, request.accepted)
         also = [shown(path) for path in accepted[:SHOWN]]
         return Confirmed(len(names), _shown(names, seen), len(accepted), also)
@@ -452,20 +451,20 @@ class SnapshotRun(AgentRun):
     def _claim(self, pack: Pack) -> PackClaim:
         return PackClaim(pack_key(self.workspace, pack.id), pack.size, pack.md5.hex())
 
-    def _entries(self) -> tuple[list[Entry], list[Signature | None]]:
-        """The entries of the last pass with their content."""
+    def _names(self) -> Names:
+        """The names of the last pass with their content."""
         last = self._has_scanned()
-        return self._has_begun().known.entries(last.seen, last.source.contents.gone)
+        return self._has_begun().known.complete(last.seen, last.source.contents.gone)
 
     def _packs(self) -> list[Pack]:
-        _, _, packs = self._has_begun().known.table.compact(self._entries()[0])
+        _, _, packs = self._has_begun().known.table.compact(self._names().entries)
         return packs
 
-    def _before(self, own: Index | None) -> Holding | None:
+    def _before(self, own: Index | None) -> Names | None:
         """What the workspace held here before; None where this machine remembers nothing."""
         if own is not None:
             return own.held
-        return [] if self.state.past().roots else None
+        return Names(0) if self.state.past().roots else None
 
     def _missed(self, accepted: Sequence[str]) -> Missed:
         run, past = self._has_begun(), self.state.past()
@@ -483,8 +482,8 @@ class SnapshotRun(AgentRun):
     def _compose(self, request: Commit) -> _Written:
         """The manifest of what the last pass found, sealed where the store has a key."""
         run = self._has_begun()
-        seen, signatures = self._entries()
-        entries, chunks, packs = run.known.table.compact(seen)
+        names = self._names()
+        entries, chunks, packs = run.known.table.compact(names.entries)
         if not any(e.path for e in entries):
             raise WorkspaceInvalid(
                 f"workspace {self.workspace} on this machine has become empty while it was "
@@ -499,7 +498,7 @@ class SnapshotRun(AgentRun):
         line = Lineage.after(before, request.snapshot, equal=equal, autosave=autosave)
         losses = {} if self._losses is None else summary(self._losses)
         last = self._has_scanned().seen
-        use = use_of(self.state, run.roots, run.excluded, last, entries, run.ready)
+        use = use_of(self.state, run.roots, run.excluded, names, run.ready)
         environment = {**record_environment(), USER_HOME: os.path.expanduser("~")}
         manifest = Manifest(
             self.workspace,
@@ -529,7 +528,9 @@ class SnapshotRun(AgentRun):
         )
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
-        return _Written(request.snapshot, blob, root, files, size, changed, signatures, line, use)
+        return _Written(
+            request.snapshot, blob, root, files, size, changed, names.signatures(), line, use
+        )
 
 
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from torpor.machine.tree.batch import SIGNATURE_BYTES
+from torpor.machine.tree.names import Names, Signature, packed_signatures
 from torpor.machine.tree.vanished import Gone, disks
-from torpor.machine.tree.walk import Held, Signature, is_inside
+from torpor.machine.tree.walk import is_inside
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
-from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import Manifest, decode_manifest
@@ -25,7 +26,7 @@ class _Seen(msgspec.Struct, frozen=True, array_like=True):
 
     root: bytes
     roots: list[bytes]
-    signatures: list[Signature | None]
+    signatures: bytes | list[Signature | None]  # packed; the list is of an earlier version
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -33,7 +34,7 @@ class Index(msgspec.Struct, frozen=True):
 
     root: bytes
     manifest: Manifest
-    held: list[dict[bytes, Held]]
+    held: Names
 
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +128,7 @@ class WorkspaceState:
         blob: bytes,
         root: bytes,
         roots: Sequence[bytes],
-        signatures: Sequence[Signature | None],
+        signatures: bytes,
         gone: Sequence[Gone] | None = None,
         excluded: Callable[[bytes], bool] | None = None,
         line: Lineage | None = None,
@@ -143,18 +144,18 @@ class WorkspaceState:
         lost = past.missing_disks() if gone is not None else []
         found = sorted({*disks(roots, excluded), *lost})
         self._keep_past(Past(there, found, list(gone or ()), line or past.line))
-        self._write_index(_SEEN, blob, _Seen(root, list(roots), list(signatures)))
+        self._write_index(_SEEN, blob, _Seen(root, list(roots), signatures))
 
     def save_own_save(
         self,
         blob: bytes,
         root: bytes,
         roots: Sequence[bytes],
-        signatures: Sequence[Signature | None],
+        signatures: bytes,
     ) -> None:
         """Remember a snapshot that nobody has verified, beside the index."""
         (self.folder / _OWN_SEEN).unlink(missing_ok=True)
-        self._write_index(_OWN_SEEN, blob, _Seen(root, list(roots), list(signatures)))
+        self._write_index(_OWN_SEEN, blob, _Seen(root, list(roots), signatures))
 
     def forget_index(self) -> None:
         for name in (_SEEN, _OWN_SEEN):
@@ -246,7 +247,6 @@ class WorkspaceState:
                 return None
         return self._load_index(_OWN_SEEN, roots, seal, among)
 
-    @uncollected()
     def _load_index(
         self, name: str, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
     ) -> Index | None:
@@ -258,13 +258,12 @@ class WorkspaceState:
             manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
         except (FileNotFoundError, msgspec.MsgspecError, ManifestInvalid, WrongKey):
             return None  # absent or damaged: every file is read again
-        if root != seen.root or len(seen.signatures) != len(manifest.entries):
+        signatures = seen.signatures
+        if isinstance(signatures, list):
+            signatures = packed_signatures(signatures)
+        if root != seen.root or len(signatures) != SIGNATURE_BYTES * len(manifest.entries):
             return None
-        held: list[dict[bytes, Held]] = [{} for _ in roots]
-        for entry, signature in zip(manifest.entries, seen.signatures, strict=True):
-            if not entry.changed:
-                held[entry.root][entry.path] = Held(signature, entry)
-        return Index(root, manifest, held)
+        return Index(root, manifest, Names.of(len(roots), manifest.entries, signatures))
 
     def _write_index(self, name: str, blob: bytes, seen: _Seen) -> None:
         _write(self.folder / _MANIFESTS[name], blob)

@@ -33,11 +33,10 @@ from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.changes import Changes, Staged, going, leave_out, plan_changes
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.mappings import sync_disk
+from torpor.machine.tree.names import Names, Signature, packed_signatures
 from torpor.machine.tree.staging import TOKEN_BYTES, Staging, staged_names
 from torpor.machine.tree.survey import OTHER, Name, Saved, Survey, survey
 from torpor.machine.tree.walk import (
-    Held,
-    Signature,
     absolute_root,
     compile_excludes,
     overlapping,
@@ -235,13 +234,12 @@ class SyncRun(AgentRun):
         """The snapshot that this machine held last, and what is on the disk."""
         index = self.state.load_index(goal.targets, goal.seal, None)
         last = None if index is None else index.manifest.snapshot
-        held: list[dict[bytes, Held]] = [{} for _ in goal.targets] if index is None else index.held
+        held = Names(len(goal.targets)) if index is None else index.held
         for folder in goal.targets:
             os.makedirs(folder, mode=0o755, exist_ok=True)
         check = partial(self.check, call)
         return last, survey(
             walk(goal.targets, held, excluded, check),
-            held,
             None if index is None else _saved(index.manifest, excluded),
             target,
             goal.targets,
@@ -316,14 +314,14 @@ class SyncRun(AgentRun):
         kept: list[Signature | None] = []
         for entry in begun.wanted.manifest.entries:
             number = by_place.get((entry.root, entry.path), -1)
-            is_same = number >= 0 and entries[number] is entry
+            is_same = number >= 0 and entries[number] == entry
             is_safe = is_same and (entry.root, entry.path) not in touched
             kept.append(signatures.get(number) if is_safe else None)
         for target in begun.goal.targets:
             sync_disk(target)
         blob, root, manifest = begun.wanted
         line = lineage_of(manifest)
-        self.state.save_index(blob, root, begun.goal.targets, kept, line=line)
+        self.state.save_index(blob, root, begun.goal.targets, packed_signatures(kept), line=line)
         self.state.clear_sync_record()
 
     def _has_begun(self) -> _Begun:

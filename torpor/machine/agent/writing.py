@@ -21,7 +21,8 @@ from torpor.machine.agent.in_use import UNKNOWN, InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
-from torpor.machine.tree.walk import RACY_NS, Signature
+from torpor.machine.tree.names import Signature
+from torpor.machine.tree.walk import RACY_NS
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry
@@ -181,7 +182,7 @@ class Writing:
         self._journal.clear()
         self._in_use.clear()
 
-    def _finish(self, entries: list[Entry]) -> None:
+    def _finish(self, entries: Sequence[Entry]) -> None:
         taken = self.writer.finish(entries, in_pieces)
         if taken:
             names = ", ".join(first_few([repr(shown(entry.path)) for entry in taken]))
@@ -203,7 +204,7 @@ class Writing:
         """Whether content of a file is still to be fetched."""
         return not _chunks(entry) <= self.plan.done
 
-    def _others(self) -> list[Entry]:
+    def _others(self) -> Sequence[Entry]:
         """Names that are not in use."""
         in_use = self._in_use.signatures
         if not in_use:
@@ -214,7 +215,7 @@ class Writing:
         return [self._entries[number] for number in numbers]
 
     def _compare(
-        self, entries: list[Entry], call: Call, check: Callable[[], None], *, full: bool
+        self, entries: Sequence[Entry], call: Call, check: Callable[[], None], *, full: bool
     ) -> Comparison:
         return self._goal.of(entries).compare(
             call,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from torpor.shared.errors import AgentLost
-from torpor.shared.format.manifest import Chunk, Entry, Extent, Pack
+from torpor.shared.format.manifest import Chunk, Entries, Entry, Extent, Pack
 
 
 class ChunkPlace(NamedTuple):
@@ -119,7 +119,7 @@ class ChunkTable:
     def has_place(self, number: int) -> bool:
         return self._places[number] is not None
 
-    def compact(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Chunk], list[Pack]]:
+    def compact(self, entries: Entries) -> tuple[Entries, list[Chunk], list[Pack]]:
         """The manifest's tables: only what ``entries`` use, renumbered.
 
         Raises AgentLost when a chunk in use has no place: its part was lost; ask for a new pass.
@@ -144,10 +144,10 @@ class ChunkTable:
             )
         if used != list(range(len(used))):
             entries = _renumbered(entries, {old: new for new, old in enumerate(used)})
-        return list(entries), chunks, [self._packs[pack_id] for pack_id in packs]
+        return entries, chunks, [self._packs[pack_id] for pack_id in packs]
 
 
-def _renumbered(entries: Sequence[Entry], numbers: dict[int, int]) -> list[Entry]:
+def _renumbered(entries: Entries, numbers: dict[int, int]) -> Entries:
     def moved(entry: Entry) -> Entry:
         if not entry.extents:
             return entry
@@ -157,4 +157,4 @@ def _renumbered(entries: Sequence[Entry], numbers: dict[int, int]) -> list[Entry
         )
         return msgspec.structs.replace(entry, extents=extents)
 
-    return [moved(entry) for entry in entries]
+    return Entries(map(moved, entries))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import compress
 
 import msgspec
 
+from torpor.machine.tree.names import Unread
 from torpor.machine.tree.plan import Job, Piece
 from torpor.machine.tree.read import Read
-from torpor.machine.tree.walk import Held, Walk
+from torpor.machine.tree.walk import Walk
 from torpor.shared.format.manifest import HOLE, Extent
 
 
 class Contents:
     """Collects extents until a file is complete, then holds it. Thread-safe and idempotent.
 
-    ``held`` of the walk (one dict a root) gets an entry for each file that was read: with its
-    signature when the file is what the walk saw, without one (look again) when it changed or may
-    have.
+    The names of the walk hold each file that was read: with its signature when the file is what the
+    walk saw, without one (look again) when it changed or may have.
     """
 
     def __init__(
@@ -27,19 +28,20 @@ class Contents:
         jobs: Sequence[Job],
     ) -> None:
         self._seen = seen
-        self.gone: set[tuple[int, bytes]] = set()
-        """Names (root and path) that were no longer files when they were read."""
+        self.gone: set[int] = set()
+        """Positions of names that were no longer files when they were read."""
         self._lock = threading.Lock()
         self._missing: dict[int, set[int]] = {}
         self._extents: dict[int, dict[int, Extent]] = {}
         self._unstable: set[int] = set()
+        idle = bytearray(b"\1") * len(seen.unread)  # empty, or nothing but a hole
         for job in jobs:
             if isinstance(job, Piece):
                 self._missing.setdefault(job.file, set()).add(job.offset)
-        with_work = {f for j in jobs for f in ((j.file,) if isinstance(j, Piece) else j.files)}
-        for number in range(len(seen.unread)):
-            if number not in with_work:  # empty, or nothing but a hole
-                self._hold(number, {}, b"")
+            for number in (job.file,) if isinstance(job, Piece) else job.files:
+                idle[number] = 0
+        for number in compress(range(len(idle)), idle):
+            self._hold(number, seen.unread[number], {}, b"")
 
     def add_piece(self, piece: Piece, read: Read, chunk: int) -> None:
         """A run of a big file is chunk number ``chunk`` (-1 when nothing could be read)."""
@@ -58,10 +60,12 @@ class Contents:
             missing.discard(piece.offset)
             if not missing:
                 del self._missing[piece.file]
-                self._hold(piece.file, extents, b"")
+                self._hold(piece.file, self._seen.unread[piece.file], extents, b"")
 
-    def add_small(self, number: int, read: Read, chunk: int, offset: int, digest: bytes) -> None:
-        """Add a whole small file at ``offset`` of chunk number ``chunk``."""
+    def add_small(
+        self, number: int, file: Unread, read: Read, chunk: int, offset: int, digest: bytes
+    ) -> None:
+        """Add a whole small file, unread ``number``, at ``offset`` of chunk number ``chunk``."""
         with self._lock:
             if read.gone:
                 self._drop(number)
@@ -69,29 +73,26 @@ class Contents:
             if not read.stable:
                 self._unstable.add(number)
             extents = {0: Extent(chunk, offset, len(read.data))} if read.data else {}
-            self._hold(number, extents, digest)
+            self._hold(number, file, extents, digest)
 
-    def _hold(self, number: int, extents: dict[int, Extent], digest: bytes) -> None:
-        file = self._seen.unread[number]
+    def _hold(self, number: int, file: Unread, extents: dict[int, Extent], digest: bytes) -> None:
         size = file.signature.size
-        entry = file.entry
         changed = number in self._unstable
-        self._seen.held[entry.root][entry.path] = Held(
-            file.signature if self._seen.rests(file) and not changed else None,
-            msgspec.structs.replace(
-                entry,
-                size=size,
-                extents=_without_gaps(extents, size),
-                digest=digest,
-                changed=changed,
-            ),
+        entry = msgspec.structs.replace(
+            file.entry,
+            size=size,
+            extents=_without_gaps(extents, size),
+            digest=digest,
+            changed=changed,
         )
+        sure = self._seen.rests(file) and not changed
+        self._seen.names.hold(self._seen.unread.positions[number], entry, sure=sure)
 
     def _drop(self, number: int) -> None:
-        entry = self._seen.unread[number].entry
+        position = self._seen.unread.positions[number]
         self._missing.pop(number, None)
-        self._seen.held[entry.root].pop(entry.path, None)
-        self.gone.add((entry.root, entry.path))
+        self._seen.names.drop(position)
+        self.gone.add(position)
 
 
 def _without_gaps(extents: dict[int, Extent], size: int) -> tuple[Extent, ...]:

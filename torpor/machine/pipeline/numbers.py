@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from torpor.machine.tree.names import Unread
 from torpor.machine.tree.plan import Piece
 from torpor.machine.tree.read import opened
-from torpor.machine.tree.walk import Unread
 from torpor.shared.codecs.elements import guess, layout_of
 from torpor.shared.codecs.layout import Layout, Run
 

@@ -14,9 +14,9 @@ from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
+from torpor.machine.tree.names import Unread
 from torpor.machine.tree.plan import Group, Job, Piece
 from torpor.machine.tree.read import Read, read_at, read_whole
-from torpor.machine.tree.walk import Unread
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Pace
@@ -97,23 +97,21 @@ def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStor
 
 
 def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
-    reads = _read_group(group.files, source)
-    digests = [
-        _digest(read, source.unread[n], source.seal)
-        for n, read in zip(group.files, reads, strict=True)
-    ]
+    files = [source.unread[number] for number in group.files]
+    reads = _read_group(files, source)
     fresh = []
-    for number, read, digest in zip(group.files, reads, digests, strict=True):
-        same = _as_before(source.unread[number], digest, source.table)
+    for number, file, read in zip(group.files, files, reads, strict=True):
+        digest = _digest(read, file, source.seal)
+        same = _as_before(file, digest, source.table)
         if same is None:
-            fresh.append((number, read, digest))
+            fresh.append((number, file, read, digest))
         else:
-            source.contents.add_small(number, read, same.chunk, same.offset, digest)
-    plain = b"".join(read.data for _, read, _ in fresh)
+            source.contents.add_small(number, file, read, same.chunk, same.offset, digest)
+    plain = b"".join(read.data for _, _, read, _ in fresh)
     chunk = packer.store(plain) if plain else -1
     offset = 0
-    for number, read, digest in fresh:
-        source.contents.add_small(number, read, chunk, offset, digest)
+    for number, file, read, digest in fresh:
+        source.contents.add_small(number, file, read, chunk, offset, digest)
         offset += len(read.data)
     report.bytes += sum(len(read.data) for read in reads)
 
@@ -134,10 +132,10 @@ def _read(number: int, offset: int, length: int, source: Source) -> Read:
     return read_at(source.roots[file.entry.root], file.entry.path, offset, length, file.signature)
 
 
-def _read_group(numbers: Sequence[int], source: Source) -> list[Read]:
+def _read_group(files: Sequence[Unread], source: Source) -> list[Read]:
     reads: list[Read] = []
-    for root, files in groupby((source.unread[n] for n in numbers), lambda file: file.entry.root):
-        named = [(file.entry.path, file.signature) for file in files]
+    for root, some in groupby(files, lambda file: file.entry.root):
+        named = [(file.entry.path, file.signature) for file in some]
         reads += read_whole(source.roots[root], named)
     return reads
 

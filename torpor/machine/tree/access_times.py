@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from torpor.machine.tree.mappings import file_systems, unnamed_file
-from torpor.machine.tree.walk import is_read, listing
+from torpor.machine.tree.walk import listing
 
 
 def used_files(
@@ -51,10 +51,11 @@ def _used_below(root: bytes, since_ns: int, check: Callable[[], None]) -> set[by
     while pending:
         directory = pending.pop()
         check()
-        for name, st in listing(os.path.join(root, directory)):
+        names, looked = listing(os.path.join(root, directory))
+        for name, st in zip(names, looked.stats, strict=True):
             path = os.path.join(directory, name)
             if stat.S_ISDIR(st.mode):
                 pending.append(path)
-            elif is_read(st) or (stat.S_ISREG(st.mode) and st.mtime_ns >= since_ns):
+            elif st.is_read or (stat.S_ISREG(st.mode) and st.mtime_ns >= since_ns):
                 found.add(path)
     return found

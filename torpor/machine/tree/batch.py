@@ -10,16 +10,22 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import add, itemgetter
+from operator import add
 from typing import Final, NamedTuple
 
 from gpu_kernels.native import address_of, disk_library
 from torpor.shared.codecs.codec import Buffer
 
 _STAT: Final = struct.Struct("=Q3qQ7q")
+_SIGNATURE: Final = struct.Struct("=4Q")
+SIGNATURE_BYTES: Final = _SIGNATURE.size
+_WHOLE: Final = (1 << 64) - 1
+IS_DIRECTORY, HAS_SEVERAL_NAMES, IS_READ, IS_UNKNOWN = 1, 2, 4, 128
+"""What a name is, as in disk.h."""
 _ATTRIBUTES: Final = struct.Struct("=4q")
 
 
@@ -59,10 +65,53 @@ class Stat(NamedTuple):
     def unknown(cls, cause: OSError) -> Stat:
         return cls(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, cause.errno or errno.EIO)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a file was read since it was last changed or restored. A restore sets the access
+        time to the mtime, which may be in the future."""
+        return self.ctime_ns < self.atime_ns != self.mtime_ns and stat.S_ISREG(self.mode)
+
+    @property
+    def kind(self) -> int:
+        if self.error:
+            return IS_UNKNOWN
+        several = self.nlink > 1 and stat.S_ISREG(self.mode)
+        return (
+            (IS_DIRECTORY if stat.S_ISDIR(self.mode) else 0)
+            | (HAS_SEVERAL_NAMES if several else 0)
+            | (IS_READ if self.is_read else 0)
+        )
+
+
+class Looked(NamedTuple):
+    """What names are. Of each, ``signatures`` has 32 bytes and ``kinds`` one."""
+
+    signatures: bytes | bytearray
+    kinds: bytes | bytearray
+    found: bytearray | Sequence[Stat]  # as C or Python has seen them
+
+    @classmethod
+    def of(cls, stats: Sequence[Stat]) -> Looked:
+        return cls(
+            b"".join(packed_signature(*st[:4]) for st in stats),
+            bytes(st.kind for st in stats),
+            stats,
+        )
+
+    @property
+    def stats(self) -> Sequence[Stat]:
+        if isinstance(self.found, bytearray):
+            return list(map(_made, _STAT.iter_unpack(self.found)))
+        return self.found
+
+
+def packed_signature(inode: int, size: int, mtime_ns: int, ctime_ns: int) -> bytes:
+    """32 bytes. A time that is centuries away is known by its last 64 bits."""
+    return _SIGNATURE.pack(inode, size, mtime_ns & _WHOLE, ctime_ns & _WHOLE)
+
 
 _made: Final[Callable[[tuple[int, ...]], Stat]] = partial(tuple.__new__, Stat)
 """A Stat of its twelve values: what ``Stat._make`` does, without a call of Python for each file."""
-_error: Final = itemgetter(-1)
 
 
 class NewFile(NamedTuple):
@@ -77,20 +126,35 @@ class NewFile(NamedTuple):
     mtime_ns: int
 
 
-def stat_names(directory: int, names: Sequence[bytes]) -> list[Stat]:
+def look_at(directory: int, names: Sequence[bytes]) -> Looked:
     """Look at names below an open directory, never through a symlink at the end of a name. An
     empty name is the directory."""
     if (lib := disk_library()) is None:
-        return [_stat(directory, name) for name in names]
-    found = bytearray(_STAT.size * len(names))
-    with address_of(found, writable=True) as target:
-        lib.torpor_stat_files(directory, _strings(names), len(names), target)
-    stats = list(map(_made, _STAT.iter_unpack(found)))
-    if any(map(_error, stats)):
-        for number, st in enumerate(stats):
-            if st.error not in (0, errno.ENOENT):  # a kernel or a sandbox without statx, say
-                stats[number] = _stat(directory, names[number])
-    return stats
+        return Looked.of([_stat(directory, name) for name in names])
+    count = len(names)
+    found, signatures, kinds = (
+        bytearray(count * size) for size in (_STAT.size, SIGNATURE_BYTES, 1)
+    )
+    with (
+        address_of(found, writable=True) as stats,
+        address_of(signatures, writable=True) as signed,
+        address_of(kinds, writable=True) as kind,
+    ):
+        lib.torpor_look_at(directory, _strings(names), count, stats, signed, kind)
+    looked = Looked(signatures, kinds, found)
+    if IS_UNKNOWN not in kinds:
+        return looked
+    return Looked.of(
+        [
+            st if st.error in (0, errno.ENOENT) else _stat(directory, name)
+            for name, st in zip(names, looked.stats, strict=True)
+        ]  # a kernel or a sandbox without statx, say
+    )
+
+
+def stat_names(directory: int, names: Sequence[bytes]) -> Sequence[Stat]:
+    """As look_at, name by name."""
+    return look_at(directory, names).stats
 
 
 def read_files(

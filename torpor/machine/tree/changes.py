@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from torpor.machine.tree.content import Content, content_of
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.survey import OTHER, Name, Saved, same_attributes
-from torpor.machine.tree.walk import Signature
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry
 

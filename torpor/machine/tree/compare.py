@@ -13,8 +13,9 @@ from typing import Final
 
 from torpor.machine.tree.batch import Stat, read_files, stat_names
 from torpor.machine.tree.content import right_extents
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import opened
-from torpor.machine.tree.walk import RACY_NS, Signature, read_xattrs, settled
+from torpor.machine.tree.walk import RACY_NS, read_xattrs, settled
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
 from torpor.shared.format.sizes import BIG_FILE_BYTES
@@ -103,7 +104,7 @@ def _opened(targets: Sequence[bytes]) -> Iterator[list[int | OSError]]:
                 os.close(place)
 
 
-def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> list[Stat]:
+def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> Sequence[Stat]:
     """What is on the disk under the names of entries of one root."""
     place = places[entries[0].root]
     if isinstance(place, OSError):

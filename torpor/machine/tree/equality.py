@@ -3,7 +3,8 @@ their files were read again, and may be equal."""
 
 from __future__ import annotations
 
-from torpor.machine.tree.walk import Holding, Walk
+from torpor.machine.tree.names import Names
+from torpor.machine.tree.walk import Walk
 from torpor.shared.format.manifest import DIRECTORY, FILE, Entry
 
 
@@ -12,17 +13,19 @@ class Equality:
     every name in it, also an excluded one, and does not count. Where a walk has found anything
     else, the tree counts as changed, also when a later one does not."""
 
-    def __init__(self, before: Holding) -> None:
-        self._count = sum(map(len, before))
+    def __init__(self, before: Names) -> None:
+        self._count = before.held_count
         self._changed = False
         self._read: dict[tuple[int, bytes], Entry] = {}
 
-    def saw(self, held: Holding, seen: Walk) -> None:
+    def saw(self, held: Names, seen: Walk) -> None:
         """``held``: what the walk ``seen`` was given."""
-        self._changed = self._changed or len(seen.entries) != self._count
+        self._changed = self._changed or len(seen.names) != self._count
         for position in seen.fresh:
-            entry = seen.entries[position]
-            before = held[entry.root].get(entry.path)
+            if self._changed:
+                return
+            entry = seen.names.entries[position]
+            before = held.held(entry.root, entry.path)
             if before is None or before.entry.kind != entry.kind:
                 self._changed = True
             elif entry.kind == FILE:
@@ -30,11 +33,11 @@ class Equality:
             elif not _are_equal(before.entry, entry):
                 self._changed = True
 
-    def holds(self, held: Holding) -> bool:
+    def holds(self, held: Names) -> bool:
         """``held``: with the content of every file that was read, in chunks of one table."""
         if self._changed:
             return False
-        now = ((before, held[root].get(path)) for (root, path), before in self._read.items())
+        now = ((before, held.held(root, path)) for (root, path), before in self._read.items())
         return all(found is not None and _are_equal(before, found.entry) for before, found in now)
 
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Copy, CopySource, Staged
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.staging import Staging, copy_range
-from torpor.machine.tree.walk import Signature
 from torpor.machine.tree.writers import take_lease
 from torpor.shared.format.manifest import HOLE
 

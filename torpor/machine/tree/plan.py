@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Union
 
+from torpor.machine.tree.names import Unread
 from torpor.machine.tree.read import data_regions
-from torpor.machine.tree.walk import Unread
 from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PART_BYTES
 
 
@@ -23,7 +24,7 @@ class Piece(NamedTuple):
 class Group(NamedTuple):
     """Small files that share one chunk."""
 
-    files: list[int]
+    files: Sequence[int]
     length: int
 
 
@@ -33,7 +34,7 @@ Job = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python
 def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
     """Jobs in walk order. Empty files and all-hole files need none."""
     jobs: list[Job] = []
-    group: list[int] = []
+    group = array("L")
     group_bytes = 0
     for number, file in enumerate(unread):
         size = file.signature.size
@@ -47,7 +48,7 @@ def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
             continue
         if group and group_bytes + size > GROUP_BYTES:
             jobs.append(Group(group, group_bytes))
-            group, group_bytes = [], 0
+            group, group_bytes = array("L"), 0
         group.append(number)
         group_bytes += size
     if group:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.batch import read_files
-from torpor.machine.tree.walk import Signature
+from torpor.machine.tree.names import Signature
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import WorkspaceInvalid
 

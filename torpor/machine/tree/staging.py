@@ -19,8 +19,8 @@ from blake3 import blake3
 from torpor.machine.tree.changes import Copy, Place, Staged
 from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import open_unseen
-from torpor.machine.tree.walk import Signature
 from torpor.machine.tree.write import NO_ROOM, write_all
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput, StillChanging

@@ -15,8 +15,9 @@ import msgspec
 
 from torpor.machine.tree.attributes import HOST_XATTRS
 from torpor.machine.tree.content import Content, content_of, right_extents
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import opened
-from torpor.machine.tree.walk import Held, Holding, Signature, Walk
+from torpor.machine.tree.walk import Walk
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
 
@@ -35,6 +36,7 @@ class Name(NamedTuple):
     first: bytes  # names of one file share this one
     content: Content | None  # None: in no snapshot that was asked
     settled: Signature | None = None  # the signature, where a later change is sure to change it
+    is_held: bool = False  # it is as it was when it equalled the last snapshot
     right: frozenset[int] = frozenset()  # extents of the target's file of that name that it holds
 
 
@@ -68,7 +70,6 @@ class Survey(NamedTuple):
 
 def survey(
     seen: Walk,
-    held: Holding,
     last: Saved | None,
     target: Saved,
     roots: Sequence[bytes],
@@ -81,11 +82,11 @@ def survey(
 ) -> Survey:
     """Hold the walk ``seen`` against ``last``, the snapshot that the machine held, and ``target``.
 
-    ``held`` is what the walk was given: names as they were when they equalled ``last``. What only
-    a ``last`` has that is not stored any more is unsaved. Not ``strict``: a name is saved when its
-    content is, whatever its attributes. ``check`` may raise RunCancelled.
+    The walk was given the names as they were when they equalled ``last``. What only a ``last`` has
+    that is not stored any more is unsaved. Not ``strict``: a name is saved when its content is,
+    whatever its attributes. ``check`` may raise RunCancelled.
     """
-    names = _names(seen, held, last)
+    names = _names(seen, len(roots), last)
     known = [target] if last is None else [target, last]
     _read_unknown(names, known, roots, seal, check)
     saved = known if last_is_stored else [target]
@@ -94,7 +95,7 @@ def survey(
         for root, there in enumerate(names)
         for path, name in there.items()
         if name.kind != OTHER
-        and not (last_is_stored and _is_held(held[root].get(path), name))
+        and not (last_is_stored and name.is_held)
         and not any(_is_saved(name, root, path, source, owners, strict) for source in saved)
     ]
     removed = [
@@ -119,27 +120,24 @@ def _own_xattrs(entry: Entry) -> list[tuple[bytes, bytes]]:
     return [pair for pair in entry.xattrs if not pair[0].startswith(HOST_XATTRS)]
 
 
-def _names(seen: Walk, held: Holding, last: Saved | None) -> list[dict[bytes, Name]]:
-    names: list[dict[bytes, Name]] = [{} for _ in held]
-    unread = {(u.entry.root, u.entry.path): u.signature for u in seen.unread}
-    for entry, signature in zip(seen.entries, seen.signatures, strict=True):
+def _names(seen: Walk, roots: int, last: Saved | None) -> list[dict[bytes, Name]]:
+    names: list[dict[bytes, Name]] = [{} for _ in range(roots)]
+    fresh = set(seen.fresh)
+    for position, entry in enumerate(seen.names.entries):
         there = names[entry.root]
-        known = held[entry.root].get(entry.path)
+        is_held = position not in fresh
+        settled = seen.names.signature(position)
         if entry.kind == HARDLINK:
             of = there[entry.target]
-            there[entry.path] = of._replace(entry=entry)
+            there[entry.path] = of._replace(entry=entry, is_held=is_held)
         elif entry.kind == FILE:
-            is_known = last is not None and known is not None and known.entry is entry
-            there[entry.path] = Name(
-                FILE,
-                entry,
-                signature or unread.get((entry.root, entry.path)),
-                entry.path,
-                last.content(entry) if last is not None and is_known else None,
-                signature,
-            )
+            signature = seen.names.seen(position)
+            content = last.content(entry) if last is not None and is_held else None
+            name = Name(FILE, entry, signature, entry.path, content, settled, is_held)
+            there[entry.path] = name
         else:
-            there[entry.path] = Name(entry.kind, entry, signature, entry.path, None, signature)
+            name = Name(entry.kind, entry, settled, entry.path, None, settled, is_held)
+            there[entry.path] = name
     for skipped in seen.skipped:
         entry = Entry(OTHER, skipped.root, skipped.path, 0, 0, 0, 0, 0)
         names[skipped.root][skipped.path] = Name(OTHER, entry, None, skipped.path, None)
@@ -212,10 +210,6 @@ def _read(
         if source is target and entry.path == name.first:
             right = frozenset(found)
     return None, right
-
-
-def _is_held(held: Held | None, name: Name) -> bool:
-    return held is not None and held.entry is name.entry
 
 
 def _is_saved(

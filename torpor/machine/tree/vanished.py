@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.mappings import file_systems
-from torpor.machine.tree.walk import Held, Holding, Walk
-from torpor.shared.format.manifest import FILE
+from torpor.machine.tree.names import HELD, Names, Signature
+from torpor.machine.tree.walk import Walk
+from torpor.shared.format.manifest import FILE, Entry
 from torpor.shared.values import PROGRAMS
 
 FEW_NAMES: Final = 10
@@ -40,7 +41,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True):
 
 
 def vanished(
-    before: Holding,
+    before: Names,
     seen: Walk,
     roots: Sequence[bytes],
     excluded: Callable[[bytes], bool] | None,
@@ -48,41 +49,37 @@ def vanished(
     """What ``before`` held of a root and ``seen`` does not, if less than half of the files or of
     their bytes are left; the largest directories first. A file that was moved, or is excluded now,
     is not gone, and new ones make up for old ones. ``before`` is empty where nothing is known."""
-    if not before:
-        return []
     found: list[Gone] = []
-    moved = {(u.signature.inode, u.signature.size, u.signature.mtime_ns) for u in seen.unread}
-    fresh: list[dict[bytes, int]] = [{} for _ in roots]
-    for file in seen.unread:
-        fresh[file.entry.root][file.entry.path] = file.signature.size
-    for held, now, new, root in zip(before, seen.held, fresh, roots, strict=True):
-        if not seen.fresh and len(now) == len(held):
-            continue  # all is as it was held
-        gone = [
-            path
-            for path, known in held.items()
-            if path not in now and path not in new and _counts(path, known)
-        ]
+    for number, root in enumerate(roots):
+        gone = {at: e for at in before.missing(number, seen.names) if (e := _file(before, at))}
         if not gone:
             continue
-        files = {path: known for path, known in held.items() if _counts(path, known)}
-        kept = [known.entry.size for path, known in now.items() if _counts(path, known)]
-        left = [*kept, *(size for path, size in new.items() if not _FROZEN.match(path))]
-        if not _is_most(gone, files, left):
-            continue
-        gone = [
-            path
-            for path in gone
-            if not _moved(files[path], moved)
-            and not (excluded and any(map(excluded, _with_parents(path))))
+        files = [e.size for at in before.of_root(number) if (e := _file(before, at))]
+        left = [
+            seen.names.seen(at).size
+            for at in seen.names.of_root(number)
+            if (e := seen.names.entries[at]).kind == FILE and not _FROZEN.match(e.path)
         ]
-        if _is_most(gone, files, left):
-            found += _by_directory(gone, files, {*now, b""}, root)
+        if not _is_most(gone.values(), files, left):
+            continue
+        moved = {(u.signature.inode, u.signature.size, u.signature.mtime_ns) for u in seen.unread}
+        gone = {
+            at: entry
+            for at, entry in gone.items()
+            if not _moved(before.signature(at), moved)
+            and not (excluded and any(map(excluded, _with_parents(entry.path))))
+        }
+        if _is_most(gone.values(), files, left):
+            found += _by_directory(gone.values(), number, seen.names, root)
     return sorted(found, key=lambda loss: (-loss.size, -loss.names))[:NAMED]
 
 
-def _counts(path: bytes, known: Held) -> bool:
-    return known.entry.kind == FILE and not _FROZEN.match(path)
+def _file(names: Names, position: int) -> Entry | None:
+    """The entry of a file that counts."""
+    if not names.marks[position] & HELD:
+        return None
+    entry = names.entry(position)
+    return None if entry.kind != FILE or _FROZEN.match(entry.path) else entry
 
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:
@@ -99,16 +96,15 @@ def _mount_point(place: bytes) -> bytes:
     return place
 
 
-def _is_most(gone: Sequence[bytes], files: Mapping[bytes, Held], left: Sequence[int]) -> bool:
-    """``left``: the sizes of the files that are there now."""
+def _is_most(gone: Collection[Entry], files: Sequence[int], left: Sequence[int]) -> bool:
+    """``files`` and ``left``: the sizes of the files that were there, and are there now."""
     if len(gone) >= FEW_NAMES and 2 * len(left) < len(files):
         return True
-    lost = sum(files[path].entry.size for path in gone)
-    return lost >= FEW_BYTES and 2 * sum(left) < sum(known.entry.size for known in files.values())
+    lost = sum(entry.size for entry in gone)
+    return lost >= FEW_BYTES and 2 * sum(left) < sum(files)
 
 
-def _moved(held: Held, moved: set[tuple[int, int, int]]) -> bool:
-    before = held.signature
+def _moved(before: Signature | None, moved: set[tuple[int, int, int]]) -> bool:
     return before is not None and (before.inode, before.size, before.mtime_ns) in moved
 
 
@@ -118,20 +114,18 @@ def _with_parents(path: bytes) -> Iterator[bytes]:
         path = os.path.dirname(path)
 
 
-def _by_directory(
-    gone: Sequence[bytes], files: Mapping[bytes, Held], there: set[bytes], root: bytes
-) -> list[Gone]:
+def _by_directory(gone: Iterable[Entry], number: int, there: Names, root: bytes) -> list[Gone]:
     """Grouped by the directory that is still there."""
-    groups: dict[bytes, list[bytes]] = {}
-    for path in gone:
-        directory = next((folder for folder in _with_parents(path) if folder in there), b"")
-        groups.setdefault(directory, []).append(path)
+    groups: dict[bytes, list[Entry]] = {}
+    for entry in gone:
+        above = (f for f in _with_parents(entry.path) if there.find(number, f) >= 0)
+        groups.setdefault(next(above, b""), []).append(entry)
     return [
         Gone(
             os.path.join(root, directory).rstrip(b"/"),
-            len(paths),
-            sum(files[path].entry.size for path in paths),
-            [os.path.join(root, path) for path in paths[:: max(1, len(paths) // SAMPLE)]],
+            len(entries),
+            sum(entry.size for entry in entries),
+            [os.path.join(root, e.path) for e in entries[:: max(1, len(entries) // SAMPLE)]],
         )
-        for directory, paths in groups.items()
+        for directory, entries in groups.items()
     ]

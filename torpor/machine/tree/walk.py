@@ -9,15 +9,15 @@ import os
 import re
 import stat
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-import msgspec
-
-from torpor.machine.tree.batch import Stat, stat_names
+from torpor.machine.tree.batch import IS_DIRECTORY, IS_READ, IS_UNKNOWN, Looked, Stat, look_at
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
+from torpor.machine.tree.names import HELD, READ, SURE, Names, Signature, Unread, UnreadFiles
 from torpor.shared.errors import WorkspaceInvalid
-from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
 
 RACY_NS: Final = 100_000_000
@@ -28,69 +28,28 @@ RACY_COARSE_NS: Final = 2_100_000_000
 file systems: 1 s)."""
 
 
+_ORDINARY: Final = bytes((0, IS_DIRECTORY, IS_READ))
+_MARKS: Final = bytes(HELD | SURE | (READ if kind & IS_READ else 0) for kind in range(256))
 _MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero at the end
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Values that change whenever a file does. The kernel sets ctime; no program can set it
-    back.
-    """
-
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @classmethod
-    def of(cls, st: os.stat_result) -> Signature:
-        return cls(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
-
-    @classmethod
-    def among(cls, st: Stat) -> Signature:
-        return cls(*st[:4])
-
-
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """What is known about a path: its entry, and the signature it had then."""
-
-    signature: Signature | None  # None: always look again
-    entry: Entry
-
-
-class Unread(msgspec.Struct, frozen=True, gc=False):
-    """A regular file whose content must be read."""
-
-    entry: Entry  # without content
-    signature: Signature
-    sparse: bool
-    before: Entry | None = None  # what was held under its name
-    mapped: str = ""  # the process that can change it without moving its times
 
 
 class Walk(NamedTuple):
     """One walk of all roots, in the order in which entries stand in a manifest."""
 
-    entries: list[Entry]  # an Unread's entry stands here without content
-    signatures: list[Signature | None]
-    unread: list[Unread]
+    names: Names
+    unread: UnreadFiles  # their names have no content yet
     skipped: list[Skipped]
-    held: list[dict[bytes, Held]]  # unchanged entries; an Unread joins after it was read
     started_ns: int
     walked_ns: int  # when it ended; the disks are synced after that, and then files are read
     parted: list[tuple[int, bytes]]
     """Root and path of names whose file has a name in an earlier root too: a manifest has no hard
     links between roots, so they come back as files of their own."""
-    fresh: list[int]  # positions of the entries that are not as they were held
-    read: set[tuple[int, bytes]]  # root and path of files that were read since their last change
+    fresh: array[int]  # positions of the names that are not as they were held
 
     def rests(self, file: Unread) -> bool:
         """Whether any change after the walk is sure to change the signature of ``file``."""
         return not file.mapped and settled(file.signature, self.started_ns, self.walked_ns)
-
-
-Holding = Sequence[dict[bytes, Held]]
-"""For each root, what is held for each path."""
 
 
 def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) -> bool:
@@ -182,10 +141,9 @@ def compile_excludes(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
     return excluded
 
 
-@uncollected()
 def walk(
     roots: Sequence[bytes],
-    held: Holding,
+    held: Names,
     excluded: Callable[[bytes], bool] | None,
     check: Callable[[], None],
 ) -> Walk:
@@ -197,10 +155,14 @@ def walk(
     places = [place for root in roots for place in file_systems(root, excluded)]
     mapped = mapped_unseen(places)
     started_ns = time.time_ns()
-    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns, [], [], set())
+    held = held.settled()
+    names = Names(len(roots))
+    found = Walk(names, UnreadFiles(names, held), [], started_ns, started_ns, [], array("Q"))
     linked: set[tuple[int, int]] = set()
     for number, root in enumerate(roots):
-        linked |= _walk_root(number, root, held[number], excluded, mapped, check, found, linked)
+        look = _Look(number, root, held, found, excluded, mapped, linked)
+        look.walk(check)
+        linked |= look.links.keys()
     found = found._replace(walked_ns=time.time_ns())
     _distrust(found)
     if found.unread:
@@ -211,88 +173,112 @@ def walk(
 
 def _distrust(found: Walk) -> None:
     """Take the signature from what may change again without changing it."""
-    for number in found.fresh:
-        entry, signature = found.entries[number], found.signatures[number]
-        if signature and not settled(signature, found.started_ns, found.walked_ns):
-            found.signatures[number] = None
-            if entry.kind != FILE:
-                found.held[entry.root][entry.path] = Held(None, entry)
+    names = found.names
+    for position in found.fresh:
+        if not settled(names.seen(position), found.started_ns, found.walked_ns):
+            names.distrust(position)
 
 
-def _walk_root(
-    number: int,
-    root: bytes,
-    held: dict[bytes, Held],
-    excluded: Callable[[bytes], bool] | None,
-    mapped: Mapping[tuple[int, int] | bytes, str],
-    check: Callable[[], None],
-    found: Walk,
-    linked: Set[tuple[int, int]],
-) -> Set[tuple[int, int]]:
-    """Returns the files that have several names; ``linked``: those of the roots before."""
-    links: dict[tuple[int, int], bytes] = {}
-    entries, signatures, now_held = found.entries, found.signatures, found.held[number]
-    within = os.path.join(root, b"")
+class _Look:
+    """The walk of one root. ``linked``: the files that have several names in earlier roots."""
 
-    def note(path: bytes, st: Stat) -> bool:
-        """Add one name; True when it is a directory to go into. 100,000 times a second."""
-        inode, size, mtime_ns, ctime_ns, device, mode, nlink, _, _, blocks, atime_ns, _ = st
+    def __init__(
+        self,
+        number: int,
+        root: bytes,
+        held: Names,
+        found: Walk,
+        excluded: Callable[[bytes], bool] | None,
+        mapped: Mapping[tuple[int, int] | bytes, str],
+        linked: Set[tuple[int, int]],
+    ) -> None:
+        self.links: dict[tuple[int, int], bytes] = {}
+        self._number = number
+        self._root = root
+        self._within = os.path.join(root, b"")
+        self._held = held
+        self._found = found
+        self._names = found.names
+        self._excluded = excluded
+        self._mapped = mapped
+        self._linked = linked
+
+    def walk(self, check: Callable[[], None]) -> None:
+        self._note(b"", Stat.of(os.stat(self._root)), self._held.top(self._number))
+        pending = [b""]
+        while pending:
+            directory = pending.pop()
+            check()
+            prefix = directory + b"/" if directory else b""
+            pending.extend(prefix + name for name in reversed(self._directory(directory, prefix)))
+
+    def _directory(self, directory: bytes, prefix: bytes) -> list[bytes]:
+        """Add the names in a directory; returns those that are directories to go into."""
+        names, looked = listing(os.path.join(self._root, directory), self._left_out(prefix))
+        run = self._held.run(self._number, directory)
+        joined = b"\0".join(names)
+        if (
+            run is not None
+            and run.names == joined
+            and not self._mapped
+            and not looked.kinds.translate(None, _ORDINARY)
+            and self._held.is_known(run.first, looked.signatures)
+        ):
+            self._names.take(self._held, run.first, looked.kinds.translate(_MARKS))
+            self._names.end_run(self._number, directory, names)
+            return [
+                name for name, kind in zip(names, looked.kinds, strict=True) if kind & IS_DIRECTORY
+            ]
+        known = {} if run is None else {n: at for at, n in enumerate(run.split(), run.first)}
+        added, below = [], []
+        for name, st in zip(names, looked.stats, strict=True):
+            before = len(self._names)
+            with suppress(FileNotFoundError):  # gone since it was listed
+                if self._note(prefix + name, st, known.get(name, -1)):
+                    below.append(name)
+            if len(self._names) > before:
+                added.append(name)
+        self._names.end_run(self._number, directory, added)
+        return below
+
+    def _left_out(self, prefix: bytes) -> Callable[[bytes], bool] | None:
+        excluded = self._excluded
+        return None if excluded is None else lambda name: excluded(prefix + name)
+
+    def _note(self, path: bytes, st: Stat, known: int) -> bool:
+        """Add one name, which has the position ``known`` among those that are held, or -1. True
+        when it is a directory to go into."""
+        inode, size, _, _, device, mode, nlink, _, _, blocks, _, _ = st
         is_directory = stat.S_ISDIR(mode)
         first = path
         if nlink > 1 and stat.S_ISREG(mode):
-            first = links.setdefault((device, inode), path)
-            if (device, inode) in linked:
-                found.parted.append((number, path))
-        if atime_ns > ctime_ns and is_read(st):
-            found.read.add((number, path))
-        known = held.get(path)
+            first = self.links.setdefault((device, inode), path)
+            if (device, inode) in self._linked:
+                self._found.parted.append((self._number, path))
+        marks = HELD | SURE | (READ if st.is_read else 0)
         process = ""
-        if mapped:
-            process = mapped.get((device, inode)) or mapped.get(within + path, "")
-        signature = Signature(inode, size, mtime_ns, ctime_ns)
+        if self._mapped:
+            process = self._mapped.get((device, inode)) or self._mapped.get(self._within + path, "")
+        signature = Signature.among(st).packed()
         if (
-            known is not None
-            and known.signature == signature
+            known >= 0
+            and self._held.is_known(known, signature)
             and not process
-            and (is_directory or nlink == 1 or _names(known.entry, first))
+            and (is_directory or nlink == 1 or _names(self._held.entry(known), first))
         ):
-            entries.append(known.entry)
-            signatures.append(known.signature)
-            now_held[path] = known
+            self._names.take(self._held, known, bytes([marks]))
             return is_directory
-        new = _new_entry(number, path, within + path, st, first)
+        new = _new_entry(self._number, path, self._within + path, st, first)
         if isinstance(new, Skipped):
-            found.skipped.append(new)
+            self._found.skipped.append(new)
             return False
+        position = len(self._names)
         if new.kind == FILE:
-            sparse = blocks * 512 < size
-            before = None if known is None else known.entry
-            found.unread.append(Unread(new, signature, sparse, before, process))
-        else:
-            now_held[path] = Held(signature, new)
-        found.fresh.append(len(entries))
-        entries.append(new)
-        signatures.append(None if process else signature)
+            marks &= ~HELD
+            self._found.unread.add(position, sparse=blocks * 512 < size, mapped=process)
+        self._found.fresh.append(position)
+        self._names.add(new, signature, marks & ~SURE if process else marks)
         return is_directory
-
-    note(b"", Stat.of(os.stat(root)))
-    pending = [b""]
-    while pending:
-        directory = pending.pop()
-        check()
-        prefix = directory + b"/" if directory else b""
-        below = []
-        for name, st in listing(os.path.join(root, directory)):
-            path = prefix + name
-            if excluded is not None and excluded(path):
-                continue
-            try:
-                if note(path, st):
-                    below.append(path)
-            except FileNotFoundError:
-                continue  # gone since it was listed
-        pending.extend(reversed(below))
-    return links.keys()
 
 
 def _names(entry: Entry, first: bytes) -> bool:
@@ -327,38 +313,38 @@ def _new_entry(number: int, path: bytes, full: bytes, st: Stat, first: bytes) ->
     )
 
 
-def is_read(st: Stat) -> bool:
-    """Whether a file was read since it was last changed or restored. A restore sets the access time
-    to the mtime, which may be in the future."""
-    read_ns = st.atime_ns
-    return st.ctime_ns < read_ns != st.mtime_ns and stat.S_ISREG(st.mode)
-
-
-def listing(directory: bytes) -> list[tuple[bytes, Stat]]:
-    """The names in a directory, sorted; none where it is gone."""
+def listing(
+    directory: bytes, left_out: Callable[[bytes], bool] | None = None
+) -> tuple[list[bytes], Looked]:
+    """The names in a directory, sorted, without some, and what they are; none where it is gone."""
     try:
         place = os.open(directory, _DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
-        return []  # gone or replaced since its parent was listed: the next pass sees it
+        return [], Looked.of([])  # gone or replaced since its parent was listed: a later pass sees
     except OSError as exc:
         raise _unreadable(directory, exc.errno) from None
     try:
         names = sorted(os.listdir(b"/proc/self/fd/%d" % place))  # as they are, whatever the locale
-        stats = stat_names(place, names)
+        if left_out is not None:
+            names = [name for name in names if not left_out(name)]
+        looked = look_at(place, names)
     except OSError as exc:
         raise _unreadable(directory, exc.errno) from None
     finally:
         os.close(place)
     longest = _MOST_PATH - len(directory) - 1
+    if max(map(len, names), default=0) >= longest:
+        # by its path nothing else can be asked, such as its attributes
+        raise _unreadable(directory, errno.ENAMETOOLONG)
+    if IS_UNKNOWN not in looked.kinds:
+        return names, looked
     there = []
-    for name, st in zip(names, stats, strict=True):
-        if len(name) >= longest:  # by its path nothing else can be asked, such as its attributes
-            raise _unreadable(directory, errno.ENAMETOOLONG)
+    for name, st in zip(names, looked.stats, strict=True):
         if not st.error:
             there.append((name, st))
         elif st.error != errno.ENOENT:
             raise _unreadable(directory, st.error)
-    return there
+    return [name for name, _ in there], Looked.of([st for _, st in there])
 
 
 def _unreadable(directory: bytes, error: int | None) -> WorkspaceInvalid:

@@ -6,7 +6,7 @@ The rules M of docs/format.md, "The claims".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.errors import InvalidInput, ManifestInvalid
@@ -33,6 +33,7 @@ MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
 MAX_TARGET_BYTES = 4095  # Linux: PATH_MAX without the NUL
 MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
 _NO_NAMES = frozenset((b"", b".", b".."))
+_AT_ONCE = 4096  # entries
 MAX_CREATED_UNIX = 253_402_300_799  # the end of the year 9999
 
 
@@ -106,60 +107,106 @@ def _check_entries(manifest: Manifest) -> None:
         raise _Refused(f"roots {manifest.roots} are empty or not distinct")
     if any(not root or "\0" in root for root in manifest.roots):
         raise _Refused(f"roots {manifest.roots} are not all paths")
-    kinds: list[dict[bytes, int]] = [{} for _ in manifest.roots]
-    plain = _are_plain([entry.path for entry in manifest.entries])
-    for entry in manifest.entries:
-        if not 0 <= entry.root < len(kinds):
-            raise _Refused(f"{entry.path!r} is under root {entry.root}, which is not there")
-        seen = kinds[entry.root]
-        _check_place(entry, seen, plain)
-        seen[entry.path] = entry.kind
-        if not 0 <= entry.mode <= 0o7777:
-            raise _Refused(f"{entry.path!r} has mode {entry.mode:o}")
-        if not (0 <= entry.uid <= MAX_OWNER and 0 <= entry.gid <= MAX_OWNER):
-            raise _Refused(f"{entry.path!r} belongs to {entry.uid}:{entry.gid}")
-        if entry.xattrs:
-            _check_xattrs(entry)
-        if entry.kind == FILE:
-            _check_content(entry, manifest.chunks)
-        elif entry.extents or entry.size or entry.digest:
-            raise _Refused(f"{entry.path!r} is no file and has content")
-    for root, seen in enumerate(kinds):
-        if seen.get(b"") != DIRECTORY:
+    places = [_Places() for _ in manifest.roots]
+    linked = False
+    entries = iter(manifest.entries)
+    while some := list(islice(entries, _AT_ONCE)):
+        plain = _are_plain([entry.path for entry in some])
+        for entry in some:
+            if not 0 <= entry.root < len(places):
+                raise _Refused(f"{entry.path!r} is under root {entry.root}, which is not there")
+            places[entry.root].enter(entry, plain)
+            linked = linked or entry.kind == HARDLINK
+            if not 0 <= entry.mode <= 0o7777:
+                raise _Refused(f"{entry.path!r} has mode {entry.mode:o}")
+            if not (0 <= entry.uid <= MAX_OWNER and 0 <= entry.gid <= MAX_OWNER):
+                raise _Refused(f"{entry.path!r} belongs to {entry.uid}:{entry.gid}")
+            if entry.xattrs:
+                _check_xattrs(entry)
+            if entry.kind == FILE:
+                _check_content(entry, manifest.chunks)
+            elif entry.extents or entry.size or entry.digest:
+                raise _Refused(f"{entry.path!r} is no file and has content")
+    for root, place in enumerate(places):
+        if b"" not in place.directories:
             raise _Refused(f"root {manifest.roots[root]!r} has no directory entry of its own")
+    if not all(place.in_order for place in places):
+        _check_distinct(manifest.entries)
+    if linked:
+        _check_links(manifest.entries)
 
 
-def _check_place(entry: Entry, seen: dict[bytes, int], plain: bool) -> None:
-    path = entry.path
-    if path in seen:
-        raise _Refused(f"{path!r} stands twice")
-    if path == b"":
-        if entry.kind != DIRECTORY:
-            raise _Refused("a root is not a directory")
-        if entry.target:
-            raise _Refused("a root has a target")
-        return
-    parent, _, name = path.rpartition(b"/")
-    if not plain:
-        _check_path(path, (name,))
-    # the parent was checked when it stood here itself, so every component has been
-    if seen.get(parent) != DIRECTORY:
-        raise _Refused(f"{path!r} stands before its directory, or in something that is none")
-    if entry.kind == FILE or entry.kind == DIRECTORY:
-        if entry.target:
-            raise _Refused(f"{path!r} is no link and has a target")
-    elif entry.kind == HARDLINK:
-        if seen.get(entry.target) != FILE:
-            raise _Refused(f"{path!r} is a hard link to {entry.target!r}, which is no file before")
-    elif entry.kind == SYMLINK:
-        if not entry.target or b"\0" in entry.target or len(entry.target) > MAX_TARGET_BYTES:
-            raise _Refused(f"{path!r} is a symlink without a usable target")
-    else:
-        raise _Refused(f"{path!r} is of unknown kind {entry.kind}")
+class _Places:
+    """The names of one root, as they come: of a directory one after the other and in order, where
+    torpor wrote them."""
+
+    def __init__(self) -> None:
+        self.directories: set[bytes] = set()
+        self.in_order = True  # so no name can have come twice
+        self._directory: bytes | None = None  # of the last name
+        self._name = b""
+        self._left: set[bytes | None] = set()
+
+    def enter(self, entry: Entry, plain: bool) -> None:
+        path, kind = entry.path, entry.kind
+        if path == b"":
+            if b"" in self.directories:
+                raise _Refused(f"{path!r} stands twice")
+            if kind != DIRECTORY:
+                raise _Refused("a root is not a directory")
+            if entry.target:
+                raise _Refused("a root has a target")
+            self.directories.add(path)
+            return
+        parent, _, name = path.rpartition(b"/")
+        if not plain:
+            _check_path(path, (name,))
+        if parent != self._directory:
+            # the parent was checked when it stood here itself, so every component has been
+            if parent not in self.directories:
+                raise _Refused(
+                    f"{path!r} stands before its directory, or in something that is none"
+                )
+            self._left.add(self._directory)
+            self.in_order = self.in_order and parent not in self._left
+            self._directory = parent
+        elif name <= self._name:
+            self.in_order = False
+        self._name = name
+        if kind in (FILE, DIRECTORY):
+            if entry.target:
+                raise _Refused(f"{path!r} is no link and has a target")
+            if kind == DIRECTORY:
+                self.directories.add(path)
+        elif kind == SYMLINK:
+            if not entry.target or b"\0" in entry.target or len(entry.target) > MAX_TARGET_BYTES:
+                raise _Refused(f"{path!r} is a symlink without a usable target")
+        elif kind != HARDLINK:
+            raise _Refused(f"{path!r} is of unknown kind {kind}")
+
+
+def _check_distinct(entries: Sequence[Entry]) -> None:
+    seen: set[tuple[int, bytes]] = set()
+    for entry in entries:
+        if (entry.root, entry.path) in seen:
+            raise _Refused(f"{entry.path!r} stands twice")
+        seen.add((entry.root, entry.path))
+
+
+def _check_links(entries: Sequence[Entry]) -> None:
+    targets = {(entry.root, entry.target) for entry in entries if entry.kind == HARDLINK}
+    files: set[tuple[int, bytes]] = set()
+    for entry in entries:
+        if entry.kind == FILE and (entry.root, entry.path) in targets:
+            files.add((entry.root, entry.path))
+        elif entry.kind == HARDLINK and (entry.root, entry.target) not in files:
+            raise _Refused(
+                f"{entry.path!r} is a hard link to {entry.target!r}, which is no file before"
+            )
 
 
 def _are_plain(paths: Sequence[bytes]) -> bool:
-    """Whether ``_check_path`` surely finds nothing wrong with any of these: asked of a million at
+    """Whether ``_check_path`` surely finds nothing wrong with any of these: asked of thousands at
     once, and of each alone only where one may be wrong."""
     joined = b"/\0/".join([b"", *paths, b""])  # so each name has a slash on either side
     return (

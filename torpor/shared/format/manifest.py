@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, Final, overload
 
 import msgspec
 import zstandard
 
 from torpor.shared.errors import ManifestInvalid, WrongKey
-from torpor.shared.format.garbage import uncollected
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
@@ -56,6 +59,91 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: bool = False
 
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Entry).decode
+_RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+class Entries(Sequence[Entry]):
+    """Entries as MessagePack, one after the other, as in a manifest: about 130 bytes each, where
+    objects take 600. Whoever looks at one gets a new object: ``is`` compares nothing.
+    """
+
+    __slots__ = ("_ends", "_rows")
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._rows = bytearray()
+        self._ends = array("Q", (0,))  # in bytes, of each row, after a first 0
+        for entry in entries:
+            self.append(entry)
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Entries:
+        return entries if isinstance(entries, Entries) else cls(entries)
+
+    @classmethod
+    def unpacked(cls, packed: msgspec.Raw) -> Entries:
+        """Those in a MessagePack array. Raises msgspec.MsgspecError where it holds anything else,
+        UnicodeDecodeError or RecursionError."""
+        raws = _RAWS.decode(packed)
+        deque(map(_decode, raws), maxlen=0)
+        new = cls()
+        new._ends.extend(accumulate(len(memoryview(raw)) for raw in raws))
+        with memoryview(packed) as whole:
+            new._rows += whole[len(whole) - new._ends[-1] :]
+        return new
+
+    def packed(self) -> tuple[bytes, bytearray]:
+        """The head of a MessagePack array, and what follows it."""
+        count = len(self)
+        if count < 16:
+            return bytes([0x90 | count]), self._rows
+        if count < 1 << 16:
+            return struct.pack(">BH", 0xDC, count), self._rows
+        return struct.pack(">BI", 0xDD, count), self._rows
+
+    def append(self, entry: Entry) -> None:
+        self._rows += _encode(entry)
+        self._ends.append(len(self._rows))
+
+    def take(self, others: Entries, first: int, end: int) -> None:
+        """Append ``others`` from position ``first`` to ``end``."""
+        start = others._ends[first]
+        moved = len(self._rows) - start
+        with memoryview(others._rows) as rows:
+            self._rows += rows[start : others._ends[end]]
+        self._ends.extend([at + moved for at in others._ends[first + 1 : end + 1]])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Entry]: ...
+    def __getitem__(self, at: int | slice) -> Entry | Sequence[Entry]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        count = len(self)
+        if not -count <= at < count:
+            raise IndexError(f"there are {count} entries, none at {at}")
+        at %= count
+        return _decode(self._rows[self._ends[at] : self._ends[at + 1]])
+
+    def __iter__(self) -> Iterator[Entry]:
+        rows = memoryview(self._rows)
+        return map(
+            _decode, map(rows.__getitem__, map(slice, self._ends, islice(self._ends, 1, None)))
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Entries):
+            return self._rows == other._rows and len(self) == len(other)
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """``plain`` bytes of content, kept as ``stored`` bytes at ``offset`` of a pack."""
 
@@ -91,7 +179,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     created_unix: int
     machine: str
     roots: list[str]
-    entries: list[Entry]
+    entries: Sequence[Entry]  # Entries, where it was read or is to be stored
     chunks: list[Chunk]
     packs: list[Pack]
     skipped: list[Skipped]
@@ -99,18 +187,46 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     statistics: dict[str, int]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
+_FIELDS: Final = Manifest.__struct_fields__
+_ENTRIES: Final = _FIELDS.index("entries")
+_NO_ENTRIES: Final = b"\x90"
 _DECODER = msgspec.msgpack.Decoder(Manifest)
 
 
 def encode_manifest(manifest: Manifest, seal: Seal) -> tuple[bytes, bytes]:
     """The object's bytes and the root hash (32 bytes)."""
-    body = _ENCODER.encode(manifest)
-    root = seal.name(body)
+    body = _body(manifest)
+    size = sum(map(len, body))
+    hasher = seal.hasher()
+    packer = zstandard.ZstdCompressor(level=1).compressobj(size=size)
+    frame = bytearray()
+    for part in body:
+        hasher.update(part)
+        frame += packer.compress(part)
+    frame += packer.flush()
+    root = hasher.digest()
     flags = _SEALED if seal.sealed else 0
-    header = _HEADER.pack(MAGIC, VERSION, flags, len(body), root, seal.key_id)
-    frame = zstandard.ZstdCompressor(level=1).compress(body)
+    header = _HEADER.pack(MAGIC, VERSION, flags, size, root, seal.key_id)
     return header + bytes(seal.seal(frame, header)), root
+
+
+def _body(manifest: Manifest) -> list[bytes | bytearray]:
+    """The manifest as MessagePack, in pieces, so that its entries are not copied."""
+    rows = Entries.of(manifest.entries)
+    before, after = (
+        b"".join(_encode(getattr(manifest, name)) for name in names)
+        for names in (_FIELDS[:_ENTRIES], _FIELDS[_ENTRIES + 1 :])
+    )
+    return [bytes([0x90 | len(_FIELDS)]) + before, *rows.packed(), after]
+
+
+def _decoded(body: bytes) -> Manifest:
+    fields = _RAWS.decode(body)
+    if len(fields) != len(_FIELDS):
+        return _DECODER.decode(body)  # which says what is wrong
+    entries = Entries.unpacked(fields[_ENTRIES])
+    fields[_ENTRIES] = msgspec.Raw(_NO_ENTRIES)
+    return msgspec.structs.replace(_DECODER.decode(_encode(fields)), entries=entries)
 
 
 def manifest_root(blob: bytes, what: str) -> bytes:
@@ -118,7 +234,6 @@ def manifest_root(blob: bytes, what: str) -> bytes:
     return _header(blob, what)[2]
 
 
-@uncollected()
 def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes]:
     """Open, check the root hash and the types; ``what`` names the object in errors.
 
@@ -153,7 +268,7 @@ def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes
     if seal.name(body) != root:
         raise ManifestInvalid(f"{what} is damaged: its content does not match its root hash")
     try:
-        return _DECODER.decode(body), root
+        return _decoded(body), root
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ManifestInvalid(f"{what} is not a manifest of version {VERSION}: {exc}") from None
 

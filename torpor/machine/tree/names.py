@@ -1,0 +1,324 @@
+"""The names below the roots of a workspace and what is known of each, packed: about 200 bytes a
+name, where an object for each took more than a kilobyte."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, overload
+
+import msgspec
+
+from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, packed_signature
+from torpor.shared.format.manifest import Entries, Entry
+
+_SIGNED: Final = struct.Struct("=Q3q")
+
+HELD, SURE, READ = 1, 2, 4
+"""Marks: the content is known; a change is sure to change the signature; somebody else has read the
+file since it was last changed."""
+_ARE_KNOWN: Final = bytes(mark for mark in range(8) if mark & HELD and mark & SURE)
+_ARE_SURE: Final = bytes(mark for mark in range(8) if mark & SURE)
+
+
+class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Values that change whenever a file does. The kernel sets ctime; no program can set it
+    back.
+    """
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, st: os.stat_result) -> Signature:
+        return cls(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+
+    @classmethod
+    def among(cls, st: Stat) -> Signature:
+        return cls(*st[:4])
+
+    def packed(self) -> bytes:
+        return packed_signature(self.inode, self.size, self.mtime_ns, self.ctime_ns)
+
+
+NO_SIGNATURE: Final = bytes(SIGNATURE_BYTES)
+"""In the place of one that is not known: nothing on a disk has inode 0 and no time."""
+
+
+def packed_signatures(signatures: Iterable[Signature | None]) -> bytes:
+    return b"".join(NO_SIGNATURE if s is None else s.packed() for s in signatures)
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """What is known about a path: its entry, and the signature it had then."""
+
+    signature: Signature | None  # None: always look again
+    entry: Entry
+
+
+class Run(NamedTuple):
+    """The names of one directory: they stand one after the other."""
+
+    first: int
+    names: bytes  # in order, a zero byte between two
+
+    def split(self) -> list[bytes]:
+        return self.names.split(b"\0")
+
+
+class Names:
+    """Names by position, in the order of a manifest; found by directory. ``hold`` may come from any
+    thread. ``entries`` lack the content that was read since the last ``settled``.
+    """
+
+    def __init__(self, roots: int) -> None:
+        self.entries = Entries()
+        self.marks = bytearray()
+        self._signatures = bytearray()
+        self._tops = [-1] * roots
+        self._runs: list[dict[bytes, Run]] = [{} for _ in range(roots)]
+        self._read = Entries()  # with content, in the order in which they were read
+        self._read_at = array("q")  # by position; -1: not there
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, roots: int, entries: Iterable[Entry], signatures: bytes = b"") -> Names:
+        """A snapshot's names. ``signatures``: packed, one after the other; without them nothing is
+        sure. Raises IndexError where a root is missing."""
+        names = cls(roots)
+        names.entries = Entries.of(entries)
+        names._signatures += signatures or bytes(SIGNATURE_BYTES * len(names.entries))
+        run: list[bytes] = []
+        place: tuple[int, bytes] | None = None
+        for position, entry in enumerate(names.entries):
+            directory, _, name = entry.path.rpartition(b"/")
+            if (entry.root, directory) != place or not name:
+                names._end_run(place, position, run)
+                place, run = (entry.root, directory), []
+            if name:
+                run.append(name)
+            else:
+                names._tops[entry.root] = position
+                place = None
+            sure = names.packed_signature(position) != NO_SIGNATURE
+            names.marks.append((0 if entry.changed else HELD) | (SURE if sure else 0))
+        names._end_run(place, len(names.entries), run)
+        return names
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    def add(self, entry: Entry, signature: bytes, marks: int) -> None:
+        """Append a name; ``end_run`` follows when its directory is complete."""
+        if not entry.path:
+            self._tops[entry.root] = len(self)
+        self.entries.append(entry)
+        self._signatures += signature
+        self.marks.append(marks)
+
+    def take(self, held: Names, first: int, marks: bytes | bytearray) -> None:
+        """Append what ``held`` has from position ``first`` on, with these marks."""
+        end = first + len(marks)
+        self.entries.take(held.entries, first, end)
+        self._signatures += held._signatures[first * SIGNATURE_BYTES : end * SIGNATURE_BYTES]
+        self.marks += marks
+
+    def end_run(self, root: int, directory: bytes, names: Sequence[bytes]) -> None:
+        """``names`` were appended, and are all of a directory."""
+        self._end_run((root, directory), len(self), names)
+
+    def _end_run(self, place: tuple[int, bytes] | None, end: int, names: Sequence[bytes]) -> None:
+        if place is not None and names:
+            self._runs[place[0]][place[1]] = Run(end - len(names), b"\0".join(names))
+
+    def top(self, root: int) -> int:
+        """The position of a root itself; -1 where it is not there."""
+        return self._tops[root]
+
+    def run(self, root: int, directory: bytes) -> Run | None:
+        return self._runs[root].get(directory)
+
+    def find(self, root: int, path: bytes) -> int:
+        """The position of a name; -1 where it is not there."""
+        if not path:
+            return self._tops[root]
+        directory, _, name = path.rpartition(b"/")
+        run = self._runs[root].get(directory)
+        if run is None:
+            return -1
+        try:
+            return run.first + run.split().index(name)
+        except ValueError:
+            return -1
+
+    def held(self, root: int, path: bytes) -> Held | None:
+        position = self.find(root, path)
+        if position < 0 or not self.marks[position] & HELD:
+            return None
+        return Held(self.signature(position), self.entry(position))
+
+    def entry(self, position: int) -> Entry:
+        """With the content, where it was read."""
+        if self._read_at and (at := self._read_at[position]) >= 0:
+            return self._read[at]
+        return self.entries[position]
+
+    def signature(self, position: int) -> Signature | None:
+        """None: look again."""
+        return self.seen(position) if self.marks[position] & SURE else None
+
+    def seen(self, position: int) -> Signature:
+        """The signature, sure or not."""
+        return Signature(*_SIGNED.unpack_from(self._signatures, position * SIGNATURE_BYTES))
+
+    def packed_signature(self, position: int) -> bytes:
+        at = position * SIGNATURE_BYTES
+        return bytes(self._signatures[at : at + SIGNATURE_BYTES])
+
+    def signatures(self) -> bytes:
+        """All, packed; NO_SIGNATURE where none is sure."""
+        sure = bytearray(self._signatures)
+        if self.marks.translate(None, _ARE_SURE):
+            for position, mark in enumerate(self.marks):
+                if not mark & SURE:
+                    at = position * SIGNATURE_BYTES
+                    sure[at : at + SIGNATURE_BYTES] = NO_SIGNATURE
+        return bytes(sure)
+
+    def is_known(self, first: int, signatures: bytes | bytearray) -> bool:
+        """Whether all names from ``first`` on are held, and surely have these signatures."""
+        at = first * SIGNATURE_BYTES
+        count = len(signatures) // SIGNATURE_BYTES
+        return self._signatures[at : at + len(signatures)] == signatures and not self.marks[
+            first : first + count
+        ].translate(None, _ARE_KNOWN)
+
+    def hold(self, position: int, entry: Entry, *, sure: bool) -> None:
+        """The content of a file was read: ``entry`` has it."""
+        with self._lock:
+            if not self._read_at:
+                self._read_at = array("q", (-1,)) * len(self)
+            self._read_at[position] = len(self._read)
+            self._read.append(entry)
+            self.marks[position] |= HELD | SURE
+            if not sure:
+                self.distrust(position)
+
+    def drop(self, position: int) -> None:
+        """The content is not known any more."""
+        self.marks[position] &= ~HELD
+
+    def distrust(self, position: int) -> None:
+        """The signature may stay the same when the file changes."""
+        self.marks[position] &= ~SURE
+
+    def settled(self) -> Names:
+        """As they are now, whatever is held or dropped later."""
+        with self._lock:
+            self._settle()
+            names = Names(len(self._tops))
+            names.entries, names.marks = self.entries, self.marks[:]
+            names._signatures, names._tops, names._runs = self._signatures, self._tops, self._runs
+            return names
+
+    def _settle(self) -> None:
+        """Put the content that was read into new ``entries``."""
+        if not self._read_at:
+            return
+        entries = Entries()
+        first = 0
+        for end in range(1, len(self) + 1):
+            at = self._read_at[first]
+            if end < len(self) and self._read_at[end] == (at + end - first if at >= 0 else -1):
+                continue
+            if at >= 0:
+                entries.take(self._read, at, at + end - first)
+            else:
+                entries.take(self.entries, first, end)
+            first = end
+        self.entries, self._read, self._read_at = entries, Entries(), array("q")
+
+    def without(self, out: set[int]) -> Names:
+        """A copy without these positions, of settled ones."""
+        if not out:
+            return self
+        kept = [position for position in range(len(self)) if position not in out]
+        entries = Entries(map(self.entries.__getitem__, kept))
+        signatures = b"".join(map(self.packed_signature, kept))
+        names = Names.of(len(self._tops), entries, signatures)
+        names.marks = bytearray(self.marks[position] for position in kept)
+        return names
+
+    def missing(self, root: int, there: Names) -> Iterator[int]:
+        """Positions of names of a root that ``there`` does not have."""
+        for directory, run in self._runs[root].items():
+            other = there.run(root, directory)
+            if other is not None and other.names == run.names:
+                continue
+            names = set(() if other is None else other.split())
+            for position, name in enumerate(run.split(), run.first):
+                if name not in names:
+                    yield position
+
+    def of_root(self, root: int) -> Iterator[int]:
+        """Positions of the names below a root."""
+        for run in self._runs[root].values():
+            yield from range(run.first, run.first + run.names.count(b"\0") + 1)
+
+    @property
+    def held_count(self) -> int:
+        return sum(mark & HELD for mark in self.marks)
+
+
+class Unread(msgspec.Struct, frozen=True, gc=False):
+    """A regular file whose content must be read."""
+
+    entry: Entry  # without content
+    signature: Signature
+    sparse: bool
+    before: Entry | None = None  # what was held under its name
+    mapped: str = ""  # the process that can change it without moving its times
+
+
+class UnreadFiles(Sequence[Unread]):
+    """Those of ``names`` whose content must be read. ``held``: what was known before."""
+
+    def __init__(self, names: Names, held: Names) -> None:
+        self.positions = array("Q")  # among the names
+        self._names = names
+        self._held = held
+        self._sparse: set[int] = set()
+        self._mapped: dict[int, str] = {}
+
+    def add(self, position: int, *, sparse: bool, mapped: str) -> None:
+        self.positions.append(position)
+        if sparse:
+            self._sparse.add(position)
+        if mapped:
+            self._mapped[position] = mapped
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @overload
+    def __getitem__(self, number: int) -> Unread: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Unread]: ...
+    def __getitem__(self, number: int | slice) -> Unread | Sequence[Unread]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        position = self.positions[number]
+        entry = self._names.entries[position]
+        before = self._held.held(entry.root, entry.path) if len(self._held) else None
+        return Unread(
+            entry,
+            self._names.seen(position),
+            position in self._sparse,
+            before.entry if before else None,
+            self._mapped.get(position, ""),
+        )
