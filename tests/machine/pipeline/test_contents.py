@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from array import array
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from torpor.machine.pipeline.contents import Contents
+from torpor.machine.tree.names import SURE, Held, Names, Signature, UnreadFiles
 from torpor.machine.tree.plan import Group, Job, Piece
 from torpor.machine.tree.read import Read
-from torpor.machine.tree.walk import Held, Signature, Unread, Walk
+from torpor.machine.tree.walk import Walk
 from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent
 
 NOW = 1_800_000_000 * 10**9
@@ -18,25 +21,42 @@ OLD = NOW - 10**10
 GONE = Read(b"", stable=False, gone=True)
 
 
-def _unread(*sizes: int, ctime: int = OLD + 1, mapped: str = "") -> list[Unread]:
-    return [
-        Unread(
-            Entry(FILE, 0, b"%d" % n, 0o600, 1, 2, 3, 0, xattrs=((b"user.x", b"y"),)),
-            Signature(n, size, OLD + 1, ctime),
-            False,
-            mapped=mapped,
-        )
-        for n, size in enumerate(sizes)
-    ]
+def _seen(*sizes: int, ctime: int = OLD + 1, mapped: str = "") -> Walk:
+    names = Names(1)
+    seen = Walk(names, UnreadFiles(names, Names(1)), [], NOW, NOW + 1, [], array("Q"))
+    for n, size in enumerate(sizes):
+        entry = Entry(FILE, 0, b"%d" % n, 0o600, 1, 2, 3, 0, xattrs=((b"user.x", b"y"),))
+        names.add(entry, Signature(n, size, OLD + 1, ctime).packed(), SURE)
+        seen.unread.add(n, sparse=False, mapped=mapped)
+    names.end_run(0, b"", [b"%d" % n for n in range(len(sizes))])
+    return seen
 
 
 def _read(length: int, *, stable: bool = True) -> Read:
     return Read(b"x" * length, stable)
 
 
-def _contents(unread: list[Unread], jobs: list[Job]) -> tuple[Contents, dict[bytes, Held]]:
-    held: dict[bytes, Held] = {}
-    return Contents(Walk([], [], unread, [], [held], NOW, NOW + 1, [], [], set()), jobs), held
+class _HeldFiles(Mapping[bytes, Held]):
+    """What is held, by path."""
+
+    def __init__(self, seen: Walk) -> None:
+        self._names = seen.names
+
+    def __getitem__(self, path: bytes) -> Held:
+        if (held := self._names.held(0, path)) is None:
+            raise KeyError(path)
+        return held
+
+    def __iter__(self) -> Iterator[bytes]:
+        paths = (entry.path for entry in self._names.entries)
+        return (path for path in paths if self._names.held(0, path))
+
+    def __len__(self) -> int:
+        return self._names.held_count
+
+
+def _contents(seen: Walk, jobs: list[Job]) -> tuple[Contents, _HeldFiles]:
+    return Contents(seen, jobs), _HeldFiles(seen)
 
 
 PIECES = [Piece(0, 0, 8), Piece(0, 8, 8), Piece(0, 16, 4)]
@@ -44,7 +64,7 @@ PIECES = [Piece(0, 0, 8), Piece(0, 8, 8), Piece(0, 16, 4)]
 
 def test_pieces_in_any_order_make_the_file() -> None:
     for order in itertools.permutations(range(3)):
-        contents, held = _contents(_unread(20), list(PIECES))
+        contents, held = _contents(_seen(20), list(PIECES))
         for number in order:
             assert held == {}
             contents.add_piece(PIECES[number], _read(PIECES[number].length), 70 + number)
@@ -57,7 +77,7 @@ def test_pieces_in_any_order_make_the_file() -> None:
 
 def test_what_lies_between_pieces_is_a_hole() -> None:
     jobs: list[Job] = [Piece(0, 4, 2), Piece(0, 10, 2)]
-    contents, held = _contents(_unread(20), jobs)
+    contents, held = _contents(_seen(20), jobs)
     contents.add_piece(Piece(0, 10, 2), _read(2), 1)
     contents.add_piece(Piece(0, 4, 2), _read(2), 0)
     assert held[b"0"].entry.extents == (
@@ -70,16 +90,16 @@ def test_what_lies_between_pieces_is_a_hole() -> None:
 
 
 def test_files_without_work_are_held_at_once() -> None:
-    _, held = _contents(_unread(0, 50), [])
+    _, held = _contents(_seen(0, 50), [])
     assert held[b"0"].entry.extents == ()
     assert held[b"1"].entry.extents == (Extent(HOLE, 0, 50),)
     assert held[b"1"].signature is not None
-    _, held = _contents(_unread(0, ctime=NOW), [])
+    _, held = _contents(_seen(0, ctime=NOW), [])
     assert held[b"0"].signature is None  # written just now: look again
 
 
 def test_a_part_that_comes_again_changes_nothing() -> None:
-    contents, held = _contents(_unread(20), list(PIECES))
+    contents, held = _contents(_seen(20), list(PIECES))
     for piece in PIECES:
         contents.add_piece(piece, _read(piece.length), 1)
     before = held[b"0"]
@@ -90,7 +110,7 @@ def test_a_part_that_comes_again_changes_nothing() -> None:
 
 def test_one_unstable_piece_marks_the_file() -> None:
     for number in range(3):
-        contents, held = _contents(_unread(20), list(PIECES))
+        contents, held = _contents(_seen(20), list(PIECES))
         for n, piece in enumerate(PIECES):
             contents.add_piece(piece, _read(piece.length, stable=n != number), n)
         assert held[b"0"].entry.changed
@@ -99,7 +119,7 @@ def test_one_unstable_piece_marks_the_file() -> None:
 
 @pytest.mark.parametrize("may_change", [{"ctime": NOW}, {"mapped": "process 1 (init)"}])
 def test_what_may_change_unseen_is_looked_at_again(may_change: dict[str, Any]) -> None:
-    contents, held = _contents(_unread(20, **may_change), list(PIECES))
+    contents, held = _contents(_seen(20, **may_change), list(PIECES))
     for n, piece in enumerate(PIECES):
         contents.add_piece(piece, _read(piece.length), n)
     assert not held[b"0"].entry.changed
@@ -107,7 +127,7 @@ def test_what_may_change_unseen_is_looked_at_again(may_change: dict[str, Any]) -
 
 
 def test_a_file_that_shrank_is_filled_up_and_marked() -> None:
-    contents, held = _contents(_unread(20), list(PIECES))
+    contents, held = _contents(_seen(20), list(PIECES))
     contents.add_piece(PIECES[0], _read(8), 0)
     contents.add_piece(PIECES[1], _read(3, stable=False), 1)
     contents.add_piece(PIECES[2], _read(0, stable=False), -1)
@@ -117,7 +137,7 @@ def test_a_file_that_shrank_is_filled_up_and_marked() -> None:
 
 
 def test_a_file_that_went_is_left_out_whatever_comes_later() -> None:
-    contents, held = _contents(_unread(20), list(PIECES))
+    contents, held = _contents(_seen(20), list(PIECES))
     contents.add_piece(PIECES[0], _read(8), 0)
     contents.add_piece(PIECES[1], GONE, -1)
     contents.add_piece(PIECES[2], _read(4), 2)
@@ -125,10 +145,11 @@ def test_a_file_that_went_is_left_out_whatever_comes_later() -> None:
 
 
 def test_small_files_share_a_chunk() -> None:
-    contents, held = _contents(_unread(5, 7, 3), [Group([0, 1, 2], 15)])
-    contents.add_small(0, _read(5), 9, 0, b"a" * 16)
-    contents.add_small(1, GONE, 9, 5, b"")
-    contents.add_small(2, _read(2, stable=False), 9, 5, b"c" * 16)
+    seen = _seen(5, 7, 3)
+    contents, held = _contents(seen, [Group([0, 1, 2], 15)])
+    contents.add_small(0, seen.unread[0], _read(5), 9, 0, b"a" * 16)
+    contents.add_small(1, seen.unread[1], GONE, 9, 5, b"")
+    contents.add_small(2, seen.unread[2], _read(2, stable=False), 9, 5, b"c" * 16)
     assert held.keys() == {b"0", b"2"}
     assert held[b"0"].entry.extents == (Extent(9, 0, 5),)
     assert held[b"0"].entry.digest == b"a" * 16

@@ -12,8 +12,9 @@ import pytest
 from tests.fixtures.trees import let_settle
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.tree.access_times import blind_place, used_files
+from torpor.machine.tree.names import READ, Names, Signature
 from torpor.machine.tree.read import read_at
-from torpor.machine.tree.walk import Signature, walk
+from torpor.machine.tree.walk import walk
 
 LONG_AGO_NS = 10**18
 
@@ -40,7 +41,9 @@ def test_what_others_read_or_write_shows_and_what_the_agent_reads_does_not(tmp_p
     assert used_files([root], since_ns, lambda: None) == [
         {b"read", b"d/mapped", b"new", b"from the future"}
     ]
-    assert walk([root], [{}], None, lambda: None).read == {(0, b"read"), (0, b"d/mapped")}
+    names = walk([root], Names(1), None, lambda: None).names
+    read = {e.path for e, marks in zip(names.entries, names.marks, strict=True) if marks & READ}
+    assert read == {b"read", b"d/mapped"}
     assert blind_place([root], None) is None
 
 

@@ -67,8 +67,9 @@ def test_what_a_sandbox_does_not_let_c_see_python_looks_at(
     """An old sandbox answers statx with EPERM."""
 
     class _Refused:
-        def torpor_stat_files(self, _: int, __: Any, count: int, target: int) -> None:
-            (ctypes.c_int64 * (12 * count)).from_address(target)[:] = [*[0] * 11, 1] * count
+        def torpor_look_at(self, _: int, __: Any, count: int, *out: int) -> None:
+            (ctypes.c_int64 * (12 * count)).from_address(out[0])[:] = [*[0] * 11, 1] * count
+            (ctypes.c_uint8 * count).from_address(out[2])[:] = [128] * count
 
     wanted = stat_names(place, names)
     monkeypatch.setattr(batch, "disk_library", _Refused)

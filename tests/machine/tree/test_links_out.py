@@ -9,6 +9,7 @@ import pytest
 
 from torpor.machine.tree.disks import Mount, Mounts
 from torpor.machine.tree.links_out import LinksOut
+from torpor.machine.tree.names import Names
 from torpor.machine.tree.walk import walk
 
 
@@ -43,7 +44,7 @@ class Linked:
     def find(self, stop: Callable[[], bool] = lambda: False) -> dict[str, tuple[str, int, int]]:
         """By the name of each link, where it leads, and the files and bytes there."""
         root = os.fsencode(self.work)
-        entries = walk([root], [{}], None, lambda: None).entries
+        entries = walk([root], Names(1), None, lambda: None).names.entries
         looks = LinksOut(
             [root], self.skipped, self.since_ns, Mounts(self.mounts), stop, older=self.older
         )

@@ -17,9 +17,11 @@ import pytest
 from tests.fixtures.mapper import Mapper
 from tests.fixtures.trees import let_settle
 from tests.fixtures.waiting import PATIENCE_S
+from tests.fixtures.walks import as_read
 from torpor.machine.tree import mappings
 from torpor.machine.tree.mappings import file_systems, shows_stores
-from torpor.machine.tree.walk import Held, Walk, compile_excludes, walk
+from torpor.machine.tree.names import Names
+from torpor.machine.tree.walk import Walk, compile_excludes, walk
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 SHOWS = {"ext2/ext3": True, "xfs": True, "btrfs": True, "tmpfs": False}
@@ -42,15 +44,13 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def _walk(root: Path, held: dict[bytes, Held]) -> Walk:
-    return walk([os.fsencode(root)], [held], None, lambda: None)
+def _walk(root: Path, held: Names | None = None) -> Walk:
+    return walk([os.fsencode(root)], held or Names(1), None, lambda: None)
 
 
-def _held(root: Path) -> dict[bytes, Held]:
+def _held(root: Path) -> Names:
     let_settle()
-    seen = _walk(root, {})
-    pairs = zip(seen.entries, seen.signatures, strict=True)
-    return {entry.path: Held(signature, entry) for entry, signature in pairs}
+    return as_read(_walk(root))
 
 
 def test_a_file_system_is_tried_and_left_as_it_was(tmp_path: Path, in_memory: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_file_that_a_program_can_change_unseen_is_new_in_each_walk(in_memory: 
         assert [u.entry.path for u in seen.unread] == [b"mapped"]
         assert seen.unread[0].mapped == program.name
         assert not seen.rests(seen.unread[0])
-    assert _walk(in_memory, held).unread == []
+    assert not _walk(in_memory, held).unread
 
 
 class _Library:
@@ -119,7 +119,7 @@ def test_a_disk_that_was_not_synced_ends_the_walk(
     (tmp_path / "file").write_bytes(b"new")
     monkeypatch.setattr(ctypes, "CDLL", _Library(code))
     with pytest.raises(error, match=rf"{tmp_path} .*errno {code}\)"):
-        _walk(tmp_path, {})
+        _walk(tmp_path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM], ids=["ENOSYS", "EPERM"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from torpor.machine.tree.names import Signature, Unread
 from torpor.machine.tree.plan import (
     Group,
     Job,
@@ -18,7 +20,6 @@ from torpor.machine.tree.plan import (
     part_ends,
     share_out,
 )
-from torpor.machine.tree.walk import Signature, Unread
 from torpor.shared.format.manifest import FILE, MAX_CHUNK_BYTES, Entry
 from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PART_BYTES
 
@@ -44,7 +45,7 @@ def test_big_files_are_cut_at_multiples() -> None:
         Piece(0, 2 * CHUNK_BYTES, 5),
     ]
     assert _cut(BIG_FILE_BYTES) == [Piece(0, 0, BIG_FILE_BYTES)]
-    assert _cut(BIG_FILE_BYTES - 1) == [Group([0], BIG_FILE_BYTES - 1)]
+    assert _cut(BIG_FILE_BYTES - 1) == [Group(array("L", [0]), BIG_FILE_BYTES - 1)]
 
 
 def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from tests.fixtures.trees import let_settle
+from tests.fixtures.walks import as_read
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.tree import vanished as room
+from torpor.machine.tree.names import Names
 from torpor.machine.tree.vanished import FEW_NAMES, Gone, vanished
-from torpor.machine.tree.walk import Held, compile_excludes, walk
+from torpor.machine.tree.walk import compile_excludes, walk
 from torpor.shared.values import WorkspaceName
 
 
@@ -29,18 +30,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _held(root: Path) -> list[dict[bytes, Held]]:
-    """As after all of it was read."""
+def _held(root: Path) -> Names:
     let_settle()
-    seen = walk([os.fsencode(root)], [{}], None, lambda: None)
-    held = {}
-    for entry, signature in zip(seen.entries, seen.signatures, strict=True):
-        size = signature.size if signature else 0
-        held[entry.path] = Held(signature, replace(entry, size=size))
-    return [held]
+    return as_read(walk([os.fsencode(root)], Names(1), None, lambda: None))
 
 
-def _gone(root: Path, before: list[dict[bytes, Held]], exclude: Sequence[str] = ()) -> list[Gone]:
+def _gone(root: Path, before: Names, exclude: Sequence[str] = ()) -> list[Gone]:
     excluded = compile_excludes(exclude)
     seen = walk([os.fsencode(root)], before, excluded, lambda: None)
     return vanished(before, seen, [os.fsencode(root)], excluded)
@@ -113,11 +108,11 @@ def test_a_disk_that_did_not_come_back_is_missing_until_a_restore(
     monkeypatch.setattr(os.path, "ismount", mounted.__contains__)
     state = WorkspaceState(tmp_path / "home", WorkspaceName("demo"))
     root = os.path.join(disk, b"work")
-    state.save_index(b"", b"", [root], [])
+    state.save_index(b"", b"", [root], b"")
     assert state.past().missing_disks() == []
     mounted.remove(disk)
     assert state.past().missing_disks() == [disk]
-    state.save_index(b"", b"", [root], [], gone=[])  # a backup of what is left
+    state.save_index(b"", b"", [root], b"", gone=[])  # a backup of what is left
     assert state.past().missing_disks() == [disk]
-    state.save_index(b"", b"", [root], [])
+    state.save_index(b"", b"", [root], b"")
     assert state.past().missing_disks() == []

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.trees import let_settle
+from tests.fixtures.walks import as_read
+from torpor.machine.tree.names import Names, Signature
 from torpor.machine.tree.walk import (
     RACY_COARSE_NS,
     RACY_NS,
-    Held,
-    Signature,
     Walk,
     compile_excludes,
     resolve_roots,
@@ -25,17 +25,11 @@ from torpor.shared.errors import RunCancelled, WorkspaceInvalid
 from torpor.shared.format.manifest import FILE, HARDLINK
 
 
-def _walk(root: Path, held: dict[bytes, Held] | None = None, exclude: Sequence[str] = ()) -> Walk:
-    return walk([os.fsencode(root)], [held or {}], compile_excludes(exclude), lambda: None)
+def _walk(root: Path, held: Names | None = None, exclude: Sequence[str] = ()) -> Walk:
+    return walk([os.fsencode(root)], held or Names(1), compile_excludes(exclude), lambda: None)
 
 
-def _held(seen: Walk) -> dict[bytes, Held]:
-    """As after all of ``seen`` was read."""
-    pairs = zip(seen.entries, seen.signatures, strict=True)
-    return {entry.path: Held(signature, entry) for entry, signature in pairs}
-
-
-def _unread(root: Path, held: dict[bytes, Held]) -> set[bytes]:
+def _unread(root: Path, held: Names) -> set[bytes]:
     return {u.entry.path for u in _walk(root, held).unread}
 
 
@@ -71,10 +65,10 @@ def test_links_follow_when_their_first_name_goes(tmp_path: Path) -> None:
     os.link(tmp_path / "a", tmp_path / "b")
     os.link(tmp_path / "a", tmp_path / "c")
     let_settle()
-    held = _held(_walk(tmp_path))
+    held = as_read(_walk(tmp_path))
     os.unlink(tmp_path / "a")
     seen = _walk(tmp_path, held)
-    kinds = {e.path: (e.kind, e.target) for e in seen.entries[1:]}
+    kinds = {e.path: (e.kind, e.target) for e in seen.names.entries[1:]}
     assert kinds == {b"b": (FILE, b""), b"c": (HARDLINK, b"b")}
     assert [u.entry.path for u in seen.unread] == [b"b"]
 
@@ -82,9 +76,9 @@ def test_links_follow_when_their_first_name_goes(tmp_path: Path) -> None:
 def test_a_name_that_now_stands_before_its_link_is_the_file(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("x")
     let_settle()
-    held = _held(_walk(tmp_path))
+    held = as_read(_walk(tmp_path))
     os.link(tmp_path / "b", tmp_path / "a")
-    kinds = {e.path: (e.kind, e.target) for e in _walk(tmp_path, held).entries[1:]}
+    kinds = {e.path: (e.kind, e.target) for e in _walk(tmp_path, held).names.entries[1:]}
     assert kinds == {b"a": (FILE, b""), b"b": (HARDLINK, b"a")}
 
 
@@ -180,7 +174,7 @@ def test_a_walk_can_be_cancelled(tmp_path: Path) -> None:
             raise RunCancelled("enough")
 
     with pytest.raises(RunCancelled):
-        walk([os.fsencode(tmp_path)], [{}], None, check)
+        walk([os.fsencode(tmp_path)], Names(1), None, check)
 
 
 def test_ten_thousand_unchanged_names_are_quick(tmp_path: Path) -> None:
@@ -189,7 +183,7 @@ def test_ten_thousand_unchanged_names_are_quick(tmp_path: Path) -> None:
         for number in range(100):
             os.close(os.open(tmp_path / str(directory) / str(number), os.O_CREAT | os.O_WRONLY))
     let_settle()
-    held = _held(_walk(tmp_path))
+    held = as_read(_walk(tmp_path))
     started = time.process_time()
-    assert _walk(tmp_path, held).unread == []
+    assert not _walk(tmp_path, held).unread
     assert time.process_time() - started < 1.0  # 0.1 s on an idle core

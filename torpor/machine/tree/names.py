@@ -115,8 +115,6 @@ class Names:
 
     def add(self, entry: Entry, signature: bytes, marks: int) -> None:
         """Append a name; ``end_run`` follows when its directory is complete."""
-        if not entry.path:
-            self._tops[entry.root] = len(self)
         self.entries.append(entry)
         self._signatures += signature
         self.marks.append(marks)
@@ -127,6 +125,10 @@ class Names:
         self.entries.take(held.entries, first, end)
         self._signatures += held._signatures[first * SIGNATURE_BYTES : end * SIGNATURE_BYTES]
         self.marks += marks
+
+    def begin(self, root: int) -> None:
+        """The next name is that root itself."""
+        self._tops[root] = len(self)
 
     def end_run(self, root: int, directory: bytes, names: Sequence[bytes]) -> None:
         """``names`` were appended, and are all of a directory."""

@@ -204,6 +204,7 @@ class _Look:
         self._linked = linked
 
     def walk(self, check: Callable[[], None]) -> None:
+        self._names.begin(self._number)
         self._note(b"", Stat.of(os.stat(self._root)), self._held.top(self._number))
         pending = [b""]
         while pending:
