@@ -55,7 +55,7 @@ class RestoreGate:
         """A chunk is on the disk: give the files that it completes their names."""
         complete = []
         with self._lock:
-            for number in {use.entry for use in self._plan.uses[chunk]}:
+            for number in set(self._plan.users(chunk)):
                 self._lacking[number] -= 1
                 if not self._lacking[number]:
                     self._left -= 1

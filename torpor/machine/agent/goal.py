@@ -45,7 +45,7 @@ class Goal(NamedTuple):
 
     def of(self, entries: Sequence[Entry]) -> Goal:
         """A goal with only these of its entries."""
-        manifest = msgspec.structs.replace(self.manifest, entries=list(entries))
+        manifest = msgspec.structs.replace(self.manifest, entries=entries)
         return self._replace(manifest=manifest)
 
     def compare(

@@ -41,7 +41,6 @@ from torpor.machine.pipeline.download import (
 )
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST, First, find_first, find_used
-from torpor.machine.tree.names import packed_signatures
 from torpor.machine.tree.walk import absolute_root, is_inside, overlapping
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
@@ -308,7 +307,7 @@ class RestoreRun(AgentRun):
             blob,
             root,
             begun.goal.real_targets,
-            packed_signatures(compared.signatures),
+            bytes(compared.signatures.packed),
             line=lineage_of(manifest),
         )
         writing.end()

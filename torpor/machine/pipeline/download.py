@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import (
     Callable,
@@ -61,13 +62,12 @@ class Fetcher(Protocol):
 
 
 class PackUse(msgspec.Struct, frozen=True, gc=False):
-    """Where a run of a chunk goes. ``whole``: it is the file's entire content."""
+    """Where a run of a chunk goes."""
 
     entry: int
     file_offset: int
     chunk_offset: int
     length: int
-    whole: bool
 
 
 class Lot(NamedTuple):
@@ -101,26 +101,29 @@ class FetchPlan:
         self.exclusive = False
         self._claimed: set[int] = set()
         self._released = threading.Condition()
-        self.uses: list[list[PackUse]] = [[] for _ in manifest.chunks]
+        self._files = [array("L") for _ in manifest.chunks]  # that are one run of the chunk
+        self._runs: list[list[PackUse]] = [[] for _ in manifest.chunks]  # of other files
         for number, entry in enumerate(manifest.entries):
             at = 0
             for extent in entry.extents:
-                if extent.chunk != HOLE:
-                    whole = extent.length == entry.size
-                    self.uses[extent.chunk].append(
-                        PackUse(number, at, extent.offset, extent.length, whole)
-                    )
+                if extent.chunk == HOLE:
+                    pass
+                elif extent.length == entry.size:
+                    self._files[extent.chunk].append(number)
+                else:
+                    use = PackUse(number, at, extent.offset, extent.length)
+                    self._runs[extent.chunk].append(use)
                 at += extent.length
         used: dict[bytes, list[int]] = {}
         for number, chunk in enumerate(manifest.chunks):
-            if self.uses[number]:
+            if self._is_used(number):
                 used.setdefault(manifest.packs[chunk.pack].id, []).append(number)
         for numbers in used.values():
             numbers.sort(key=lambda n: manifest.chunks[n].offset)
         ranks = {
             number: min(wanted)
-            for number, uses in enumerate(self.uses if first else ())
-            if (wanted := [first[use.entry] for use in uses if use.entry in first])
+            for number in range(len(manifest.chunks) if first else 0)
+            if (wanted := [first[entry] for entry in self.users(number) if entry in first])
         }
         self._first = _taken_along(manifest.chunks, used.values(), ranks) if ranks else set()
         self._lots: dict[Lot, list[int]] = {}
@@ -130,6 +133,24 @@ class FetchPlan:
                 if number not in done:
                     self._lots.setdefault(lot, []).append(number)
         self.parts = self._share_out(ranks, then, max_parts, part_bytes)
+
+    def users(self, chunk: int) -> Iterator[int]:
+        """The entries that use a chunk; one that uses it twice comes twice."""
+        yield from self._files[chunk]
+        yield from (use.entry for use in self._runs[chunk])
+
+    def write(self, chunk: int, plain: Buffer, writer: ContentWriter) -> None:
+        """Put a chunk's content where it belongs."""
+        entries, view = self.manifest.entries, memoryview(plain)
+        for use in self._runs[chunk]:
+            data = view[use.chunk_offset : use.chunk_offset + use.length]
+            writer.write_at(entries[use.entry], use.file_offset, data)
+        files = [entries[number] for number in self._files[chunk]]
+        if files:
+            writer.write_files([(file, file.extents[0].offset) for file in files], plain)
+
+    def _is_used(self, chunk: int) -> bool:
+        return bool(self._files[chunk] or self._runs[chunk])
 
     def chunks_of(self, pack_id: bytes, piece: int = 0) -> list[int]:
         """The chunks to fetch from a pack, by offset: of one piece, or those that come later."""
@@ -170,11 +191,12 @@ class FetchPlan:
 
     @property
     def is_done(self) -> bool:
-        return all(number in self.done for number, uses in enumerate(self.uses) if uses)
+        return all(n in self.done for n in range(len(self._files)) if self._is_used(n))
 
     def check_fetched(self, who: str, then: str, *, first: bool = False) -> None:
         """Raise InvalidInput while chunks are missing, of all or of those that come first."""
-        wanted = self._first if first else [n for n, uses in enumerate(self.uses) if uses]
+        everything = range(len(self._files))
+        wanted = self._first if first else [n for n in everything if self._is_used(n)]
         missing = sum(number not in self.done for number in wanted)
         if missing:
             raise InvalidInput(f"{who} still lacks {missing} chunks: {then}")
@@ -205,7 +227,7 @@ class FetchPlan:
         return [*early, *self._cut(others, max(1, max_parts - len(early)), part_bytes)]
 
     def _entries_of(self, lot: Lot) -> Iterator[int]:
-        return (use.entry for number in self._lots[lot] for use in self.uses[number])
+        return (entry for number in self._lots[lot] for entry in self.users(number))
 
     def _cut(self, lots: Sequence[Lot], most: int, part_bytes: int) -> list[list[Lot]]:
         """``lots`` in their order, in at most ``most`` parts."""
@@ -352,7 +374,7 @@ def restore_part(
                                 chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu
                             )
                             keep(pack_id, chunk.offset, stored)
-                            _write(number, plain, plan, writer)
+                            plan.write(number, plain, writer)
                             if journal is not None:
                                 journal.add(number)
                             plan.done.add(number)
@@ -390,24 +412,11 @@ def _plain(
             fault = exc
             continue
         return stored, plain
-    names = [os.fsdecode(plan.manifest.entries[u.entry].path) for u in plan.uses[number][:5]]
-    more = len(plan.uses[number]) - len(names)
+    users = [*dict.fromkeys(plan.users(number))]
+    names = [os.fsdecode(plan.manifest.entries[user].path) for user in users[:5]]
+    more = len(users) - len(names)
     raise SnapshotDamaged(
         f"chunk {chunk.name.hex()[:16]} at {chunk.offset} of {grant.key} is damaged in the store: "
         f"{fault}; it holds {', '.join(names)}{f' and {more} more' if more > 0 else ''}: run "
         "verify, and wake an earlier snapshot if this one cannot be repaired"
     )
-
-
-def _write(number: int, plain: Buffer, plan: FetchPlan, writer: ContentWriter) -> None:
-    view = memoryview(plain)
-    whole = []
-    for use in plan.uses[number]:
-        entry = plan.manifest.entries[use.entry]
-        if use.whole:
-            whole.append((entry, use.chunk_offset))
-        else:
-            data = view[use.chunk_offset : use.chunk_offset + use.length]
-            writer.write_at(entry, use.file_offset, data)
-    if whole:
-        writer.write_files(whole, plain)

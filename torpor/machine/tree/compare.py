@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import groupby, islice
+from itertools import count, groupby, islice
 from typing import Final
 
 from torpor.machine.tree.batch import Stat, read_files, stat_names
 from torpor.machine.tree.content import right_extents
-from torpor.machine.tree.names import Signature
+from torpor.machine.tree.names import Signature, Signatures
 from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import RACY_NS, read_xattrs, settled
 from torpor.shared.format.keys import Seal
@@ -32,9 +33,9 @@ _KINDS: Final = {stat.S_IFLNK: SYMLINK, stat.S_IFDIR: DIRECTORY, stat.S_IFREG: F
 class Comparison:
     """What differs, and the signature of each correct entry."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, entries: int) -> None:
         self.found: list[tuple[int, str]] = []  # the number of an entry, and how it differs
-        self.signatures: list[Signature | None] = [None] * count
+        self.signatures = Signatures(entries)
 
     @property
     def differences(self) -> list[str]:
@@ -65,13 +66,13 @@ def compare_tree(
     linked = {(entry.root, entry.target) for entry in entries if entry.kind == HARDLINK}
     inodes: dict[tuple[int, bytes], int] = {}
     with _opened(targets) as places:
-        for numbers in _runs_of(range(len(entries)), entries, _NAMES):
+        numbers = count()
+        for some in _runs_of(entries):
             check()
             before = time.time_ns()
-            stats = _looked(places, [entries[number] for number in numbers])
+            stats = _looked(places, some)
             after = time.time_ns()
-            for number, st in zip(numbers, stats, strict=True):
-                entry = entries[number]
+            for entry, st, number in zip(some, stats, numbers, strict=False):
                 if (entry.root, entry.path) in linked:
                     inodes[entry.root, entry.path] = st.inode
                 moved, wrong = _differs(
@@ -112,10 +113,10 @@ def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> Sequen
     return stat_names(place, [entry.path for entry in entries])
 
 
-def _runs_of(numbers: Iterable[int], entries: Sequence[Entry], most: int) -> Iterator[list[int]]:
-    """``numbers`` in lists of at most ``most`` entries of one root."""
-    for _, group in groupby(numbers, lambda number: entries[number].root):
-        while run := list(islice(group, most)):
+def _runs_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """``entries`` in lists of neighbours of one root."""
+    for _, group in groupby(entries, lambda entry: entry.root):
+        while run := list(islice(group, _NAMES)):
             yield run
 
 
@@ -186,39 +187,47 @@ def _compare_content(
     progress: Callable[[int], None],
     check: Callable[[], None],
 ) -> None:
-    def compare(batch: Sequence[int]) -> list[tuple[int, str | None, bool]]:
+    def compare(batch: Sequence[int]) -> list[tuple[int, int, str | None, bool]]:
+        """Of each file its number and size, what differs, and whether a change would be seen."""
         check()
-        small = [n for n in batch if _is_small(entries[n])]
-        others = (n for n in batch if not _is_small(entries[n]))
-        found = [(n, *_compare_file(entries[n], chunks, targets, seal)) for n in others]
-        for numbers in _runs_of(small, entries, _BATCH):
-            found += compare_small(numbers)
+        files = [(number, entries[number]) for number in batch]
+        found = []
+        for (small, root), some in groupby(files, lambda file: (_is_small(file[1]), file[1].root)):
+            group = [*some]
+            compared = (
+                compare_small(root, [file for _, file in group])
+                if small
+                else (_compare_file(file, chunks, targets, seal) for _, file in group)
+            )
+            found += [
+                (number, file.size, *result)
+                for (number, file), result in zip(group, compared, strict=False)
+            ]
         return found
 
-    def compare_small(numbers: Sequence[int]) -> Iterator[tuple[int, str | None, bool]]:
-        files = [entries[n] for n in numbers]
-        place = places[files[0].root]
+    def compare_small(root: int, files: Sequence[Entry]) -> Iterator[tuple[str | None, bool]]:
+        place = places[root]
         if isinstance(place, OSError):
             return  # each of its names differs already
         looked = time.time_ns()
         reads = read_files(place, [file.path for file in files], [file.size for file in files])
-        for number, entry, read in zip(numbers, files, reads, strict=True):
+        for entry, read in zip(files, reads, strict=True):
             if read is None:
-                yield number, *_compare_file(entry, chunks, targets, seal)
+                yield _compare_file(entry, chunks, targets, seal)
                 continue
             data, before, after = read
             if before[:4] != after[:4]:
-                yield number, f"{_shown(entry, targets)}: {_CHANGED}", False
+                yield f"{_shown(entry, targets)}: {_CHANGED}", False
             elif entry.size and seal.digest(data) != entry.digest:
-                yield number, f"{_shown(entry, targets)}: content differs at 0 or after", False
+                yield f"{_shown(entry, targets)}: content differs at 0 or after", False
             else:
-                yield number, None, settled(Signature.among(after), looked, time.time_ns())
+                yield None, settled(Signature.among(after), looked, time.time_ns())
 
     done = 0
     with ThreadPoolExecutor(_THREADS) as threads:
         for compared in threads.map(compare, _batches(entries)):
-            for number, difference, safe in compared:
-                done += entries[number].size
+            for number, size, difference, safe in compared:
+                done += size
                 if difference is not None:
                     result.found.append((number, difference))
                 if not safe:
@@ -231,8 +240,8 @@ def _is_small(entry: Entry) -> bool:
     return entry.size <= BIG_FILE_BYTES and bool(entry.digest or not entry.size)
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[int]]:
-    batch: list[int] = []
+def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[int]]:
+    batch = array("L")
     size = 0
     for number, entry in enumerate(entries):
         if entry.kind != FILE:
@@ -241,7 +250,7 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[int]]:
         size += entry.size
         if len(batch) == _BATCH or size > _PIECE_BYTES:
             yield batch
-            batch, size = [], 0
+            batch, size = array("L"), 0
     if batch:
         yield batch
 

@@ -54,6 +54,32 @@ def packed_signatures(signatures: Iterable[Signature | None]) -> bytes:
     return b"".join(NO_SIGNATURE if s is None else s.packed() for s in signatures)
 
 
+class Signatures(Sequence[Signature | None]):
+    """Signatures by number, 32 bytes each; at first none is known."""
+
+    def __init__(self, count: int) -> None:
+        self.packed = bytearray(SIGNATURE_BYTES * count)
+
+    def __len__(self) -> int:
+        return len(self.packed) // SIGNATURE_BYTES
+
+    def __setitem__(self, number: int, signature: Signature | None) -> None:
+        at = range(0, len(self.packed), SIGNATURE_BYTES)[number]
+        packed = NO_SIGNATURE if signature is None else signature.packed()
+        self.packed[at : at + SIGNATURE_BYTES] = packed
+
+    @overload
+    def __getitem__(self, number: int) -> Signature | None: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Signature | None]: ...
+    def __getitem__(self, number: int | slice) -> Signature | Sequence[Signature | None] | None:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        at = range(0, len(self.packed), SIGNATURE_BYTES)[number]
+        found = self.packed[at : at + SIGNATURE_BYTES]
+        return None if found == NO_SIGNATURE else Signature(*_SIGNED.unpack(found))
+
+
 class Held(msgspec.Struct, frozen=True, gc=False):
     """What is known about a path: its entry, and the signature it had then."""
 

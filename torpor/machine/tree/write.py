@@ -187,18 +187,25 @@ class TreeWriter:
         """
         self._make_stages(entries)
         taken: dict[tuple[int, bytes], Entry] = {}
-        for kind in (FILE, HARDLINK, SYMLINK):
-            for entry in entries:
-                if entry.kind != kind or (entry.root, entry.target) in taken:
-                    continue
-                if not self.give(entry, in_pieces):
-                    taken[entry.root, entry.path] = entry
+        others: dict[int, list[Entry]] = {HARDLINK: [], SYMLINK: [], DIRECTORY: []}
+
+        def give(entry: Entry) -> None:
+            if not self.give(entry, in_pieces):
+                taken[entry.root, entry.path] = entry
+
+        for entry in entries:
+            if entry.kind == FILE:
+                give(entry)
+            else:
+                others[entry.kind].append(entry)
+        for entry in (*others[HARDLINK], *others[SYMLINK]):
+            if (entry.root, entry.target) not in taken:
+                give(entry)
         if taken:
             return [*taken.values()]
         self._remove_stages(entries)
-        for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
-            if entry.kind == DIRECTORY:
-                self._finish_directory(entry)
+        for entry in reversed(others[DIRECTORY]):  # what is inside first: it moves their mtimes
+            self._finish_directory(entry)
         return []
 
     def give(self, entry: Entry, in_pieces: Callable[[Entry], bool]) -> bool:
@@ -293,7 +300,9 @@ class TreeWriter:
 
     def _make_stages(self, entries: Sequence[Entry]) -> None:
         """Make the directory in which files wait for their names, in each root that has files."""
-        for root in {entry.root for entry in entries if entry.kind == FILE and self.staged}:
+        if not self.staged:
+            return
+        for root in {entry.root for entry in entries if entry.kind == FILE}:
             parent = self._directories.open(root, b"")
             try:
                 os.mkdir(self._stage, 0o700, dir_fd=parent)
@@ -306,8 +315,8 @@ class TreeWriter:
     def _remove_stages(self, entries: Sequence[Entry]) -> None:
         """Remove it from the targets in which nothing is still to be written: these are finished
         themselves."""
-        for entry in entries:
-            if entry.kind == DIRECTORY and not entry.path and self.staged:
+        for entry in entries if self.staged else ():
+            if entry.kind == DIRECTORY and not entry.path:
                 with suppress(FileNotFoundError, InvalidInput):  # no file was staged there
                     holder = self._directories.open(entry.root, self._stage)
                     for name in os.listdir(holder):

@@ -59,6 +59,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: bool = False
 
 
+_LARGE: Final = 1024  # bytes of an entry
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -69,11 +70,12 @@ class Entries(Sequence[Entry]):
     objects take 600. Whoever looks at one gets a new object: ``is`` compares nothing.
     """
 
-    __slots__ = ("_ends", "_rows")
+    __slots__ = ("_ends", "_large", "_rows")
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._rows = bytearray()
         self._ends = array("Q", (0,))  # in bytes, of each row, after a first 0
+        self._large: dict[int, Entry] = {}  # files of many chunks: each asks for its file
         for entry in entries:
             self.append(entry)
 
@@ -128,7 +130,12 @@ class Entries(Sequence[Entry]):
         if not -count <= at < count:
             raise IndexError(f"there are {count} entries, none at {at}")
         at %= count
-        return _decode(self._rows[self._ends[at] : self._ends[at + 1]])
+        start, end = self._ends[at], self._ends[at + 1]
+        if end - start <= _LARGE:
+            return _decode(self._rows[start:end])
+        if at not in self._large:
+            self._large[at] = _decode(self._rows[start:end])
+        return self._large[at]
 
     def __iter__(self) -> Iterator[Entry]:
         rows = memoryview(self._rows)
