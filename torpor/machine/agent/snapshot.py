@@ -122,7 +122,7 @@ class _Written(NamedTuple):
     files: int
     size: int  # of all files
     changed: list[bytes]  # paths of files that changed while they were read
-    signatures: bytes
+    names: Names
     line: Lineage
     use: Noted
 
@@ -376,7 +376,12 @@ class SnapshotRun(AgentRun):
             if request.committed and written is not None:
                 run, gone = self._has_begun(), self._gone or []
                 self.state.save_index(
-                    written.blob, written.root, run.roots, written.signatures, gone, run.excluded
+                    written.blob,
+                    written.root,
+                    run.roots,
+                    written.names.signatures(),
+                    gone,
+                    run.excluded,
                 )
                 self._journal.clear()
         finally:
@@ -397,7 +402,7 @@ class SnapshotRun(AgentRun):
         written = self._written
         if written is not None:
             roots = self._has_begun().roots
-            self.state.save_own_save(written.blob, written.root, roots, written.signatures)
+            self.state.save_own_save(written.blob, written.root, roots, written.names.signatures())
             self._journal.clear()
 
     @property
@@ -528,9 +533,7 @@ class SnapshotRun(AgentRun):
         )
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
-        return _Written(
-            request.snapshot, blob, root, files, size, changed, names.signatures(), line, use
-        )
+        return _Written(request.snapshot, blob, root, files, size, changed, names, line, use)
 
 
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
