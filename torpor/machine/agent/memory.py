@@ -24,3 +24,11 @@ def keep_freed_chunks() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
         mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def return_freed() -> None:
+    """Give the kernel what was freed and kept: other work begins, which needs room for the names of
+    a whole tree."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -18,6 +18,7 @@ from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
+from torpor.machine.agent.memory import return_freed
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
@@ -292,7 +293,9 @@ class SnapshotRun(AgentRun):
         return losses
 
     def packs(self, request: ListPacks, call: Call) -> Packs:
-        """Every pack that the manifest will name."""
+        """Every pack that the manifest will name. All parts are stored."""
+        self._buffers.drop()
+        return_freed()
         return Packs([self._claim(pack) for pack in self._packs()])
 
     def commit(

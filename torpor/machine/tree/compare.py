@@ -188,7 +188,7 @@ def _compare_content(
     check: Callable[[], None],
 ) -> None:
     def compare(batch: Sequence[int]) -> list[tuple[int, int, str | None, bool]]:
-        """Of each file its number and size, what differs, and whether a change would be seen."""
+        """Number and size of each file, what differs, and whether a change would be seen."""
         check()
         files = [(number, entries[number]) for number in batch]
         found = []

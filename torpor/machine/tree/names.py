@@ -17,6 +17,8 @@ from torpor.shared.format.manifest import Entries, Entry
 
 _SIGNED: Final = struct.Struct("=Q3q")
 
+_FEW_RUNS: Final = 32
+
 HELD, SURE, READ = 1, 2, 4
 """Marks: the content is known; a change is sure to change the signature; somebody else has read the
 file since it was last changed."""
@@ -110,6 +112,7 @@ class Names:
         self._runs: list[dict[bytes, Run]] = [{} for _ in range(roots)]
         self._read = Entries()  # with content, in the order in which they were read
         self._read_at = array("q")  # by position; -1: not there
+        self._positions: dict[int, dict[bytes, int]] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -177,12 +180,17 @@ class Names:
             return self._tops[root]
         directory, _, name = path.rpartition(b"/")
         run = self._runs[root].get(directory)
-        if run is None:
-            return -1
-        try:
-            return run.first + run.split().index(name)
-        except ValueError:
-            return -1
+        return -1 if run is None else self.positions(run).get(name, -1)
+
+    def positions(self, run: Run) -> dict[bytes, int]:
+        """By name. Kept for a while: who asks for one name of a directory asks for its others."""
+        found = self._positions.get(run.first)
+        if found is None:
+            found = {name: at for at, name in enumerate(run.split(), run.first)}
+            if len(self._positions) >= _FEW_RUNS:
+                self._positions = {}
+            self._positions[run.first] = found
+        return found
 
     def held(self, root: int, path: bytes) -> Held | None:
         position = self.find(root, path)

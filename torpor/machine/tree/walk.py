@@ -230,7 +230,7 @@ class _Look:
             return [
                 name for name, kind in zip(names, looked.kinds, strict=True) if kind & IS_DIRECTORY
             ]
-        known = {} if run is None else {n: at for at, n in enumerate(run.split(), run.first)}
+        known = {} if run is None else self._held.positions(run)
         added, below = [], []
         for name, st in zip(names, looked.stats, strict=True):
             before = len(self._names)
