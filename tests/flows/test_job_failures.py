@@ -50,7 +50,7 @@ def test_wakes_that_fail_again_and_again_end_the_job(
 ) -> None:
     tries = []
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         tries.append(time.monotonic())
         raise AgentLost("the agent was killed, for want of memory")
 
@@ -93,7 +93,7 @@ def test_a_job_fails_where_a_machine_of_its_workspace_has_no_rental(
     monkeypatch.setattr(
         JOB_FLOW,
         "wake_workspace",
-        lambda opened, *_: left_unfinished(opened, renting_of(opened), alone=True),
+        lambda opened, *_, **__: left_unfinished(opened, renting_of(opened), alone=True),
     )
     machine, rental = standing(lab.opened)
     lab.store.delete([lab.opened.rentals.key(rental.label)])

@@ -97,6 +97,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep_logs: bool = False  # of earlier jobs, in the workspace
     keep_saves: int = 3  # of its own saves, the newest ones
     nodes: int = 1  # machines at the same time
+    gate: bool = False  # its command is started before its workspace is restored
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
@@ -114,6 +115,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     newest_unix: float | None = None  # when the files of that save were read
     frozen: SnapshotId | None = None  # holds its frozen command, which goes on in its next attempt
     final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed
+    gated: str = ""  # how its newest wake used the gate, in words
     log_offset: int = 0  # what the runs have shown of the log
     why: str = ""  # of its state, for people
     ended_unix: float | None = None

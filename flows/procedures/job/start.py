@@ -1,0 +1,188 @@
+"""Start: how a job's command is started on one machine, after the restore or behind its gate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from flows.procedures.restore import EarlyStart, gate_words
+from tasks.jobs import look_at_command, secrets_of, start_command, stop_command, stored_logs
+from tasks.programs import prove_freezing
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.driven_job import Driven
+from torpor.control.jobs.policy import why_no_gate
+from torpor.control.jobs.records import Attempt, log_path
+from torpor.control.remote.seam import Session
+from torpor.control.rental.records import Rental
+from torpor.control.rental.renting import Tenancy
+from torpor.control.variables import variables
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import PROGRAMS, Machine
+from torpor.shared.wire.job import JobState, StartJob
+from torpor.shared.wire.restore import RestorePlan
+
+NOT_STARTED: Final = 126
+"""What a shell gives as the status of a command that it cannot start."""
+
+
+class Starting:
+    """The attempts of one job on one machine."""
+
+    def __init__(
+        self,
+        opened: OpenWorkspace,
+        driven: Driven,
+        machine: Machine,
+        rental: Rental,
+        session: Session,
+    ) -> None:
+        self._opened = opened
+        self._driven = driven
+        self._machine = machine
+        self._rental = rental
+        self._session = session
+        self.freezes = opened.spec.freezes_jobs and driven.job.nodes == 1
+
+    def begin(self) -> Attempt | None:
+        """A new attempt, on record. None where another job of the workspace comes first, or this
+        one is to stop."""
+        price = self._machine.price_usd_h or self._rental.price_usd_h
+        attempt = self._driven.begin_attempt(self._machine, self._rental.spot, price)
+        if attempt.number == 1 and not self._has_turn():
+            return None
+        if self._driven.stop is not None:
+            self._driven.change_attempt(end="stopped", ended_unix=time.time())
+            return None
+        return attempt
+
+    def request(
+        self, attempt: Attempt, nodes: Sequence[str] = (), *, forgets: bool, gated: bool = False
+    ) -> StartJob:
+        """What starts the attempt. ``forgets``: it removes the logs of earlier jobs first.
+        ``gated``: the workspace is still restored. InvalidInput for a command that can never be
+        started."""
+        job, spec = self._driven.job, self._opened.spec
+        notices = self._opened.markets.of(self._machine.provider).abilities.notices
+        return StartJob(
+            job.id,
+            attempt.number,
+            job.command,
+            spec.paths[0],
+            log_path(spec, job.id),
+            list(notices),
+            environment=self._environment(attempt),
+            forget=stored_logs(self._opened) if forgets and not job.keep_logs else [],
+            gate=spec.name if gated else "",
+            nodes=list(nodes),
+            images=f"{spec.paths[0]}/{PROGRAMS}/{job.id}" if self.freezes else "",
+            criu=self._criu(attempt, may_freeze=bool(notices)),
+            freezes=self.freezes,
+            frozen=job.frozen,
+        )
+
+    def start(self, request: StartJob) -> JobState:
+        """Start the command, unless this attempt was started before."""
+        return start_command(self._session, request)
+
+    def failed(self, error: InvalidInput) -> None:
+        """The user's mistake: this command can never be started."""
+        self._driven.change_attempt(
+            end="command ended", status=NOT_STARTED, error=str(error), ended_unix=time.time()
+        )
+
+    def _criu(self, attempt: Attempt, *, may_freeze: bool) -> str:
+        """CRIU's folder on a machine that has proven that it can freeze the command, or let it go
+        on; asked once an attempt. Empty for none."""
+        job = self._driven.job
+        if not self.freezes or not (may_freeze or job.frozen):
+            return ""
+        if look_at_command(self._session, job.id, 0, 0).state.attempt >= attempt.number:
+            return ""  # it was started, and has it
+        freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
+        if freezer.why_not and job.frozen is not None:  # else a moment's fault would lose it
+            freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
+        if freezer.why_not:
+            runner().log.warning(
+                "the command of job %s is not frozen on machine %s: %s",
+                job.id,
+                self._machine.id,
+                freezer.why_not,
+            )
+        return freezer.criu
+
+    def _environment(self, attempt: Attempt) -> dict[str, str]:
+        """What the command gets. Without a secret that is missing by now no command is started, and
+        one that runs goes on."""
+        job = self._driven.job
+        try:
+            return {**variables(job.env), **secrets_of(job).variables}
+        except InvalidInput:
+            if look_at_command(self._session, job.id, 0, 0).state.attempt < attempt.number:
+                raise
+            return {}
+
+    def _has_turn(self) -> bool:
+        """Look again for jobs that have begun on this workspace, now that others can see this
+        attempt. Of two that begin at once, one sees the other at least, and is not started."""
+        try:
+            others = [one for one in self._opened.jobs.open() if one.id != self._driven.job.id]
+        except TorporError:
+            self._driven.withdraw_attempt()
+            raise
+        if any(one.attempts for one in others):
+            self._driven.withdraw_attempt()
+            return False
+        return True
+
+
+class GatedStart(EarlyStart):
+    """Starts the command while a wake restores its workspace, where the job asks for that.
+    ``words``: how that went; empty where it was not asked for.
+
+    The command is only started here. It is attended, and saved, once its machine was handed over:
+    until then the machine is the wake's, which ends it after an error.
+    """
+
+    def __init__(self, opened: OpenWorkspace, driven: Driven) -> None:
+        self._opened = opened
+        self._driven = driven
+        self._why_not = why_no_gate(driven.job, freezes=opened.spec.freezes_jobs)
+        self._starting: Starting | None = None
+        self._gated = False
+        self.words = ""
+
+    def may_start(self, session: Session, tenancy: Tenancy) -> bool:
+        """Ends what an attempt whose run was killed left there: its gate may have ended."""
+        job, machine, rental = self._driven.job, tenancy.machine, tenancy.rental
+        if job.gate and not tenancy.fresh:
+            stop_command(session, job.id)
+        if job.gate and not self._why_not and rental is not None:
+            self._starting = Starting(self._opened, self._driven, machine, rental, session)
+        return self._starting is not None
+
+    def planned(self, plan: RestorePlan) -> None:
+        job = self._driven.job
+        if job.gate:
+            self._gated = plan.gated
+            self.words = gate_words(plan, "command", self._why_not)
+            runner().log.info("the gate of job %s: %s", job.id, self.words)
+
+    def start(self) -> None:
+        """A fault that leaves the command unstarted ends no restore: it is started after that."""
+        starting = self._starting
+        if not self._gated or starting is None:
+            return
+        try:
+            attempt = starting.begin()
+            if attempt is None:
+                return
+            self.started = True
+            self._driven.change(gated=self.words)
+            starting.start(starting.request(attempt, forgets=False, gated=True))
+        except InvalidInput as error:
+            starting.failed(error)
+        except TorporError as error:
+            job = self._driven.job.id
+            runner().log.warning("job %s: its command was not started at once: %s", job, error)
