@@ -92,7 +92,7 @@ def wake_workspace(
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
-            early.planned(restore.plan)
+            early.planned(restore)
             restore_all(
                 restore,
                 "wake",

@@ -43,8 +43,8 @@ class EarlyStart:
         """Whether a command is to be started behind the gate; asked before the restore begins."""
         return False
 
-    def planned(self, plan: RestorePlan) -> None:
-        """The restore has begun with this plan."""
+    def planned(self, restore: RemoteRestore) -> None:
+        """The restore has begun, and has its plan."""
 
     def start(self) -> None:
         """Called once, when a command can start; what it raises ends the restore."""

@@ -14,14 +14,14 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.policy import why_no_gate
 from torpor.control.jobs.records import Attempt, log_path
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
 from torpor.control.variables import variables
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import PROGRAMS, Machine
+from torpor.shared.values import PROGRAMS, Machine, SnapshotId
 from torpor.shared.wire.job import JobState, StartJob
-from torpor.shared.wire.restore import RestorePlan
 
 NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
@@ -151,6 +151,7 @@ class GatedStart(EarlyStart):
         self._why_not = why_no_gate(driven.job, freezes=opened.spec.freezes_jobs)
         self._starting: Starting | None = None
         self._gated = False
+        self._basis: SnapshotId | None = None
         self.words = ""
 
     def may_start(self, session: Session, tenancy: Tenancy) -> bool:
@@ -162,11 +163,12 @@ class GatedStart(EarlyStart):
             self._starting = Starting(self._opened, self._driven, machine, rental, session)
         return self._starting is not None
 
-    def planned(self, plan: RestorePlan) -> None:
+    def planned(self, restore: RemoteRestore) -> None:
         job = self._driven.job
         if job.gate:
-            self._gated = plan.gated
-            self.words = gate_words(plan, "command", self._why_not)
+            self._gated = restore.plan.gated
+            self._basis = restore.wanted.snapshot
+            self.words = gate_words(restore.plan, "command", self._why_not)
             runner().log.info("the gate of job %s: %s", job.id, self.words)
 
     def start(self) -> None:
@@ -175,11 +177,13 @@ class GatedStart(EarlyStart):
         if not self._gated or starting is None:
             return
         try:
+            # Whoever finds the attempt lost must not take what it began with for its own save.
+            newest = self._driven.job.newest or self._basis
+            self._driven.change(newest=newest, gated=self.words)
             attempt = starting.begin()
             if attempt is None:
                 return
             self.started = True
-            self._driven.change(gated=self.words)
             starting.start(starting.request(attempt, forgets=False, gated=True))
         except InvalidInput as error:
             starting.failed(error)
