@@ -11,7 +11,6 @@ from blocks import Workspace
 from flows.hibernate import hibernate_machine
 from flows.procedures.fleet import MOST_MACHINES
 from flows.procedures.job.driver import Driver, driving
-from flows.procedures.restore import NOTHING_RESTORED
 from flows.wake import wake_workspace
 from tasks.flow import flow
 from tasks.guards import Guard, NothingBegan, NothingLost
@@ -95,14 +94,13 @@ def job(
     probe_store(opened)
     record = begun_job(opened, job)
     if record is None:
-        argv = argv_of(command)
         check_environment(env, secrets)
         check_nodes(opened, nodes)
         record = Job(
             id=next_job_id(opened),
             workspace=opened.spec.name,
             block=block_name(workspace, opened.spec.name),
-            command=argv,
+            command=argv_of(command),
             env=env,
             secrets=secrets,
             save=save,
@@ -114,7 +112,6 @@ def job(
             keep_saves=keep_saves,
             nodes=nodes,
             gate=gate,
-            gated=NOTHING_RESTORED if gate else "",
             created_unix=time.time(),
         )
     record = drive(opened, record)

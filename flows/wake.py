@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from blocks import Workspace
 from flows.procedures.offers import offers_for
 from flows.procedures.rented_machine import own_or_rented_machine
-from flows.procedures.restore import EarlyStart, arrival, restore_all
+from flows.procedures.restore import EarlyStart, arrival, restore_beside
 from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
@@ -92,15 +92,7 @@ def wake_workspace(
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
-            early.planned(restore)
-            restore_all(
-                restore,
-                "wake",
-                tenancy.machine,
-                full_check=full_check,
-                when_first=early.start,
-                started_early=lambda: early.started,
-            )
+            restore_beside(early, restore, tenancy.machine, full_check=full_check)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
             hand_over(tenancy, restore.plan, alone=True, starting=starting)

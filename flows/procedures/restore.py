@@ -49,6 +49,11 @@ class EarlyStart:
     def start(self) -> None:
         """Called once, when a command can start; what it raises ends the restore."""
 
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """While all is restored, stay with what was started."""
+        yield
+
 
 @contextmanager
 def begun(restore: RemoteRestore, *, resume: bool = False, rented: bool = False) -> Iterator[None]:
@@ -165,6 +170,22 @@ def restore_all(
     with _early_start_named(started_early, InvalidInput, SnapshotDamaged):
         finish_restore(restore)
         check_restore(restore, full_check)
+
+
+def restore_beside(
+    early: EarlyStart, restore: RemoteRestore, machine: Machine, *, full_check: bool
+) -> None:
+    """Wake ``machine``: fetch, finish and check all, beside what starts early."""
+    early.planned(restore)
+    with early.attended():
+        restore_all(
+            restore,
+            "wake",
+            machine,
+            full_check=full_check,
+            when_first=early.start,
+            started_early=lambda: early.started,
+        )
 
 
 def gate_words(plan: RestorePlan, command: str, why_not: str = "") -> str:

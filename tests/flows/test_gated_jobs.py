@@ -79,28 +79,32 @@ def _index(steps: list[str], begins: str) -> int:
     return next(n for n, step in enumerate(steps) if step.startswith(begins))
 
 
-def _check(world: World, hashes: list[str]) -> Path:
-    """What the commands read, and what was stored, is what the workspace held."""
+def _check(world: World, read: list[str], hashes: list[str]) -> Path:
+    """What was stored is what the workspace held, and what the command ``read``."""
     woken = _woken(world)
-    assert [line.split()[0] for line in (woken / "read").read_text().splitlines()] == hashes
+    assert [line.split()[0] for line in (woken / "read").read_text().splitlines()] == read
     for name, digest in zip(_FILES, hashes, strict=True):
         assert hashlib.sha256((woken / name).read_bytes()).hexdigest() == digest
     return woken
 
 
+@pytest.mark.parametrize("ends", ["at once", "later"])
 def test_a_command_reads_what_is_still_restored_and_nothing_is_saved_before_all_is_there(
-    world: World, hashes: list[str]
+    world: World, hashes: list[str], ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps: list[str] = []
-    report = _run(world, _READ, steps, save_minutes=0.001)
+    caplog.set_level("INFO")
+    command = "touch read listed; echo done" if ends == "at once" else f"{_READ}; echo done"
+    report = _run(world, command, steps, save_minutes=0.001)
     assert _index(steps, "start attempt 1") < _index(steps, "finish restore")
     assert _index(steps, "check restore") < _index(steps, "hand over machine")
     assert _index(steps, "hand over machine") < min(_index(steps, "scan"), _index(steps, "commit"))
     assert (report.job.state, report.job.gated) == ("succeeded", _GATED)
     assert any(row == {"what": "gate", "value": _GATED} for row in report.rows())
     assert world.machines() == []
-    woken = _check(world, hashes)
-    assert (woken / "listed").read_text() == "weights\n"
+    assert [record.getMessage() for record in caplog.records].count("done") == 1
+    woken = _check(world, hashes if ends == "later" else [], hashes)
+    assert (woken / "listed").read_text() == ("weights\n" if ends == "later" else "")
 
 
 def test_after_a_loss_the_log_of_earlier_attempts_comes_back_before_the_command_starts(
@@ -116,7 +120,7 @@ def test_after_a_loss_the_log_of_earlier_attempts_comes_back_before_the_command_
     assert [one.end for one in report.job.attempts] == ["machine lost", "command ended"]
     assert (report.job.state, report.job.gated) == ("succeeded", _GATED)
     assert _index(steps, "start attempt 2") < len(steps) - steps[::-1].index("finish restore")
-    woken = _check(world, hashes)
+    woken = _check(world, hashes, hashes)
     log = (woken / f".torpor-jobs/{report.job.id}.log").read_text()
     assert log.count("once more") == 2 and "attempt 1 begins" in log and "attempt 2 begins" in log
 
@@ -136,7 +140,7 @@ def test_a_kill_during_the_restore_costs_an_attempt_at_most(
         assert kill(until(victims, f"the {victim} is there"))
         report = ended()
     assert report.job.state == "succeeded"
-    _check(world, hashes)
+    _check(world, hashes, hashes)
 
 
 def test_a_run_that_is_killed_during_the_restore_is_continued_on_its_machine(
@@ -160,7 +164,7 @@ def test_a_run_that_is_killed_during_the_restore_is_continued_on_its_machine(
     assert (report.job.state, first.end, second.status) == ("succeeded", "machine lost", 0)
     assert first.machine == second.machine and not first.saved
     assert report.job.gated == "not used: the attempt before was lost without a save"
-    assert (_check(world, hashes) / "began").read_text() == "1\n2\n"
+    assert (_check(world, hashes, hashes) / "began").read_text() == "1\n2\n"
 
 
 def test_a_command_that_moves_a_directory_of_the_restore_is_started_last_on_another_machine(
@@ -171,7 +175,7 @@ def test_a_command_that_moves_a_directory_of_the_restore_is_started_last_on_anot
     assert first.end == "machine lost" and "its restore failed" in first.error
     assert second.status == 0 and first.machine != second.machine
     assert report.job.gated == "not used: the attempt before was lost without a save"
-    _check(world, hashes)
+    _check(world, hashes, hashes)
 
 
 def _die_when(so: Callable[[], bool]) -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Final
 
+from flows.procedures.job.log import MOST_LOG_BYTES
 from flows.procedures.restore import EarlyStart, gate_words
-from tasks.jobs import look_at_command, secrets_of, start_command, stop_command, stored_logs
+from tasks.jobs import (
+    look_at_command,
+    secrets_of,
+    secrets_to_hide,
+    start_command,
+    stop_command,
+    stored_logs,
+)
 from tasks.programs import prove_freezing
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
+from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.policy import why_no_gate
 from torpor.control.jobs.records import Attempt, log_path
 from torpor.control.remote.restore import RemoteRestore
@@ -25,6 +38,9 @@ from torpor.shared.wire.job import JobState, StartJob
 
 NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
+LOOK_S: Final = 2.0
+END_S: Final = 10.0
+"""How long the end of a restore waits for a look at the log."""
 
 
 class Starting:
@@ -150,6 +166,7 @@ class GatedStart(EarlyStart):
         self._driven = driven
         self._why_not = why_no_gate(driven.job, freezes=opened.spec.freezes_jobs)
         self._starting: Starting | None = None
+        self._session: Session | None = None
         self._gated = False
         self._basis: SnapshotId | None = None
         self.words = ""
@@ -159,6 +176,7 @@ class GatedStart(EarlyStart):
         job, machine, rental = self._driven.job, tenancy.machine, tenancy.rental
         if job.gate and not tenancy.fresh:
             stop_command(session, job.id)
+        self._session = session
         if job.gate and not self._why_not and rental is not None:
             self._starting = Starting(self._opened, self._driven, machine, rental, session)
         return self._starting is not None
@@ -184,9 +202,41 @@ class GatedStart(EarlyStart):
             if attempt is None:
                 return
             self.started = True
-            starting.start(starting.request(attempt, forgets=False, gated=True))
+            state = starting.start(starting.request(attempt, forgets=False, gated=True))
+            self._driven.see(min(self._driven.job.log_offset, state.log_from))
         except InvalidInput as error:
             starting.failed(error)
         except TorporError as error:
             job = self._driven.job.id
             runner().log.warning("job %s: its command was not started at once: %s", job, error)
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """Show its log, and record that it runs."""
+        ended = threading.Event()
+        show = partial(copy_context().run, self._show_log, ended)
+        thread = threading.Thread(target=show, name="gated", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(END_S)
+
+    def _show_log(self, ended: threading.Event) -> None:
+        job = self._driven.job
+        lines = Lines(log_path(self._opened.spec, job.id), secrets_to_hide(job))
+        while not ended.wait(LOOK_S):
+            job = self._driven.job
+            if self._session is None or not self.started or job.attempt is None:
+                continue
+            try:
+                look = look_at_command(self._session, job.id, job.log_offset, MOST_LOG_BYTES)
+            except TorporError:  # the restore hears it too
+                continue
+            # The rest, which may be half of a secret, is read again by whoever attends it next.
+            whole, line_end, rest = look.text.rpartition("\n")
+            for line in lines.feed(whole + line_end):
+                runner().log.info("%s", line)
+            if look.state.state == "running" or line_end:
+                self._driven.see(max(0, look.offset - len(rest.encode())))
