@@ -175,6 +175,7 @@ class GatedStart(EarlyStart):
         """Ends what an attempt whose run was killed left there: its gate may have ended."""
         job, machine, rental = self._driven.job, tenancy.machine, tenancy.rental
         if job.gate and not tenancy.fresh:
+            self._driven.change()  # HandedOver before a successor's command is ended
             stop_command(session, job.id)
         self._session = session
         if job.gate and not self._why_not and rental is not None:
@@ -213,8 +214,12 @@ class GatedStart(EarlyStart):
     @contextmanager
     def attended(self) -> Iterator[None]:
         """Show its log, and record that it runs."""
-        ended = threading.Event()
-        show = partial(copy_context().run, self._show_log, ended)
+        if not self._gated:
+            yield
+            return
+        job, ended = self._driven.job, threading.Event()
+        lines = Lines(log_path(self._opened.spec, job.id), secrets_to_hide(job))
+        show = partial(copy_context().run, self._show_log, lines, ended)
         thread = threading.Thread(target=show, name="gated", daemon=True)
         thread.start()
         try:
@@ -223,9 +228,7 @@ class GatedStart(EarlyStart):
             ended.set()
             thread.join(END_S)
 
-    def _show_log(self, ended: threading.Event) -> None:
-        job = self._driven.job
-        lines = Lines(log_path(self._opened.spec, job.id), secrets_to_hide(job))
+    def _show_log(self, lines: Lines, ended: threading.Event) -> None:
         while not ended.wait(LOOK_S):
             job = self._driven.job
             if self._session is None or not self.started or job.attempt is None:
