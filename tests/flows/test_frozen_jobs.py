@@ -176,7 +176,7 @@ def test_a_job_that_is_frozen_at_a_notice_goes_on_elsewhere_and_loses_nothing(
 def test_a_moments_fault_does_not_lose_what_is_frozen_and_its_machine_is_chosen_for_it(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prove, offers = attempt.prove_freezing, LocalProvider.offers
+    prove, offers = start.prove_freezing, LocalProvider.offers
     machines: list[MachineId | None] = []
     wants: list[Want] = []
 
