@@ -203,10 +203,12 @@ class GatedStart(EarlyStart):
             if attempt is None:
                 return
             self.started = True
-            state = starting.start(starting.request(attempt, forgets=False, gated=True))
-            self._driven.see(min(self._driven.job.log_offset, state.log_from))
-        except InvalidInput as error:
-            starting.failed(error)
+            try:
+                state = starting.start(starting.request(attempt, forgets=False, gated=True))
+            except InvalidInput as error:
+                starting.failed(error)
+            else:
+                self._driven.see(min(self._driven.job.log_offset, state.log_from))
         except TorporError as error:
             job = self._driven.job.id
             runner().log.warning("job %s: its command was not started at once: %s", job, error)
