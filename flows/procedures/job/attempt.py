@@ -104,6 +104,7 @@ class Attending:
                 self._left.set()
 
     def _start(self) -> None:
+        self._starting.end_left()
         job = self._driven.job
         attempt = job.attempt or self._starting.begin()
         if attempt is None:

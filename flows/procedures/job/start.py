@@ -61,17 +61,34 @@ class Starting:
         self._session = session
         self.freezes = opened.spec.freezes_jobs and driven.job.nodes == 1
 
-    def begin(self) -> Attempt | None:
+    def begin(self, *, gated: bool = False) -> Attempt | None:
         """A new attempt, on record. None where another job of the workspace comes first, or this
         one is to stop."""
         price = self._machine.price_usd_h or self._rental.price_usd_h
-        attempt = self._driven.begin_attempt(self._machine, self._rental.spot, price)
+        attempt = self._driven.begin_attempt(self._machine, self._rental.spot, price, gated=gated)
         if attempt.number == 1 and not self._has_turn():
             return None
         if self._driven.stop is not None:
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
             return None
         return attempt
+
+    def end_left(self) -> None:
+        """End a command whose restore another run than its own went on with: it may have got an
+        error for a file that is there by now."""
+        job = self._driven.job
+        last = job.attempts[-1] if job.attempts else None
+        if last is None or not last.gated or not last.machine == self._machine.id != job.rented:
+            return
+        self._driven.change()  # HandedOver before a successor's command is ended
+        stop_command(self._session, job.id)
+        if not last.end:
+            self._driven.change_attempt(
+                end="machine lost",
+                ended_unix=time.time(),
+                lost_s=max(0.0, last.seen_unix - last.began_unix),
+                error="another run went on with its restore",
+            )
 
     def request(
         self, attempt: Attempt, nodes: Sequence[str] = (), *, forgets: bool, gated: bool = False
@@ -199,7 +216,7 @@ class GatedStart(EarlyStart):
             # Whoever finds the attempt lost must not take what it began with for its own save.
             newest = self._driven.job.newest or self._basis
             self._driven.change(newest=newest, gated=self.words)
-            attempt = starting.begin()
+            attempt = starting.begin(gated=True)
             if attempt is None:
                 return
             self.started = True
@@ -239,8 +256,10 @@ class GatedStart(EarlyStart):
                 look = look_at_command(self._session, job.id, job.log_offset, MOST_LOG_BYTES)
             except TorporError:  # the restore hears it too
                 continue
-            # The rest, which may be half of a secret, is read again by whoever attends it next.
             whole, line_end, rest = look.text.rpartition("\n")
+            if rest and look.offset - job.log_offset != len(look.text.encode()):
+                continue  # not all is text: where the rest begins is not known
+            # The rest, which may be half of a secret, is read again by whoever attends it next.
             for line in lines.feed(whole + line_end):
                 runner().log.info("%s", line)
             if look.state.state == "running" or line_end:

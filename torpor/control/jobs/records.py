@@ -74,6 +74,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     error: str = ""  # why it could not be started, how a notice went, or which node was lost
     saved: bool = False
+    gated: bool = False  # its command was started before its workspace was restored
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
     gpu_s: int = 0  # seconds in which its machine's GPUs were measured
     gpu_percent: float = 0.0  # of the busiest GPU, their mean
