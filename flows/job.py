@@ -54,6 +54,7 @@ def job(
     keep_logs: bool = False,
     keep_saves: Annotated[int, Field(ge=1, le=1000)] = 3,
     nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
+    gate: bool = False,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -82,20 +83,24 @@ def job(
             that you pin stay too, and do not count.
         nodes: On how many machines the command runs at the same time, all in one region of one
             market. Only the first one's work is stored.
+        gate: On a new machine, start the command before the workspace is restored: each file that
+            it opens is fetched next, and the call waits for it. Nothing is saved before all is
+            there. Without it, or where the report says why not, the command starts after that.
+            Never use it for a command that runs sudo: that has no effect behind the gate, unless
+            the agent may administer the machine. Needs Linux 5.5.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
     record = begun_job(opened, job)
     if record is None:
-        argv = argv_of(command)
         check_environment(env, secrets)
         check_nodes(opened, nodes)
         record = Job(
             id=next_job_id(opened),
             workspace=opened.spec.name,
             block=block_name(workspace, opened.spec.name),
-            command=argv,
+            command=argv_of(command),
             env=env,
             secrets=secrets,
             save=save,
@@ -106,6 +111,7 @@ def job(
             keep_logs=keep_logs,
             keep_saves=keep_saves,
             nodes=nodes,
+            gate=gate,
             created_unix=time.time(),
         )
     record = drive(opened, record)
@@ -180,11 +186,12 @@ def _rent(driver: Driver) -> None:
         return
     try:
         with driver.beside_others(opened) as (there, snapshot):
-            report = wake_workspace(there, snapshot)
+            start = driver.gated_start(there)
+            report = wake_workspace(there, snapshot, early=start)
     except TorporError as error:
         driver.wait_after(error)
     else:
-        driver.rented(report)
+        driver.rented(report, start.words)
 
 
 def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from blocks import Workspace
 from flows.procedures.offers import offers_for
 from flows.procedures.rented_machine import own_or_rented_machine
-from flows.procedures.restore import arrival, restore_parts
+from flows.procedures.restore import EarlyStart, arrival, restore_beside
 from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
@@ -16,8 +18,6 @@ from tasks.machines import hand_over, open_session
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
-    check_restore,
-    finish_restore,
     new_restore,
     pick_snapshot_to_wake,
     woken,
@@ -27,6 +27,8 @@ from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
+
+NOTHING_EARLY: Final = EarlyStart()
 
 
 @flow("wake")
@@ -65,11 +67,16 @@ def _offers(opened: OpenWorkspace, snapshot: str, own: str) -> OffersReport:
 
 
 def wake_workspace(
-    opened: OpenWorkspace, snapshot: str = NEWEST, own: str = "", full_check: bool = True
+    opened: OpenWorkspace,
+    snapshot: str = NEWEST,
+    own: str = "",
+    full_check: bool = True,
+    early: EarlyStart = NOTHING_EARLY,
 ) -> WakeReport:
     """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
     run left is continued; if that run restored another snapshot, it is destroyed, and a second
-    round rents another one."""
+    round rents another one. ``early``: what starts before all is restored; the machine is handed
+    over, and may be stored, only after that."""
     wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
     freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
     for again in rounds(1 if own else 2, RestoreUnfinished):
@@ -77,15 +84,15 @@ def wake_workspace(
             again,
             own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
             open_session(opened, tenancy.machine) as session,
-            arrival(new_restore(opened, session, wanted), tenancy) as restore,
+            arrival(
+                new_restore(opened, session, wanted, gate=early.may_start(session, tenancy)),
+                tenancy,
+            ) as restore,
         ):
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
-            if not restore.plan.complete:  # else an earlier run has restored all of it
-                restore_parts(restore, "wake", tenancy.machine)
-                finish_restore(restore)
-                check_restore(restore, full_check)
+            restore_beside(early, restore, tenancy.machine, full_check=full_check)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
             hand_over(tenancy, restore.plan, alone=True, starting=starting)

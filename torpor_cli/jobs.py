@@ -15,6 +15,7 @@ job = App(
     help="Run commands on a workspace's machine until they end.",
     group=Group("Jobs", sort_key=3),
 )
+Flag = Annotated[bool, Parameter(negative=())]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
@@ -28,6 +29,7 @@ def run_(
     retries: int = 0,
     keep_saves: int = 3,
     nodes: int = 1,
+    gate: Flag = False,
     options: Options | None = None,
 ) -> None:
     """Run a command, save at intervals, continue on another machine if one is lost, and hibernate.
@@ -43,6 +45,7 @@ def run_(
         retries: How often the command may fail and begin again.
         keep_saves: How many of its newest saves stay.
         nodes: On how many machines the command runs at the same time.
+        gate: Start the command before the workspace is restored; it waits for each file it opens.
     """
     run(
         "job",
@@ -55,6 +58,7 @@ def run_(
         retries=retries,
         keep_saves=keep_saves,
         nodes=nodes,
+        gate=gate,
     )
 
 

@@ -14,14 +14,45 @@ from tasks.phases import phase
 from tasks.restore import begin_restore, check_restore, finish_first, finish_restore, restore_part
 from tasks.runner import runner
 from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Tenancy
-from torpor.shared.errors import InvalidInput, RestoreUnfinished, RunCancelled, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    RestoreUnfinished,
+    RunCancelled,
+    SnapshotDamaged,
+    StartedTooEarly,
+    TorporError,
+)
 from torpor.shared.values import Machine
+from torpor.shared.wire.restore import RestorePlan
 
+NOTHING_RESTORED: Final = "nothing was restored"
 _AT_ONCE: Final = 4
 """Packs that a command waits for, fetched at the same time: more connections fill the line."""
 _WAIT_S: Final = 5.0
 """For one question what a command waits for; the end of a restore that fails waits for it."""
+
+
+class EarlyStart:
+    """What a wake starts before all is restored: nothing, unless a subclass says otherwise."""
+
+    started = False
+
+    def may_start(self, session: Session, tenancy: Tenancy) -> bool:
+        """Whether a command is to be started behind the gate; asked before the restore begins."""
+        return False
+
+    def planned(self, restore: RemoteRestore) -> None:
+        """The restore has begun, and has its plan."""
+
+    def start(self) -> None:
+        """Called once, when a command can start; what it raises ends the restore."""
+
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """While all is restored, stay with what was started."""
+        yield
 
 
 @contextmanager
@@ -120,9 +151,61 @@ def _wanted_fetched(restore: RemoteRestore) -> Iterator[None]:
             ended.set()
 
 
-def restore_all(restore: RemoteRestore, flow: str, *, full_check: bool = True) -> None:
-    """Fetch, finish and check what an earlier run has not restored."""
-    if not restore.plan.complete:
-        restore_parts(restore, flow)
+def restore_all(
+    restore: RemoteRestore,
+    flow: str,
+    machine: Machine | None = None,
+    *,
+    full_check: bool = True,
+    when_first: Callable[[], None] = lambda: None,
+    started_early: Callable[[], bool] = lambda: False,
+) -> None:
+    """Fetch, finish and check what an earlier run has not restored. ``machine`` and ``when_first``:
+    as in ``restore_parts``. ``started_early``: whether a command was started before all was
+    restored; StartedTooEarly where only that can have changed a directory or a file."""
+    if restore.plan.complete:
+        return
+    with _early_start_named(started_early, InvalidInput):
+        restore_parts(restore, flow, machine, when_first=when_first)
+    with _early_start_named(started_early, InvalidInput, SnapshotDamaged):
         finish_restore(restore)
         check_restore(restore, full_check)
+
+
+def restore_beside(
+    early: EarlyStart, restore: RemoteRestore, machine: Machine, *, full_check: bool
+) -> None:
+    """Wake ``machine``: fetch, finish and check all, beside what starts early."""
+    early.planned(restore)
+    with early.attended():
+        restore_all(
+            restore,
+            "wake",
+            machine,
+            full_check=full_check,
+            when_first=early.start,
+            started_early=lambda: early.started,
+        )
+
+
+def gate_words(plan: RestorePlan, command: str, why_not: str = "") -> str:
+    """How ``command`` used the gate that was asked for. ``why_not``: why that was not asked of this
+    restore."""
+    if plan.gated:
+        return f"the {command} started before its files were there"
+    return NOTHING_RESTORED if plan.complete else f"not used: {plan.ungated or why_not}"
+
+
+@contextmanager
+def _early_start_named(
+    started_early: Callable[[], bool], *errors: type[TorporError]
+) -> Iterator[None]:
+    try:
+        yield
+    except errors as error:
+        if not started_early():
+            raise
+        raise StartedTooEarly(
+            "the command started before all was restored, and wrote to files that were still "
+            f"restored: {error}"
+        ) from error

@@ -16,6 +16,7 @@ from prefect.blocks.system import Secret
 
 from blocks import Stack
 from flows import deploy
+from flows.procedures import restore as restoring
 from flows.procedures.deploy import deployment, server
 from flows.procedures.deploy.server import Serving
 from tasks.plain_runner import PlainRunner
@@ -383,7 +384,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
     place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
     (place / "rest.bin").write_bytes(os.urandom(1 << 20))
     hibernate_plainly(asleep.opened)
-    check = deployment.check_restore
+    check = restoring.check_restore
 
     def late(remote: RemoteRestore, full: bool) -> Any:
         if remote.first:
@@ -392,7 +393,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
                 file.write(b"the server's")
         return check(remote, full)
 
-    monkeypatch.setattr(deployment, "check_restore", late)
+    monkeypatch.setattr(restoring, "check_restore", late)
     with pytest.raises(SnapshotDamaged, match=r"rest\.bin.*name them in `first` too"):
         _deploy(asleep, small_stack(), on=asleep.wanting(first=["model"]))
     assert asleep.machines() == []

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from flows import job
-from flows.procedures.job import attempt
+from flows.procedures.job import attempt, start
 from tasks.plain_runner import PlainRunner
 from tasks.programs import Freezer
 from tests.fixtures.driver import hurried
@@ -176,7 +176,7 @@ def test_a_job_that_is_frozen_at_a_notice_goes_on_elsewhere_and_loses_nothing(
 def test_a_moments_fault_does_not_lose_what_is_frozen_and_its_machine_is_chosen_for_it(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prove, offers = attempt.prove_freezing, LocalProvider.offers
+    prove, offers = start.prove_freezing, LocalProvider.offers
     machines: list[MachineId | None] = []
     wants: list[Want] = []
 
@@ -190,7 +190,7 @@ def test_a_moments_fault_does_not_lose_what_is_frozen_and_its_machine_is_chosen_
         wants.append(want)
         return offers(provider, want)
 
-    monkeypatch.setattr(attempt, "prove_freezing", fail_first)
+    monkeypatch.setattr(start, "prove_freezing", fail_first)
     monkeypatch.setattr(LocalProvider, "offers", note)
     running.begin()
     assert running.gives_notice(120).frozen

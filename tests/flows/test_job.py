@@ -284,11 +284,11 @@ def test_a_wake_by_somebody_else_ends_no_job(
     hibernate_plainly(lab.opened)
     wake, woken = JOB_FLOW.wake_workspace, []
 
-    def meet(*given: Any) -> Any:
+    def meet(*given: Any, **options: Any) -> Any:
         woken.append(wake_plainly(lab.opened).machine)
         if says is not None:
             raise says("another run was there before")
-        return wake(*given)
+        return wake(*given, **options)
 
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", meet)
     report = _run(lab, _FINE)

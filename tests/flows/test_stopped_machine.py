@@ -44,7 +44,7 @@ def world(
         driven.check()
         now_s[0] += seconds
 
-    def wake(opened: Any, wanted: str) -> Any:
+    def wake(opened: Any, wanted: str, **_: Any) -> Any:
         story.did.append(f"wake {wanted}")
         machine, rental = handed_over(lab.opened)
         lab.opened.rentals.change(rental, job=opened.job)

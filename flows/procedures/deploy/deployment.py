@@ -19,7 +19,14 @@ import msgspec
 
 from flows.procedures.deploy.server import Serving
 from flows.procedures.rented_machine import rented_machine
-from flows.procedures.restore import arrival, begun, restore_parts
+from flows.procedures.restore import (
+    NOTHING_RESTORED,
+    arrival,
+    begun,
+    gate_words,
+    restore_all,
+    restore_parts,
+)
 from flows.procedures.snapshot import take_snapshot
 from tasks.autosave import start_autosave
 from tasks.deploy import (
@@ -67,7 +74,6 @@ from torpor.shared.errors import (
     RestoreUnfinished,
     RunCancelled,
     SnapshotDamaged,
-    StartedTooEarly,
     TorporError,
 )
 from torpor.shared.format.keys import Seal
@@ -153,7 +159,7 @@ class Deployment:
         self._served = 0.0
         self._started_early = False  # behind the gate, or though nobody has named what comes first
         self._gated = False
-        self._gate = "nothing was restored" if chosen.gate else ""
+        self._gate = NOTHING_RESTORED if chosen.gate else ""
         self._environment = "of the image"
         self._built = False
         self._mark = ""  # the record on the machine that this deploy makes the environment
@@ -359,12 +365,14 @@ class Deployment:
             self._note_gate(restore.plan)
             self._environment_lined_up.wait()
             self._check_wanted()
-            if not restore.plan.complete:
-                with self._early_start_named(InvalidInput):
-                    restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
-                with self._early_start_named(InvalidInput, SnapshotDamaged):
-                    finish_restore(restore)
-                    check_restore(restore, self._chosen.full_check)
+            restore_all(
+                restore,
+                "wake",
+                tenancy.machine,
+                full_check=self._chosen.full_check,
+                when_first=when_first,
+                started_early=lambda: self._started_early,
+            )
         self._warnings += [
             *moved(self._opened, tenancy.machine, restore.plan),
             *restore.finished.warnings,
@@ -372,27 +380,11 @@ class Deployment:
 
     def _note_gate(self, plan: RestorePlan) -> None:
         self._gated = plan.gated
-        if plan.gated:
-            self._gate = "the server started before its files were there"
-        elif self._chosen.gate and not plan.complete:
+        if self._chosen.gate:
             why = "a server that started early wrote to what was still restored"
             if self._stack.fetch:
                 why = "the fetch command needs the whole workspace"
-            self._gate = f"not used: {plan.ungated or why}"
-
-    @contextmanager
-    def _early_start_named(self, *errors: type[TorporError]) -> Iterator[None]:
-        """StartedTooEarly, where one of ``errors`` says that a directory or file is not as it was
-        restored, and only a server that has started early can have changed it."""
-        try:
-            yield
-        except errors as error:
-            if not self._started_early:
-                raise
-            raise StartedTooEarly(
-                f"the server started before all was restored, and wrote to files that were still "
-                f"restored: {error}"
-            ) from error
+            self._gate = gate_words(plan, "server", why)
 
     @contextmanager
     def _measured(self, what: str) -> Iterator[None]:

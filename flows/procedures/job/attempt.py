@@ -14,30 +14,25 @@ import msgspec
 from flows.procedures.job.gpu_use import GpuUse
 from flows.procedures.job.log import show_log
 from flows.procedures.job.nodes import OtherNodes
+from flows.procedures.job.start import Starting
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.snapshot import take_snapshot
 from tasks.autosave import end_autosave
 from tasks.jobs import (
-    look_at_command,
-    secrets_of,
     secrets_to_hide,
-    start_command,
     stop_command,
-    stored_logs,
 )
-from tasks.programs import prove_freezing
 from tasks.runner import runner
 from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.policy import save_interval_s
-from torpor.control.jobs.records import Attempt, End, log_path
+from torpor.control.jobs.records import End, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
-from torpor.control.variables import variables
 from torpor.shared.errors import (
     AgentLost,
     HookFailed,
@@ -47,15 +42,13 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import PROGRAMS, Machine, MachineId, SnapshotId
-from torpor.shared.wire.job import JobState, Notice, OwnSave, StartJob
+from torpor.shared.values import Machine, MachineId, SnapshotId
+from torpor.shared.wire.job import JobState, Notice, OwnSave
 
 LOOK_S: Final = 2.0
 WATCH_S: Final = 15.0
 """Between two looks at what the provider says of the machine; one that is not running in two of
 them is lost. So a loss is seen within a minute."""
-NOT_STARTED: Final = 126
-"""What a shell gives as the status of a command that it cannot start."""
 TAKEN_S: Final = 180.0
 """A command that fails so soon after its machine got notice may have been ended with the machine:
 the longest notice is of two minutes."""
@@ -80,8 +73,8 @@ class Attending:
         self._opened = opened
         self._driven = driven
         self._machine = machine
-        self._rental = rental
         self._session = session
+        self._starting = Starting(opened, driven, machine, rental, session)
         self._log = log_path(opened.spec, driven.job.id)
         self._lines = Lines(self._log, secrets_to_hide(driven.job))
         self._saves = Saves(opened, driven, machine, rental.spot, session)
@@ -89,7 +82,6 @@ class Attending:
         self._notice: Notice | None = None
         self._noticed = 0.0
         self._not_frozen = ""
-        self._freezes = opened.spec.freezes_jobs and driven.job.nodes == 1
         self._own_save: OwnSave | None = None
         self._others = OtherNodes(opened, driven.job)
         self._failed: float | None = None  # since when a command of several is seen to have failed
@@ -112,50 +104,32 @@ class Attending:
                 self._left.set()
 
     def _start(self) -> None:
+        self._starting.end_left()
         job = self._driven.job
-        attempt = job.attempt
-        begins = attempt is None
+        attempt = job.attempt or self._starting.begin()
         if attempt is None:
-            attempt = self._new_attempt()
-            if attempt.number == 1 and not self._has_turn():
-                return
-            if self._driven.stop is not None:
-                self._driven.change_attempt(end="stopped", ended_unix=time.time())
-                return
+            if job.gate:  # a run that was killed may have left a command
+                stop_command(self._session, job.id)
+            return
         try:
             self._others.log_in()
             nodes = self._others.addresses(self._session)
         except MachineError as error:
             self._lose_node(error)
             return
-        folder = self._opened.spec.paths[0]
-        notices = self._opened.markets.of(self._machine.provider).abilities.notices
+        begins = job.attempt is None
         try:
-            criu = self._criu(attempt, may_freeze=bool(notices))
-            request = StartJob(
-                job.id,
-                attempt.number,
-                job.command,
-                folder,
-                self._log,
-                list(notices),
-                environment=self._environment(attempt),
-                forget=stored_logs(self._opened) if begins and not job.keep_logs else [],
-                nodes=nodes,
-                images=f"{folder}/{PROGRAMS}/{job.id}" if self._freezes else "",
-                criu=criu,
-                freezes=self._freezes,
-                frozen=job.frozen,
-            )
+            # One that was started behind the gate has forgotten none: they were still restored.
+            request = self._starting.request(attempt, nodes, forgets=begins or job.gate)
             end_autosave(self._opened, self._session)  # the job has saves of its own
             try:
                 self._others.start(request)
             except MachineError as error:
                 self._lose_node(error)
                 return
-            state = start_command(self._session, request)
-        except InvalidInput as error:  # the user's mistake: this command can never be started
-            self._ended(NOT_STARTED, str(error))
+            state = self._starting.start(request)
+        except InvalidInput as error:
+            self._starting.failed(error)
             return
         runner().log.info(
             "attempt %d of job %s is %s on machine %s",
@@ -170,54 +144,6 @@ class Attending:
             self._driven.change(frozen=None)
         if begins:  # what an earlier machine wrote after its newest save is not in this log
             self._driven.see(min(job.log_offset, state.log_from))
-
-    def _criu(self, attempt: Attempt, *, may_freeze: bool) -> str:
-        """CRIU's folder on a machine that has proven that it can freeze the command, or let it go
-        on; asked once an attempt. Empty for none."""
-        job = self._driven.job
-        if not self._freezes or not (may_freeze or job.frozen):
-            return ""
-        if look_at_command(self._session, job.id, 0, 0).state.attempt >= attempt.number:
-            return ""  # it was started, and has it
-        freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
-        if freezer.why_not and job.frozen is not None:  # else a moment's fault would lose it
-            freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
-        if freezer.why_not:
-            runner().log.warning(
-                "the command of job %s is not frozen on machine %s: %s",
-                job.id,
-                self._machine.id,
-                freezer.why_not,
-            )
-        return freezer.criu
-
-    def _environment(self, attempt: Attempt) -> dict[str, str]:
-        """What the command gets. Without a secret that is missing by now no command is started, and
-        one that runs goes on."""
-        job = self._driven.job
-        try:
-            return {**variables(job.env), **secrets_of(job).variables}
-        except InvalidInput:
-            if look_at_command(self._session, job.id, 0, 0).state.attempt < attempt.number:
-                raise
-            return {}
-
-    def _has_turn(self) -> bool:
-        """Look again for jobs that have begun on this workspace, now that others can see this
-        attempt. Of two that begin at once, one sees the other at least, and is not started."""
-        try:
-            others = [one for one in self._opened.jobs.open() if one.id != self._driven.job.id]
-        except TorporError:
-            self._driven.withdraw_attempt()
-            raise
-        if any(one.attempts for one in others):
-            self._driven.withdraw_attempt()
-            return False
-        return True
-
-    def _new_attempt(self) -> Attempt:
-        price = self._machine.price_usd_h or self._rental.price_usd_h
-        return self._driven.begin_attempt(self._machine, self._rental.spot, price)
 
     def _look(self, threads: ThreadPoolExecutor) -> bool:
         """One look at the command; whether this attempt is over."""
@@ -272,7 +198,7 @@ class Attending:
         """Whether the machine may be about to freeze the command. A save by this run would lack
         that."""
         notice = state.notice
-        if not self._freezes or notice is None or notice.kind == "aws-rebalance":
+        if not self._starting.freezes or notice is None or notice.kind == "aws-rebalance":
             return False
         undecided = not state.save_error and not state.not_frozen
         return undecided and time.monotonic() - self._noticed < TAKEN_S

@@ -12,6 +12,7 @@ import msgspec
 
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.nodes import bring_nodes, end_nodes
+from flows.procedures.job.start import GatedStart
 from flows.procedures.job.stopped_machine import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
@@ -425,13 +426,29 @@ class Driver:
                 raise
             runner().log.warning("job %s goes on: %s", self.job.id, error)
 
-    def rented(self, report: WakeReport) -> None:
+    def gated_start(self, opened: OpenWorkspace) -> GatedStart:
+        """What may start the command while ``opened`` is woken for the job."""
+        return GatedStart(opened, self._driven)
+
+    def rented(self, report: WakeReport, gated: str) -> None:
+        """``gated``: how the command used its gate, in words."""
         self._refusals = 0
-        self._driven.change(rented=report.machine, newest=self.job.newest or report.snapshot)
+        newest = self.job.newest or report.snapshot
+        self._driven.change(rented=report.machine, newest=newest, gated=gated)
 
     def wait_after(self, error: TorporError) -> None:
-        """Wait after a wake that failed, or end the job."""
-        if isinstance(error, NoOffer | CreateFailed):
+        """Wait after a wake that failed, or end the job. A command that was started during the wake
+        is lost with its machine; the next one waits for the restore."""
+        met = isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver)
+        attempt, now_unix = self.job.attempt, time.time()
+        if attempt is not None and not met:
+            self._driven.change_attempt(
+                end="machine lost",
+                ended_unix=now_unix,
+                lost_s=now_unix - attempt.began_unix,
+                error=f"its restore failed: {error}",
+            )
+        elif isinstance(error, NoOffer | CreateFailed):
             self._refusals += 1
             seconds = wait_s(self._refusals)
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")

@@ -23,6 +23,8 @@ from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.programs import look_at
 from torpor.machine.checkpoint.tree import why_not
+from torpor.machine.gate.keeper import STILL_S, Awaited
+from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -65,6 +67,9 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
     request = _resolved(request)
     folder = JobFolder(call.home, request.job)
     folder.make()
+    if request.gate:
+        _await_log(request, call)
+    _remove_logs(call.home, request)
     lock = _lock_to_start(folder, request.attempt, call)
     if lock is None:
         return folder.look()[0]
@@ -73,7 +78,6 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
         if state.attempt >= request.attempt and kept is not None:
             return state
         end_processes(lambda: folder.processes(kept), LEFT_GRACE_S, call.check)
-        _remove_logs(call.home, request)
         _make_log(request.log)
         mark = {OWN_MARK: str(folder.path)}
         start_process(supervise, lock, request_line(request.job, request), call, mark)
@@ -236,6 +240,28 @@ def _none_starts(folder: JobFolder, call: Call) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _await_log(request: StartJob, call: Call) -> None:
+    """Until the restore has given the log of earlier attempts its name: one that is made meanwhile
+    would take that. MachineError where it never comes."""
+    names = Awaited(GateRecord(call.home, request.gate), STILL_S)
+    try:
+        number = names.number(os.fsencode(request.log), follows=True)
+    except OSError:  # the snapshot has not even its folder
+        return
+    if number is None:
+        return
+    names.want({number})
+    while names.lacks({number}):
+        if names.never_come:
+            raise MachineError(
+                f"the restore of workspace {request.gate} brings the log {request.log} no further: "
+                "start the command when all is restored"
+            )
+        call.check()
+        time.sleep(_POLL_S)
+        names.look()
 
 
 def _remove_logs(home: Path, request: StartJob) -> None:

@@ -156,7 +156,7 @@ class Awaited:
     def __init__(self, record: GateRecord, still_s: float) -> None:
         self._record = record
         self._still_s = still_s
-        began = record.names()
+        began = record.began()
         self._by_number = {} if began is None else dict(began.names)
         self._numbers = {name: number for number, name in self._by_number.items()}
         self._below: dict[bytes, set[int]] = {}

@@ -77,6 +77,16 @@ class GateRecord:
         """What it began with; None once the restore has ended, or where none has begun it."""
         return _read(self._names)
 
+    def began(self) -> Names | None:
+        """What the newest restore began with, also once it has ended."""
+        return self.names() or _read(self._ended)
+
+    def lacks(self) -> bool:
+        """Whether a name is not there, also of a restore that has ended without it."""
+        began = self.began()
+        given = Numbers(self._folder / "given").new()
+        return began is not None and not began.names.keys() <= {*given}
+
     def moved(self) -> None:
         with suppress(FileNotFoundError):
             os.utime(self._names)
@@ -102,7 +112,7 @@ class GateRecord:
     def complete(self, identity: bytes, count: int) -> None:
         """All ``count`` names of this restore are there, also where it went on without a gate after
         the ``end`` of an earlier run: a name that is missing now was removed."""
-        began = self.names() or _read(self._ended)
+        began = self.began()
         if began is not None and began.identity == identity:
             self.give(range(count))
             self.end()

@@ -272,7 +272,7 @@ def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
 def _keeper_of(home: Path, request: StartJob) -> Callable[[int], None] | None:
     """What starts the keeper of the command's gate; None where no restore has files to give."""
     machine, record = this_machine(), GateRecord(home, request.gate)
-    if not request.gate or machine is None or record.names() is None:
+    if not request.gate or machine is None or not record.lacks():
         return None
 
     def keep(listener: int) -> None:
