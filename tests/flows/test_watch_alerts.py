@@ -31,6 +31,7 @@ from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
 from torpor.control.processes import boot_id, identify
+from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watch_report import WatchReport
@@ -140,6 +141,28 @@ def test_a_machine_that_has_gone_is_told_once_with_the_age_of_what_is_stored(
     assert refused or "The newest snapshot is of 20" in body
     server.since(25 * 3600)
     assert _watch(lab.opened, server)[2] == []
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_lost_machine_is_told_by_the_next_look_where_one_is_killed_once_its_rental_is_closed(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    machine, _ = handed_over(lab.opened)
+    alive = dict(lab.market.alive)
+    destroy_all(lab.market)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*((_Runs, "table") if closed else (Rentals, "change")), killed)
+        _watch(lab.opened, server)
+    assert lab.states() == ["ended" if closed else "handed over"]
+    if not closed:
+        lab.market.alive.update(alive)
+    told = [subject for subject, _ in _watch(lab.opened, server)[2]]
+    assert told == [f"torpor: machine {machine.id} of workspace demo has gone"] * closed
+    assert _watch(lab.opened, server)[2] == []
+    assert not [alert for alert in server.remembered() if alert.kind == "machine lost"]
 
 
 def test_a_machine_whose_own_saves_fail_is_told_after_half_an_hour(

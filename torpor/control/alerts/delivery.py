@@ -143,8 +143,9 @@ def plan(
 ) -> Plan:
     """Which alerts to record, send and forget.
 
-    ``mended``: the failed runs that a later run has mended. Other failed runs that are too old to
-    be seen are forgotten without a message.
+    ``mended``: the failed runs that a later run has mended, and the lost machines whose rentals are
+    open, of a look that was killed before it closed them. Other failed runs that are too old to be
+    seen are forgotten without a message.
     """
     known = {entry.key: entry for entry in remembered}
     seen = {alert.key: alert for alert in alerts}

@@ -216,14 +216,21 @@ def _unproven(
 
 
 def close_lost(
-    rentals: Rentals, provider: Provider, rental: Rental, gone: str, warn: Callable[[str], None]
+    rentals: Rentals,
+    provider: Provider,
+    rental: Rental,
+    gone: str,
+    warn: Callable[[str], None],
+    first: Callable[[], None] = lambda: None,
 ) -> bool:
     """Close the rental of a machine that was taken back, or ended in the console, where ``gone``
-    says why it counts as gone and nothing of its label is left. Nothing is destroyed."""
+    says why it counts as gone and nothing of its label is left; ``first`` is called right before.
+    Nothing is destroyed."""
     if not gone or residue_of(provider, rental.label):
         return False
-    why = f"it was gone: {gone}"
-    rentals.change(rental, state="ended", why=why, **billed(provider, rental))
+    bill = billed(provider, rental)
+    first()
+    rentals.change(rental, state="ended", why=f"it was gone: {gone}", **bill)
     warn(f"machine {rental.machine} at {rental.provider} is gone: {gone}")
     return True
 

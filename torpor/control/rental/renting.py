@@ -399,14 +399,17 @@ class Renting:
                 ended.append(rental)
         return ended
 
-    def close_if_gone(self, rental: Rental, *, shown: bool) -> bool:
-        """Close the rental of a machine that has gone without us; nothing is destroyed. Of one that
-        its provider shows, note that."""
+    def close_if_gone(
+        self, rental: Rental, *, shown: bool, first: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Close the rental of a machine that has gone without us, right after ``first``; nothing is
+        destroyed. Of one that its provider shows, note that."""
         provider = self._by.markets.of(rental.provider)
         if shown:
             seen_again(self._rentals, provider, rental)
             return False
-        return self._close_lost(*look_for(self._rentals, provider, rental))
+        rental, gone = look_for(self._rentals, provider, rental)
+        return close_lost(self._rentals, provider, rental, gone, self._by.told.warn, first)
 
     def end_scratch(self, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
         """Destroy the machines that killed runs left under this reserved name, at the providers
@@ -557,7 +560,8 @@ class Renting:
             provider = self._by.markets.of(rental.provider)
             rental, gone = look_for(self._rentals, provider, rental)
         if rental.state == "handed over":
-            self._close_lost(rental, gone)
+            provider = self._by.markets.of(rental.provider)
+            close_lost(self._rentals, provider, rental, gone, self._by.told.warn)
         elif rental.state == "abandoned":
             if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
                 self.end(rental, within_s=within_s)
@@ -566,10 +570,6 @@ class Renting:
 
     def _is_old_request(self, rental: Rental) -> bool:
         return rental.machine is None and time.time() - rental.created_unix > ASKED_S
-
-    def _close_lost(self, rental: Rental, gone: str) -> bool:
-        provider = self._by.markets.of(rental.provider)
-        return close_lost(self._rentals, provider, rental, gone, self._by.told.warn)
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
