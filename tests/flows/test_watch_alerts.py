@@ -30,6 +30,7 @@ from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
+from torpor.control.money.budgets import OpenBudget
 from torpor.control.processes import boot_id, identify
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
@@ -138,7 +139,7 @@ def test_a_machine_that_has_gone_is_told_once_with_the_age_of_what_is_stored(
         server.refusing = False
     ((subject, body),) = _watch(lab.opened, server)[2]
     assert subject == f"torpor: machine {machine.id} of workspace demo has gone"
-    assert refused or "The newest snapshot is of 20" in body
+    assert "The newest snapshot is of 20" in body
     server.since(25 * 3600)
     assert _watch(lab.opened, server)[2] == []
 
@@ -306,6 +307,21 @@ def test_a_spent_budget_is_told_by_the_next_look_where_one_is_killed_as_it_ends_
     told = [subject for subject, _ in _watch(lab.limited(0.01), server)[2]]
     assert "torpor: budget lab is spent" in told
     assert _watch(lab.limited(0.01), server)[2] == []
+
+
+def test_a_spent_budget_that_was_refused_is_told_with_its_cause_where_budgets_cannot_be_read(
+    lab: Lab, server: AlertMemory
+) -> None:
+    def away() -> list[OpenBudget]:
+        raise StoreUnavailable("503")
+
+    machine, _ = handed_over(lab.opened)
+    server.refusing = True
+    with pytest.raises(NotDelivered):
+        _watch(lab.limited(0.01), server)
+    server.refusing = False
+    told = dict(_watch(replace(lab.opened, budgets=away), server)[2])
+    assert f"Machine {machine.id}: budget lab is spent" in told["torpor: budget lab is spent"]
 
 
 @pytest.mark.parametrize("of", ["demo", "all workspaces", ""])
