@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -110,8 +110,8 @@ def close_gone(
     left: list[Finding] = []
     lost: list[Alert] = []
     for finding in standing.findings:
-        alerts = of_lost(finding.rental, newest, time.time()) if finding.rental else []
-        if _is_closed(of, finding, alerts):
+        alerts: list[Alert] = []
+        if _is_closed(of, finding, partial(_foretell, alerts, newest)):
             lost += alerts
         else:
             left.append(finding)
@@ -119,7 +119,7 @@ def close_gone(
 
 
 def _is_closed(
-    of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding, alerts: Sequence[Alert]
+    of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding, first: Callable[[Rental], None]
 ) -> bool:
     rental, machine = finding.rental, finding.machine
     if rental is None or rental.machine is None or finding.kind == "at another provider":
@@ -128,11 +128,17 @@ def _is_closed(
         return False
     name = rental.label.workspace
     try:
-        held, first = renting(of[name].under(name)), partial(remember, alerts)
-        return held.close_if_gone(rental, shown=machine is not None, first=first)
+        return renting(of[name].under(name)).close_if_gone(rental, shown=machine, first=first)
     except TorporError as error:
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, error)
         return False
+
+
+def _foretell(
+    alerts: list[Alert], newest: Mapping[WorkspaceName, float | None], rental: Rental
+) -> None:
+    alerts += of_lost(rental, newest, time.time())
+    remember(alerts)
 
 
 def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import watch
+from flows import hibernate, watch
 from tasks.alert_server import ComingRun
 from tasks.autosave import Saves
 from tasks.plain_runner import PlainRunner
@@ -25,6 +25,7 @@ from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.market import Market
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import watch as looks
@@ -32,11 +33,13 @@ from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.processes import boot_id, identify
+from torpor.control.providers.seam import Absent
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
+from torpor.shared.values import Machine, MachineId
 
 HOUR = 3600.0
 
@@ -164,6 +167,28 @@ def test_a_lost_machine_is_told_by_the_next_look_where_one_is_killed_once_its_re
     assert told == [f"torpor: machine {machine.id} of workspace demo has gone"] * closed
     assert _watch(lab.opened, server)[2] == []
     assert not [alert for alert in server.remembered() if alert.kind == "machine lost"]
+
+
+def test_a_look_between_the_end_of_a_hibernated_machine_and_its_record_tells_of_no_loss(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = lab.workspace(lab.rent().id)
+    place.mkdir()
+    (place / "notes").write_text("some work")
+    find, told, states = lab.market.find, list[Any](), list[str]()
+
+    def look_first(wanted: MachineId) -> Machine | Absent:
+        found = find(wanted)
+        if isinstance(found, Absent) and not states:
+            states.extend(lab.states())
+            told.extend(_watch(lab.opened, server)[2])
+        return found
+
+    monkeypatch.setattr(lab.market, "find", look_first)
+    slept = hibernate_plainly(lab.opened)
+    assert (states, told, lab.states()) == (["handed over"], [], ["ended"])
+    assert _watch(lab.opened, server)[2] == []
+    assert f"already asleep in {slept.snapshot}" in run_plainly(lab.opened, hibernate).words
 
 
 def test_a_machine_whose_own_saves_fail_is_told_after_half_an_hour(
