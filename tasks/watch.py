@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -29,7 +29,7 @@ from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
-from torpor.shared.errors import MachineInUse, TorporError
+from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import NOBODY, Activity
 
@@ -110,28 +110,33 @@ def close_gone(
     left: list[Finding] = []
     lost: list[Alert] = []
     for finding in standing.findings:
-        alerts: list[Alert] = []
-        if _is_closed(of, finding, partial(_foretell, alerts, newest)):
-            lost += alerts
-        else:
+        closed, alerts = _close(of, finding, newest)
+        lost += alerts
+        if not closed:
             left.append(finding)
     return msgspec.structs.replace(standing, findings=left, lost=lost)
 
 
-def _is_closed(
-    of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding, first: Callable[[Rental], None]
-) -> bool:
+def _close(
+    of: Mapping[WorkspaceName, OpenWorkspace],
+    finding: Finding,
+    newest: Mapping[WorkspaceName, float | None],
+) -> tuple[bool, list[Alert]]:
+    """Whether the rental of this finding is closed now, and the alerts of its lost machine: also
+    where the write failed, which may have been done all the same."""
     rental, machine = finding.rental, finding.machine
     if rental is None or rental.machine is None or finding.kind == "at another provider":
-        return False
+        return False, []
     if machine is not None and machine.provider != rental.provider:  # its account has a new name
-        return False
-    name = rental.label.workspace
+        return False, []
+    name, alerts = rental.label.workspace, list[Alert]()
+    first = partial(_foretell, alerts, newest)
     try:
-        return renting(of[name].under(name)).close_if_gone(rental, shown=machine, first=first)
+        held = renting(of[name].under(name))
+        return held.close_if_gone(rental, shown=machine, first=first), alerts
     except TorporError as error:
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, error)
-        return False
+        return False, [] if isinstance(error, HandedOver) else alerts  # another run has ended it
 
 
 def _foretell(

@@ -169,6 +169,25 @@ def test_a_lost_machine_is_told_by_the_next_look_where_one_is_killed_once_its_re
     assert not [alert for alert in server.remembered() if alert.kind == "machine lost"]
 
 
+def test_a_lost_machine_is_told_where_the_answer_to_the_close_of_its_rental_is_lost(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = Rentals.change
+
+    def unanswered(*of: Any, **changes: Any) -> Any:
+        change(*of, **changes)
+        raise StoreUnavailable("timed out")
+
+    machine, _ = handed_over(lab.opened)
+    destroy_all(lab.market)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rentals, "change", unanswered)
+        told = [subject for subject, _ in _watch(lab.opened, server)[2]]
+    assert lab.states() == ["ended"]
+    assert told == [f"torpor: machine {machine.id} of workspace demo has gone"]
+    assert _watch(lab.opened, server)[2] == []
+
+
 def test_a_look_between_the_end_of_a_hibernated_machine_and_its_record_tells_of_no_loss(
     lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
