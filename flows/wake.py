@@ -17,6 +17,7 @@ from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
     check_restore,
+    check_still_newest,
     finish_restore,
     new_restore,
     pick_snapshot_to_wake,
@@ -26,6 +27,7 @@ from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
+from torpor.control.store.receipts import newest_verified
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
 
 
@@ -70,6 +72,7 @@ def wake_workspace(
     """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
     run left is continued; if that run restored another snapshot, it is destroyed, and a second
     round rents another one."""
+    before = newest_verified(opened.store, opened.spec.name)
     wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
     freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
     for again in rounds(1 if own else 2, RestoreUnfinished):
@@ -79,6 +82,8 @@ def wake_workspace(
             open_session(opened, tenancy.machine) as session,
             arrival(new_restore(opened, session, wanted), tenancy) as restore,
         ):
+            if snapshot in ("", NEWEST):
+                check_still_newest(opened, before)
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
