@@ -11,6 +11,7 @@ import secrets
 import socket
 import sys
 import tempfile
+from copy import deepcopy
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -167,8 +168,10 @@ def make_pools() -> None:
             try:
                 client.create_work_pool(wanted)
             except ObjectAlreadyExists:
-                template = with_command(client.read_work_pool(pool.name).base_job_template)
-                client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
+                there = client.read_work_pool(pool.name).base_job_template
+                template = with_command(deepcopy(there))
+                if template != there:
+                    client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
             for priority, queue in enumerate(pool.queues, 1):
                 with contextlib.suppress(ObjectAlreadyExists):
                     client.create_work_queue(queue, priority=priority, work_pool_name=pool.name)

@@ -18,6 +18,7 @@ from tasks.machines import hand_over, open_session
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
+    check_still_newest,
     new_restore,
     pick_snapshot_to_wake,
     woken,
@@ -26,6 +27,7 @@ from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
+from torpor.control.store.receipts import newest_verified
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
 
 NOTHING_EARLY: Final = EarlyStart()
@@ -77,6 +79,7 @@ def wake_workspace(
     run left is continued; if that run restored another snapshot, it is destroyed, and a second
     round rents another one. ``early``: what starts before all is restored; the machine is handed
     over, and may be stored, only after that."""
+    before = newest_verified(opened.store, opened.spec.name)
     wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
     freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
     for again in rounds(1 if own else 2, RestoreUnfinished):
@@ -89,6 +92,8 @@ def wake_workspace(
                 tenancy,
             ) as restore,
         ):
+            if snapshot in ("", NEWEST):
+                check_still_newest(opened, before)
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)

@@ -78,10 +78,10 @@ def watch(
     opened = {name: blocks[of[0]] for name, of in named.items()}  # the first stands for all
     alike = twins(blocks, named)
     standing = list_all_machines([*opened.values()])
-    if not dry_run:
-        standing = close_gone(standing, [*opened.values()])
-    costs = show_overview(blocks, standing.of)
     newest, troubles = newest_snapshots(opened)
+    if not dry_run:
+        standing = close_gone(standing, [*opened.values()], newest)
+    costs = show_overview(blocks, standing.of)
     faults: list[Exception] = []
     if not dry_run:
         _free_slots(blocks, faults)  # first: a run that is stuck is not one that waits
@@ -124,7 +124,7 @@ def watch(
     _warn(watched)
     seen_jobs = [seen.watched() for seen in jobs]
     if not dry_run:
-        remember_spent(budgets, watched, faults)
+        remember_spent(budgets, watched)
         watched = [_act(one, blocks, named.get(one.workspace, []), faults) for one in watched]
         seen_jobs = [_continue(seen, faults) for seen in jobs]
     in_table = {id(one) for one in used}
@@ -143,14 +143,13 @@ def watch(
     alarms = see_alarms(
         Look(
             report=report,
-            silent=standing.silent,
+            standing=standing,
             budgets=budgets if in_hand else None,
             newest=newest,
             named=named,
             unread=[*unread],
             some=bool(workspaces or closed),
             overview=costs,
-            lost=standing.lost,
         ),
         faults,
     )

@@ -164,7 +164,7 @@ def give_up(opened: OpenWorkspace, rental: Rental) -> None:
     if isinstance(live, Machine) and live.label == rental.label:
         mark_adopted.function(provider, live, None)
     why = "its user has given the adoption up: the machine was left alone"
-    opened.rentals.change(rental, state="ended", why=why)
+    opened.rentals.change(rental, state="ended", why=why, snapshot=None)  # its disk changes again
 
 
 def fingerprint(host_key: str) -> str:

@@ -25,9 +25,18 @@ class Told(NamedTuple):
         return found[0] if found else None
 
 
-@step("remember alerts", retries=ONCE)
 def remember(alerts: Sequence[Alert]) -> None:
-    """Record what the next look is to tell, should this one not come to it."""
+    """Record what the next look is to tell, should this one be killed before it does. A failure is
+    logged: a look acts all the same."""
+    try:
+        if alerts:
+            _remember(alerts)
+    except Exception as error:  # noqa: BLE001 - the server's client raises any
+        runner().log.error("%d alerts were not remembered: %s", len(alerts), error)
+
+
+@step("remember alerts", retries=ONCE)
+def _remember(alerts: Sequence[Alert]) -> None:
     server = runner().alerts
     known = {one.key for one in server.remembered()}
     for alert in alerts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -182,15 +183,17 @@ def _tell_of_most(opened: OpenWorkspace, now: Standing) -> None:
 
 
 def _tell_once(opened: OpenWorkspace, now: Standing, what: str, event: WorkspaceEvent) -> None:
-    """Send the event, the first time in this month that it is true of a budget of this size."""
+    """Send the event, the first time in this month that it is true of a budget of this size. It is
+    sent before that is recorded: a run that is killed in between leaves one that is sent twice."""
     of = now.budget
     key = ObjectKey(f"budgets/{of.name}/{now.month}-{of.usd_month:f}{what}")
     try:
         if opened.store.head(key) is not None:
             return
-        opened.store.put(key, msgspec.json.encode({"message": now.message()}))
     except StoreError as error:
         runner().log.warning(
             "whether the event of budget %s was sent before is not known: %s", of.name, error
         )
     emit(event)
+    with suppress(StoreError):  # else it is sent again
+        opened.store.put(key, msgspec.json.encode({"message": now.message()}))

@@ -90,6 +90,17 @@ def pick_snapshot_to_wake(
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
 
 
+def check_still_newest(opened: OpenWorkspace, before: SnapshotId | None) -> None:
+    """LacksWork where another snapshot than ``before`` is the newest verified one by now: a
+    hibernation has stored later work since the wake picked its snapshot."""
+    newest = newest_verified(opened.store, opened.spec.name)
+    if newest not in (None, before):
+        raise LacksWork(
+            f"workspace {opened.spec.name} was stored as {newest} after this wake had picked its "
+            "snapshot: wake it again, or name the snapshot"
+        )
+
+
 def _newest(opened: OpenWorkspace) -> StoredSnapshot:
     """The newest snapshot. Of what a machine saved by itself, only what is whole. OtherPaths where
     one names other directories than the block: it may be whole, so its work is not passed over."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 
+from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, Saves, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import open_session, renting
@@ -17,6 +19,8 @@ from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.alerts.delivery import Alert
+from torpor.control.alerts.watch import of_lost
 from torpor.control.idleness import OWN_WORK, Verdict, judge
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
@@ -25,7 +29,7 @@ from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
-from torpor.shared.errors import MachineInUse, TorporError
+from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import NOBODY, Activity
 
@@ -41,13 +45,13 @@ OWN_WORK_POLL_S: Final = 5.0
 
 class AllMachines(msgspec.Struct, frozen=True):
     """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
-    that did not answer, and of each workspace whose store did not. ``lost``: the rentals that this
-    look has closed, because their machines had gone without torpor."""
+    that did not answer, and of each workspace whose store did not. ``lost``: the alerts of machines
+    that had gone without torpor, whose rentals this look has closed."""
 
     findings: list[Finding]
     silent: dict[str, str]
     unread: dict[WorkspaceName, str]
-    lost: list[Rental] = []
+    lost: list[Alert] = []
 
     def of(self, opened: OpenWorkspace) -> list[tuple[Machine, Rental | None]]:
         """The machines of one workspace, with their rentals."""
@@ -94,32 +98,52 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
     )
 
 
-def close_gone(standing: AllMachines, workspaces: Sequence[OpenWorkspace]) -> AllMachines:
+def close_gone(
+    standing: AllMachines,
+    workspaces: Sequence[OpenWorkspace],
+    newest: Mapping[WorkspaceName, float | None],
+) -> AllMachines:
     """What there is once the rentals of machines that have gone are closed. One that cannot be
-    looked for stays open: unknown is not gone."""
+    looked for stays open: unknown is not gone. A loss is remembered first: the next look tells of
+    it, should this one be killed. ``newest``: when each workspace's newest snapshot was made."""
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
     left: list[Finding] = []
-    lost: list[Rental] = []
+    lost: list[Alert] = []
     for finding in standing.findings:
-        if not _is_closed(of, finding):
+        closed, alerts = _close(of, finding, newest)
+        lost += alerts
+        if not closed:
             left.append(finding)
-        elif finding.rental is not None:
-            lost.append(finding.rental)
     return msgspec.structs.replace(standing, findings=left, lost=lost)
 
 
-def _is_closed(of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding) -> bool:
+def _close(
+    of: Mapping[WorkspaceName, OpenWorkspace],
+    finding: Finding,
+    newest: Mapping[WorkspaceName, float | None],
+) -> tuple[bool, list[Alert]]:
+    """Whether the rental of this finding is closed now, and the alerts of its lost machine: also
+    where the write failed, which may have been done all the same."""
     rental, machine = finding.rental, finding.machine
     if rental is None or rental.machine is None or finding.kind == "at another provider":
-        return False
+        return False, []
     if machine is not None and machine.provider != rental.provider:  # its account has a new name
-        return False
-    name = rental.label.workspace
+        return False, []
+    name, alerts = rental.label.workspace, list[Alert]()
+    first = partial(_foretell, alerts, newest)
     try:
-        return renting(of[name].under(name)).close_if_gone(rental, shown=machine is not None)
+        held = renting(of[name].under(name))
+        return held.close_if_gone(rental, shown=machine, first=first), alerts
     except TorporError as error:
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, error)
-        return False
+        return False, [] if isinstance(error, HandedOver) else alerts  # another run has ended it
+
+
+def _foretell(
+    alerts: list[Alert], newest: Mapping[WorkspaceName, float | None], rental: Rental
+) -> None:
+    alerts += of_lost(rental, newest, time.time())
+    remember(alerts)
 
 
 def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolUpdate
 
 from blocks import ObjectStore
 from deployments import register
@@ -105,20 +107,29 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
 
 @pytest.mark.parametrize(("theirs", "then"), [(None, RUN_COMMAND), ("mine", "mine")])
 def test_a_pool_that_is_there_gets_a_command_if_it_has_none_and_keeps_what_is_its_users(
-    prefect_server: Server, theirs: str | None, then: str
+    prefect_server: Server, monkeypatch: pytest.MonkeyPatch, theirs: str | None, then: str
 ) -> None:
+    changed: list[str] = []
+    real = SyncPrefectClient.update_work_pool
+
+    def update(client: SyncPrefectClient, name: str, changes: WorkPoolUpdate) -> None:
+        changed.append(name)
+        real(client, name, changes)
+
     register.make_pools()
     url = f"{prefect_server.api_url}/work_pools/torpor-jobs"
     usual = ask("GET", url)
     template = json.loads(json.dumps(usual["base_job_template"]))
     template["variables"]["properties"]["command"]["default"] = theirs
     ask("PATCH", url, {"base_job_template": template, "concurrency_limit": 3})
+    monkeypatch.setattr(SyncPrefectClient, "update_work_pool", update)
     register.make_pools()
     pool = ask("GET", url)
     same = {name: usual[name] for name in ("base_job_template", "concurrency_limit")}
     ask("PATCH", url, same)
     template["variables"]["properties"]["command"]["default"] = then
     assert (pool["base_job_template"], pool["concurrency_limit"]) == (template, 3)
+    assert changed == ["torpor-jobs"] * (theirs is None)
 
 
 def test_the_guide_s_commands_add_scheduled_deployments(prefect_server: Server) -> None:

@@ -18,6 +18,7 @@ from flows.procedures.drill_machine import drill_machine
 from flows.procedures.scratch_machine import scratch_machines
 from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
+from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
@@ -237,3 +238,17 @@ def test_at_four_fifths_one_event_is_sent_a_month(lab: Lab, events: deque[dict[s
     assert event["related"][0]["prefect.resource.id"] == "torpor.workspace.demo"
     assert event["payload"]["percent"] == 80
     assert "budget lab: " in event["payload"]["message"]
+
+
+def test_an_event_is_sent_by_the_next_run_where_one_is_killed_as_it_sends_it(lab: Lab) -> None:
+    def killed(event: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    lab.record(created_unix=time.time() - 60, seen_unix=time.time())
+    opened = lab.limited(0.01)
+    with PlainRunner(opened, on_event=killed), pytest.raises(KeyboardInterrupt):
+        what_is_left(opened)
+    events: list[dict[str, Any]] = []
+    with PlainRunner(opened, on_event=events.append):
+        assert what_is_left(opened) and what_is_left(opened)
+    assert [event["event"] for event in events] == ["torpor.budget.reached"]

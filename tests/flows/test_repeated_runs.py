@@ -17,7 +17,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plai
 from torpor.control.providers.seam import Absent
 from torpor.control.reports import HibernateReport
 from torpor.control.store.receipts import withdraw_receipt
-from torpor.shared.errors import HookFailed, InvalidInput, WorkspaceAsleep
+from torpor.shared.errors import HookFailed, InvalidInput, LacksWork, WorkspaceAsleep
 from torpor.shared.values import Machine, MachineId
 
 
@@ -80,6 +80,24 @@ def test_the_second_of_two_says_as_what_the_first_has_hibernated(
         f"another run hibernated machine {slept.machine} as snapshot {slept.snapshot}"
     )
     assert tried.count(at) == 1, "it was tried again"
+
+
+def test_a_wake_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, place: Path) -> None:
+    run_plainly(lab.opened, flows.backup)
+    (place / "later").write_text("later work")
+    slept: list[HibernateReport] = []
+
+    def before(step: str) -> None:
+        if step == "find what was left" and not slept:
+            slept.append(hibernate_plainly(lab.opened))
+
+    with (
+        PlainRunner(lab.opened, before=before, wait_factor=0.001),
+        pytest.raises(LacksWork, match="wake it again"),
+    ):
+        flows.wake.fn(DEMO)
+    assert lab.machines() == []
+    assert wake_plainly(lab.opened).snapshot == slept[0].snapshot
 
 
 @pytest.mark.parametrize("flow", [flows.hibernate, flows.backup], ids=["hibernate", "backup"])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import watch
+from flows import hibernate, watch
 from tasks.alert_server import ComingRun
 from tasks.autosave import Saves
 from tasks.plain_runner import PlainRunner
@@ -25,16 +25,21 @@ from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.market import Market
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
+from torpor.control.money.budgets import OpenBudget
 from torpor.control.processes import boot_id, identify
+from torpor.control.providers.seam import Absent
+from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
+from torpor.shared.values import Machine, MachineId
 
 HOUR = 3600.0
 
@@ -137,9 +142,72 @@ def test_a_machine_that_has_gone_is_told_once_with_the_age_of_what_is_stored(
         server.refusing = False
     ((subject, body),) = _watch(lab.opened, server)[2]
     assert subject == f"torpor: machine {machine.id} of workspace demo has gone"
-    assert refused or "The newest snapshot is of 20" in body
+    assert "The newest snapshot is of 20" in body
     server.since(25 * 3600)
     assert _watch(lab.opened, server)[2] == []
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_lost_machine_is_told_by_the_next_look_where_one_is_killed_once_its_rental_is_closed(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    machine, _ = handed_over(lab.opened)
+    alive = dict(lab.market.alive)
+    destroy_all(lab.market)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*((_Runs, "table") if closed else (Rentals, "change")), killed)
+        _watch(lab.opened, server)
+    assert lab.states() == ["ended" if closed else "handed over"]
+    if not closed:
+        lab.market.alive.update(alive)
+    told = [subject for subject, _ in _watch(lab.opened, server)[2]]
+    assert told == [f"torpor: machine {machine.id} of workspace demo has gone"] * closed
+    assert _watch(lab.opened, server)[2] == []
+    assert not [alert for alert in server.remembered() if alert.kind == "machine lost"]
+
+
+def test_a_lost_machine_is_told_where_the_answer_to_the_close_of_its_rental_is_lost(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = Rentals.change
+
+    def unanswered(*of: Any, **changes: Any) -> Any:
+        change(*of, **changes)
+        raise StoreUnavailable("timed out")
+
+    machine, _ = handed_over(lab.opened)
+    destroy_all(lab.market)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rentals, "change", unanswered)
+        told = [subject for subject, _ in _watch(lab.opened, server)[2]]
+    assert lab.states() == ["ended"]
+    assert told == [f"torpor: machine {machine.id} of workspace demo has gone"]
+    assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_look_between_the_end_of_a_hibernated_machine_and_its_record_tells_of_no_loss(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = lab.workspace(lab.rent().id)
+    place.mkdir()
+    (place / "notes").write_text("some work")
+    find, told, states = lab.market.find, list[Any](), list[str]()
+
+    def look_first(wanted: MachineId) -> Machine | Absent:
+        found = find(wanted)
+        if isinstance(found, Absent) and not states:
+            states.extend(lab.states())
+            told.extend(_watch(lab.opened, server)[2])
+        return found
+
+    monkeypatch.setattr(lab.market, "find", look_first)
+    slept = hibernate_plainly(lab.opened)
+    assert (states, told, lab.states()) == (["handed over"], [], ["ended"])
+    assert _watch(lab.opened, server)[2] == []
+    assert f"already asleep in {slept.snapshot}" in run_plainly(lab.opened, hibernate).words
 
 
 def test_a_machine_whose_own_saves_fail_is_told_after_half_an_hour(
@@ -283,6 +351,21 @@ def test_a_spent_budget_is_told_by_the_next_look_where_one_is_killed_as_it_ends_
     told = [subject for subject, _ in _watch(lab.limited(0.01), server)[2]]
     assert "torpor: budget lab is spent" in told
     assert _watch(lab.limited(0.01), server)[2] == []
+
+
+def test_a_spent_budget_that_was_refused_is_told_with_its_cause_where_budgets_cannot_be_read(
+    lab: Lab, server: AlertMemory
+) -> None:
+    def away() -> list[OpenBudget]:
+        raise StoreUnavailable("503")
+
+    machine, _ = handed_over(lab.opened)
+    server.refusing = True
+    with pytest.raises(NotDelivered):
+        _watch(lab.limited(0.01), server)
+    server.refusing = False
+    told = dict(_watch(replace(lab.opened, budgets=away), server)[2])
+    assert f"Machine {machine.id}: budget lab is spent" in told["torpor: budget lab is spent"]
 
 
 @pytest.mark.parametrize("of", ["demo", "all workspaces", ""])

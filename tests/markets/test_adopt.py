@@ -36,7 +36,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceInvalid,
 )
-from torpor.shared.values import Label, Machine, MachineId, WorkspaceName
+from torpor.shared.values import Label, Machine, MachineId, SnapshotId, WorkspaceName
 
 NAMES = tuple(name for name in FAKES if abilities_of(block_of(name)).adopts)
 STATED = ("vast", "runpod", "lambda", "verda")
@@ -153,9 +153,12 @@ def test_given_up_it_runs_on_and_is_nobody_s(mine: Mine) -> None:
     assert run_plainly(mine.opened, adopt, release=True).state == "can be given up"
     others = run_plainly(mine.opened, adopt, "vast:999", release=True, dry_run=False)
     assert others.state == "not adopted"
-    assert len(mine.opened.rentals.open()) == 1
+    (rental,) = mine.opened.rentals.open()
+    mine.opened.rentals.change(rental, snapshot=SnapshotId("s-1"))  # of an end that came to nothing
     report = run_plainly(mine.opened, adopt, release=True, dry_run=False)
     assert (report.state, report.machine) == ("given up", mine.id)
+    ended = mine.opened.rentals.ended(rental.label.rental)
+    assert ended is not None and ended.snapshot is None  # its user goes on working there
     assert mine.find().label is None
     assert mine.opened.rentals.open() == []
     assert run_plainly(mine.opened, reconcile).findings == []

@@ -25,7 +25,7 @@ from tasks.prefect_alerts import PrefectAlerts
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.lab import Lab
 from tests.fixtures.waiting import until
-from torpor.control.alerts.delivery import Remembered
+from torpor.control.alerts.delivery import Alert, Remembered, begun
 from torpor.control.alerts.runs import FailedRun
 from torpor.shared.errors import NotDelivered
 
@@ -114,10 +114,11 @@ def test_a_message_that_no_block_accepts_is_not_told(inbox: Inbox) -> None:
 
 
 def test_what_is_remembered_outlives_the_run(prefect_server: Server) -> None:
-    first = Remembered(
+    alert = Alert(
         kind="machine left", subject=secrets.token_hex(8), workspace="demo", title="left",
-        since_unix=1.5, told={BLOCK: 2.5},
+        cause="\x1b" * 5000, next_step="log in", at_unix=1.5,
     )  # fmt: skip
+    first = msgspec.structs.replace(begun(alert, 1.5), told={BLOCK: 2.5})
     server = PrefectAlerts()
     server.remember(first)
     assert first in server.remembered()

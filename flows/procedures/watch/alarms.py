@@ -9,12 +9,12 @@ import msgspec
 
 from tasks.alert_delivery import Told, remember, tell
 from tasks.runner import runner
+from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
 from torpor.control.alerts.delivery import Alert, Doubt, Key, rows
 from torpor.control.alerts.runs import Schedule
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
-from torpor.control.rental.records import Rental
 from torpor.control.supervision import installation_folder
 from torpor.control.watch_report import Watched, WatchReport
 from torpor.shared.errors import NotDelivered
@@ -24,25 +24,24 @@ _SCHEDULED = ("watch", "backup")
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look saw, and what it could not see. ``silent``: the error of each provider that did
-    not answer. ``budgets``: None where no machine is in use, so that none was read. ``named``: the
-    blocks of each workspace. ``unread``: the workspaces whose store or jobs could not be read.
-    ``some``: it was not at all workspaces of the installation. ``overview``: what each costs."""
+    """What a look saw, and what it could not see. ``budgets``: None where no machine is in use, so
+    that none was read. ``named``: the blocks of each workspace. ``unread``: the workspaces whose
+    store or jobs could not be read. ``some``: it was not at all workspaces of the installation.
+    ``overview``: what each costs."""
 
     report: WatchReport
-    silent: Mapping[str, str]
+    standing: AllMachines
     budgets: BudgetsSeen | None
     newest: Mapping[WorkspaceName, float | None]
     named: Mapping[WorkspaceName, Sequence[str]]
     unread: Sequence[str]
     some: bool
     overview: Overviews
-    lost: Sequence[Rental]
 
 
 class Alarms(msgspec.Struct, frozen=True):
-    """The alerts, what could not be looked at, the failed runs after which one went well, and until
-    when the look is valid; None: no schedule renews it."""
+    """The alerts, what could not be looked at, what is ``mended`` as plan() says, and until when
+    the look is valid; None: no schedule renews it."""
 
     alerts: list[Alert]
     doubt: Doubt
@@ -56,14 +55,14 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     found = [
         *watch.of_machines(report.watched, now_unix),
         *watch.of_saves(report.watched, now_unix),
-        *watch.of_lost(look.lost, look.newest, now_unix),
+        *look.standing.lost,
         *watch.of_left(report.left, now_unix),
-        *watch.of_providers(look.silent, now_unix),
+        *watch.of_providers(look.standing.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),
         *watch.of_missed(report, look.named),
     ]
     kinds: set[str] = set()
-    if look.some or look.unread or look.silent:  # what it would say is not all
+    if look.some or look.unread or look.standing.silent:  # what it would say is not all
         kinds.add("awake")
     else:
         found += watch.of_awake(look.overview, now_unix)
@@ -76,7 +75,11 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         kinds |= {"installation", "disk full"}
     else:
         found += watch.of_installation(folder, now_unix)
-    mended: list[Key] = []
+    mended: list[Key] = [
+        ("machine lost", watch.lost_subject(one.rental))
+        for one in look.standing.findings
+        if one.rental
+    ]
     valid_unix: float | None = None
     try:
         failed = runner().alerts.failed_runs(now_unix - runs.LOOK_BACK_S)
@@ -86,7 +89,7 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         faults.append(error)
         kinds |= runs.FROM_RUNS
     else:
-        mended = [one.key for one in failed if one.mended]
+        mended += [one.key for one in failed if one.mended]
         found += runs.of_failures(failed, _asleep(look))
         for name, schedule in schedules.items():
             found += runs.of_schedule(schedule, now_unix, itself=name == "watch")
@@ -98,22 +101,10 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
 
 
-def remember_spent(
-    budgets: BudgetsSeen, watched: Sequence[Watched], faults: list[Exception]
-) -> None:
-    """Record the spent budgets whose machines this look is about to end: the next look tells of
-    them, should this one be killed before it does."""
-    spent = [
-        alert
-        for alert in watch.of_budgets(budgets, watched, time.time())
-        if alert.kind == "budget spent"
-    ]
-    try:
-        if spent:
-            remember(spent)
-    except Exception as error:  # noqa: BLE001 - a look acts all the same
-        runner().log.error("spent budgets were not remembered: %s", error)
-        faults.append(error)
+def remember_spent(budgets: BudgetsSeen, watched: Sequence[Watched]) -> None:
+    """Remember the spent budgets whose machines this look is about to end."""
+    alerts = watch.of_budgets(budgets, watched, time.time())
+    remember([alert for alert in alerts if alert.kind == "budget spent"])
 
 
 def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Told | None:

@@ -332,6 +332,32 @@ def test_an_end_that_takes_hours_keeps_the_rental_open_and_names_the_snapshot(
     assert (rents.ended().state, rents.ended().snapshot) == ("ended", "s-1")
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_accepted_end_that_is_not_carried_out_leaves_no_snapshot_on_record(
+    rents: Rents, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Its user may work there again: what is lost later is in no snapshot."""
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    rents.market.immortal = True
+    rental = rents.handed_over()
+    (machine,) = rents.market.list_own()
+    warrant = never_handed_over(machine, rental.label)
+    object.__setattr__(warrant, "snapshot", SnapshotId("s-1"))
+    if killed:
+        monkeypatch.setattr(ending.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt if killed else EndUnproven):
+        rents.run().end(rental, warrant, within_s=0.1)
+    assert (rents.open().state, rents.open().snapshot) == ("handed over", "s-1" if killed else None)
+    rents.run().close_if_gone(rents.open(), shown=machine)
+    assert rents.open().snapshot is None
+    rents.market.alive.clear()
+    rents.run().end_abandoned()
+    assert rents.ended().snapshot is None
+
+
 def test_a_proof_before_the_provider_has_settled_is_none(
     rents: Rents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ MOST_NOTICES: Final = 20
 """Messages to one notification block in one look; the others are sent at the next one."""
 _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
+_MOST_KEPT: Final = 600  # bytes of words; as JSON at most 3,600 characters, a variable holds 5,000
 
 _WITHOUT_END: Final = ("budget reached", "run failed", "awake", "machine lost")
 """Alerts whose end is not sent: a month is over, a failed run is old, nothing is awake."""
@@ -80,13 +81,15 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that has been seen. ``told``: when each notification block accepted it last."""
+    """An alert that has been seen. ``words``: its cause and next step at first, cut short.
+    ``told``: when each notification block accepted it last."""
 
     kind: str
     subject: str
     workspace: str
     title: str
     since_unix: float
+    words: str = ""
     told: dict[str, float] = {}
 
     @property
@@ -143,8 +146,9 @@ def plan(
 ) -> Plan:
     """Which alerts to record, send and forget.
 
-    ``mended``: the failed runs that a later run has mended. Other failed runs that are too old to
-    be seen are forgotten without a message.
+    ``mended``: the failed runs that a later run has mended, and the lost machines whose rentals are
+    open, of a look that was killed before it closed them. Other failed runs that are too old to be
+    seen are forgotten without a message.
     """
     known = {entry.key: entry for entry in remembered}
     seen = {alert.key: alert for alert in alerts}
@@ -218,6 +222,7 @@ def begun(alert: Alert, now_unix: float) -> Remembered:
         workspace=alert.workspace,
         title=alert.title[:_MOST_TITLE],
         since_unix=min(now_unix, alert.at_unix),
+        words=_words(alert).encode()[:_MOST_KEPT].decode(errors="ignore"),
     )
 
 
@@ -232,11 +237,13 @@ def _is_due(alert: Alert, entry: Remembered, block: str, now_unix: float) -> boo
 
 def _notice(alert: Alert, entry: Remembered, block: str) -> Notice:
     again = "still: " if block in entry.told else ""
-    body = (
-        f"{without_secrets(alert.cause)[:_MOST_TEXT]}\n"
-        f"Next step: {without_secrets(alert.next_step)}\nSince: {moment(entry.since_unix)}"
-    )
+    body = f"{_words(alert)}\nSince: {moment(entry.since_unix)}"
     return Notice(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
+
+
+def _words(alert: Alert) -> str:
+    cause = without_secrets(alert.cause)[:_MOST_TEXT]
+    return f"{cause}\nNext step: {without_secrets(alert.next_step)}"
 
 
 def _is_late(entry: Remembered, doubt: Doubt, mended: Collection[Key]) -> bool:
@@ -250,7 +257,7 @@ def _is_late(entry: Remembered, doubt: Doubt, mended: Collection[Key]) -> bool:
 def _late(entry: Remembered, block: str) -> Notice:
     """The message about what is not seen any more, such as a failed run that is too old, and that
     every block refused until now."""
-    body = f"Nobody could be told until now.\nSince: {moment(entry.since_unix)}"
+    body = f"Nobody could be told until now.\n{entry.words}\nSince: {moment(entry.since_unix)}"
     return Notice(block, entry.key, f"torpor: {entry.title}", body)
 
 

@@ -70,32 +70,35 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
 
 
 def of_lost(
-    lost: Sequence[Rental], newest: Mapping[WorkspaceName, float | None], now_unix: float
+    rental: Rental, newest: Mapping[WorkspaceName, float | None], now_unix: float
 ) -> list[Alert]:
-    """The machines that were handed over and have gone without torpor. A job rents another one by
+    """The machine of this rental has gone without torpor. Nobody is told of one that was not handed
+    over, nor of one that a hibernation has ended, nor of a job's: a job rents another one by
     itself."""
-    found = []
-    for rental in lost:
-        name = rental.label.workspace
-        if rental.state != "handed over" or rental.job:
-            continue
-        saved_unix = newest.get(name)
-        saved = f"of {moment(saved_unix)}" if saved_unix else "none that could be read"
-        found.append(
-            Alert(
-                kind="machine lost",
-                subject=f"{rental.provider} {rental.label.rental}",
-                workspace=name,
-                title=f"machine {rental.machine} of workspace {name} has gone",
-                cause=f"{rental.provider} has it no more, and torpor did not end it. The newest "
-                f"snapshot is {saved}: later work was on the machine alone.",
-                next_step="wake the workspace; with `save_minutes` in its block, a lost machine "
-                "costs minutes",
-                at_unix=now_unix,
-                once=True,
-            )
+    if rental.state != "handed over" or rental.snapshot is not None or rental.job:
+        return []
+    name = rental.label.workspace
+    saved_unix = newest.get(name)
+    saved = f"of {moment(saved_unix)}" if saved_unix else "none that could be read"
+    return [
+        Alert(
+            kind="machine lost",
+            subject=lost_subject(rental),
+            workspace=name,
+            title=f"machine {rental.machine} of workspace {name} has gone",
+            cause=f"{rental.provider} has it no more, and torpor did not end it. The newest "
+            f"snapshot is {saved}: later work was on the machine alone.",
+            next_step="wake the workspace; with `save_minutes` in its block, a lost machine "
+            "costs minutes",
+            at_unix=now_unix,
+            once=True,
         )
-    return found
+    ]
+
+
+def lost_subject(rental: Rental) -> str:
+    """The subject of the alert that the machine of this rental is lost."""
+    return f"{rental.provider} {rental.label.rental}"
 
 
 def of_saves(watched: Sequence[Watched], now_unix: float) -> list[Alert]:

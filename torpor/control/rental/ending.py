@@ -56,8 +56,9 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
     keeps = not _is_claimed(provider) and provider.abilities.forgets_s is None
     if isinstance(found, Absent) and (keeps or _proof_of(provider, found, shown=False)):
         return rental, found.proof
-    if isinstance(found, Machine) or listed(provider, rental.label) is not None:
-        return seen_again(rentals, provider, rental), ""
+    shown = found if isinstance(found, Machine) else listed(provider, rental.label)
+    if shown is not None:
+        return seen_again(rentals, provider, rental, shown), ""
     known_unix = max(rental.created_unix, rental.seen_unix or 0.0)
     last_unix = rental.absent_unix[-1] if rental.absent_unix else -math.inf
     if now >= max(known_unix + (provider.abilities.forgets_s or 0.0), last_unix + settling_s):
@@ -108,9 +109,12 @@ def _may_show(provider: Provider, rental: Rental, warn: Callable[[str], None]) -
         return error.retryable
 
 
-def seen_again(rentals: Rentals, provider: Provider, rental: Rental) -> Rental:
-    """Record that the provider shows the machine: earlier answers without it mean nothing. The time
-    is recorded only where absences count from it."""
+def seen_again(rentals: Rentals, provider: Provider, rental: Rental, machine: Machine) -> Rental:
+    """Record that the provider shows the ``machine``: earlier answers without it mean nothing, nor
+    does an accepted end that is not carried out: its disk may change again. The time is recorded
+    only where absences count from it."""
+    if rental.snapshot is not None and not rental.is_ending(machine):
+        rental = rentals.change(rental, snapshot=None)
     forgets_s = provider.abilities.forgets_s
     noted_s = time.time() - max(rental.created_unix, rental.seen_unix or 0.0)
     late = forgets_s is not None and noted_s > forgets_s / NOTES
@@ -134,6 +138,7 @@ def destroy(
     rental: Rental,
     within_s: float,
     check: Callable[[], None] = lambda: None,
+    accepts: Callable[[], None] = lambda: None,
 ) -> str:
     """Destroy the machine, repeatedly, until the provider proves its end and shows nothing else of
     its label; returns the proof, or what stands for one that the provider no longer keeps.
@@ -141,12 +146,12 @@ def destroy(
     A provider that has not settled may claim the end of a machine that it does not show yet. Raises
     StillChanging if the warrant grows too old before the provider accepts, and EndUnproven if
     there is no proof in time: the machine may still cost money. ``check`` may raise before each
-    request.
+    request; ``accepts`` is called once the provider has accepted the end.
     """
     settled_unix = rental.created_unix + provider.abilities.settling_s
     give_up = time.monotonic() + within_s
     wait_s = _FIRST_POLL_S
-    accepted = False
+    accepted = told = False
     while True:
         fault: TorporError | None = None
         try:
@@ -159,6 +164,9 @@ def destroy(
                 accepted = live.state == "stopping"
                 provider.destroy(live, warrant)
                 warrant.accepted()
+                if warrant.is_accepted and not told:
+                    told = True
+                    accepts()
             elif (
                 not (
                     proof := _proof_of(provider, live, shown=not settled_unix) or _forgotten(rental)
@@ -216,14 +224,26 @@ def _unproven(
 
 
 def close_lost(
-    rentals: Rentals, provider: Provider, rental: Rental, gone: str, warn: Callable[[str], None]
+    rentals: Rentals,
+    provider: Provider,
+    rental: Rental,
+    gone: str,
+    warn: Callable[[str], None],
+    first: Callable[[Rental], None] = lambda rental: None,
 ) -> bool:
     """Close the rental of a machine that was taken back, or ended in the console, where ``gone``
-    says why it counts as gone and nothing of its label is left. Nothing is destroyed."""
+    says why it counts as gone and nothing of its label is left; ``first`` gets its record right
+    before. One with a snapshot was ended by a hibernation that has not recorded it yet. Nothing is
+    destroyed."""
     if not gone or residue_of(provider, rental.label):
         return False
-    why = f"it was gone: {gone}"
-    rentals.change(rental, state="ended", why=why, **billed(provider, rental))
+    bill = billed(provider, rental)
+    now = rentals.of(rental.label)
+    if now is None:  # another run has recorded its end
+        return True
+    first(now)
+    why = gone if now.snapshot is not None else f"it was gone: {gone}"
+    rentals.change(now, state="ended", why=why, **bill)
     warn(f"machine {rental.machine} at {rental.provider} is gone: {gone}")
     return True
 

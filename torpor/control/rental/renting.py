@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -49,7 +49,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import RESERVED, Endpoint, Label, Machine, MachineId
+from torpor.shared.values import RESERVED, Endpoint, Label, Machine, MachineId, SnapshotId
 
 MOST_ATTEMPTS: Final = 12
 RENT_S: Final = 3600.0
@@ -326,19 +326,18 @@ class Renting:
             self.leave(rental)
             return
         warrant = warrant or never_handed_over(machine, label, lambda: self.check_unclaimed(label))
+        held = partial(self._rentals.check_held, rental)
+        record = partial(self._record_last, rental, machine=machine.id, **seen)
+        accepts = partial(record, warrant.snapshot) if warrant.snapshot else lambda: None
         try:
-            held = partial(self._rentals.check_held, rental)
-            why = destroy(provider, machine, warrant, rental, within_s, held)
+            why = destroy(provider, machine, warrant, rental, within_s, held, accepts)
         except BaseException as error:
             if isinstance(error, Exception):
                 accepted = isinstance(error, EndUnproven) and error.accepted
             else:
                 accepted = warrant.is_accepted  # interrupted: a later run sees the end
-            if accepted and warrant.snapshot is not None:
-                with suppress(HandedOver):
-                    self._rentals.change(
-                        rental, machine=machine.id, snapshot=warrant.snapshot, **seen
-                    )
+            if warrant.snapshot and (accepted or warrant.is_accepted):
+                record(warrant.snapshot if accepted else None)  # else its disk may change again
             raise
         self.leave(rental)
         self._by.told.ended(machine, warrant.reason)
@@ -352,6 +351,12 @@ class Renting:
                 **seen,
                 **{**measured(rental), **billed(provider, rental)},
             )
+
+    def _record_last(self, rental: Rental, snapshot: SnapshotId | None, /, **more: Any) -> None:
+        """Record which snapshot holds what the machine held to the last: should this run be killed,
+        or another one see the end first, it was not lost. Its end goes on also without that."""
+        with suppress(HandedOver, StoreError):
+            self._rentals.change(rental, snapshot=snapshot, **more)
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both
@@ -387,26 +392,33 @@ class Renting:
         ``within_s``."""
         ended = []
         rentals, machines = self._look()
-        shown = {machine.label for machine in machines}
+        shown = {machine.label: machine for machine in machines}
         for rental in rentals:
             if rental.label in self._ours:
                 continue
             try:
-                self._end_if_over(rental, rental.label in shown, within_s)
+                self._end_if_over(rental, shown.get(rental.label), within_s)
             except TorporError as error:
                 self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
             if self._rentals.of(rental.label) is None:
                 ended.append(rental)
         return ended
 
-    def close_if_gone(self, rental: Rental, *, shown: bool) -> bool:
-        """Close the rental of a machine that has gone without us; nothing is destroyed. Of one that
-        its provider shows, note that."""
+    def close_if_gone(
+        self,
+        rental: Rental,
+        *,
+        shown: Machine | None,
+        first: Callable[[Rental], None] = lambda rental: None,
+    ) -> bool:
+        """Close the rental of a machine that has gone without this run, right after ``first``,
+        which gets its record; nothing is destroyed. Of one that its provider shows, note that."""
         provider = self._by.markets.of(rental.provider)
-        if shown:
-            seen_again(self._rentals, provider, rental)
+        if shown is not None:
+            seen_again(self._rentals, provider, rental, shown)
             return False
-        return self._close_lost(*look_for(self._rentals, provider, rental))
+        rental, gone = look_for(self._rentals, provider, rental)
+        return close_lost(self._rentals, provider, rental, gone, self._by.told.warn, first)
 
     def end_scratch(self, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
         """Destroy the machines that killed runs left under this reserved name, at the providers
@@ -549,15 +561,17 @@ class Renting:
         except TorporError as error:
             self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
 
-    def _end_if_over(self, rental: Rental, shown: bool, within_s: float) -> None:
+    def _end_if_over(self, rental: Rental, shown: Machine | None, within_s: float) -> None:
         gone = ""
-        if shown:
-            rental = seen_again(self._rentals, self._by.markets.of(rental.provider), rental)
+        if shown is not None:
+            provider = self._by.markets.of(rental.provider)
+            rental = seen_again(self._rentals, provider, rental, shown)
         elif rental.machine is not None:
             provider = self._by.markets.of(rental.provider)
             rental, gone = look_for(self._rentals, provider, rental)
         if rental.state == "handed over":
-            self._close_lost(rental, gone)
+            provider = self._by.markets.of(rental.provider)
+            close_lost(self._rentals, provider, rental, gone, self._by.told.warn)
         elif rental.state == "abandoned":
             if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
                 self.end(rental, within_s=within_s)
@@ -566,10 +580,6 @@ class Renting:
 
     def _is_old_request(self, rental: Rental) -> bool:
         return rental.machine is None and time.time() - rental.created_unix > ASKED_S
-
-    def _close_lost(self, rental: Rental, gone: str) -> bool:
-        provider = self._by.markets.of(rental.provider)
-        return close_lost(self._rentals, provider, rental, gone, self._by.told.warn)
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
