@@ -21,7 +21,10 @@ from tests.fixtures.snapshots import (
     store_parts,
 )
 from tests.fixtures.trees import content, let_settle
+from torpor.machine.agent.known import KnownFiles
 from torpor.machine.tree import mappings
+from torpor.machine.tree.names import Names
+from torpor.machine.tree.walk import Walk
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import MIB
 from torpor.shared.wire.snapshot import Confirm, Confirmed
@@ -262,6 +265,22 @@ def test_a_store_after_the_last_read_is_seen_by_the_last_look(engine: Engine, wa
         program.store()
     assert run.confirm().unaccepted == ["big"]
     run.end(committed=True)
+
+
+def test_a_name_that_the_manifest_lacks_is_seen_by_the_last_look(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = KnownFiles.complete
+
+    def lacking(known: KnownFiles, seen: Walk, gone: set[int]) -> Names:
+        names = complete(known, seen, gone)
+        return names.without({names.find(0, b"big")})
+
+    run = engine.begin([was])
+    store_parts(run, 1, run.scan(1))
+    monkeypatch.setattr(KnownFiles, "complete", lacking)
+    commit(run)
+    assert run.confirm().unaccepted == ["big"]
 
 
 def test_who_alone_keeps_a_file_from_counting_as_unchanged_is_named(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.fixtures.trees import let_settle
 from tests.fixtures.walks import as_read
 from torpor.machine.tree.names import HELD, NO_SIGNATURE, Names, packed_signatures
+from torpor.machine.tree.read import read_at
 from torpor.machine.tree.walk import walk
 
 
@@ -56,3 +57,16 @@ def test_a_signature_that_is_not_known_is_never_that_of_a_file(tmp_path: Path) -
     assert unknown.signature(position) is None
     assert unknown.marks[position] == HELD
     assert not unknown.is_known(position, NO_SIGNATURE)
+
+
+def test_a_time_centuries_away_is_the_same_in_the_walk_and_when_the_file_is_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("data")
+    os.utime(file, ns=(13_600_000_000 * 10**9,) * 2)  # the year 2400, on file systems that know it
+    root = os.fsencode(tmp_path)
+    let_settle()
+    (unread,) = walk([root], Names(1), None, lambda: None).unread
+    assert unread.entry.mtime_ns == file.stat().st_mtime_ns
+    assert read_at(root, b"file", 0, 4, unread.signature).stable

@@ -65,9 +65,8 @@ class KnownFiles:
         if packs:
             self.table.lose({pack_id_of(key) for key in packs})
         if lost := self.table.without_place():
-            self.held = self.held.settled()
-            for position, entry in enumerate(self.held.entries):
-                if any(extent.chunk in lost for extent in entry.extents):
+            for position in range(len(self.held)):
+                if any(extent.chunk in lost for extent in self.held.entry(position).extents):
                     self.held.drop(position)
 
     def saw(self, seen: Walk) -> None:
@@ -106,27 +105,29 @@ class KnownFiles:
         self._snapshots = []
 
     def complete(self, seen: Walk, gone: set[int]) -> Names:
-        """The names of a walk, with the content that was read since, without ``gone`` ones.
+        """The names of a walk, with the content that was read since, without those ``gone`` ones
+        that did not come back.
 
         AgentLost if a file was not read: make another pass.
         """
         names = seen.names.settled()
-        for position in seen.unread.positions:
-            if not names.marks[position] & HELD and position not in gone:
+        missing = {p for p in seen.unread.positions if not names.marks[p] & HELD}
+        for position in missing:
+            if position not in gone:
                 path = names.entries[position].path
                 raise AgentLost(
                     f"{path.decode(errors='backslashreplace')} was not read in the last "
                     "pass: a part of it was lost; make another pass"
                 )
-        if not gone:
+        if not missing:
             return names
-        files = {(e.root, e.path) for e in map(names.entries.__getitem__, gone)}
+        files = {(e.root, e.path) for e in map(names.entries.__getitem__, missing)}
         links = {
             position
             for position, entry in enumerate(names.entries)
             if entry.kind == HARDLINK and (entry.root, entry.target) in files
         }
-        return names.without(gone | links)
+        return names.without(missing | links)
 
 
 def _held_by(manifest: Manifest, roots: Sequence[str]) -> Names:

@@ -339,16 +339,20 @@ class SnapshotRun(AgentRun):
         awake = run.programs.awake()
         if not (awake or seen.unread) and committed.entries == seen.names.entries:
             return Confirmed(0, [], 0, [])
-        changed = [*map(os.fsencode, awake), *(u.entry.path for u in seen.unread)]
+        differ, gone = {*seen.unread.positions}, []
         for position in seen.fresh:
             entry = seen.names.entries[position]
-            if entry.kind != FILE:
-                at = committed.find(entry.root, entry.path)
-                if at < 0 or committed.entries[at] != entry:
-                    changed.append(entry.path)
+            at = committed.find(entry.root, entry.path)
+            if at < 0 or (entry.kind != FILE and committed.entries[at] != entry):
+                differ.add(position)
         for root in range(len(run.roots)):
-            missing = committed.missing(root, seen.names)
-            changed.extend(committed.entries[position].path for position in missing)
+            differ.update(seen.names.missing(root, committed))
+            gone += committed.missing(root, seen.names)
+        changed = [
+            *map(os.fsencode, awake),
+            *(seen.names.entries[position].path for position in sorted(differ)),
+            *(committed.entries[position].path for position in gone),
+        ]
         names, accepted = _split(changed, request.accepted)
         also = [shown(path) for path in accepted[:SHOWN]]
         return Confirmed(len(names), _shown(names, seen), len(accepted), also)

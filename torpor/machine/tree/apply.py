@@ -17,6 +17,7 @@ import msgspec
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Changes, Staged
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.patch import kept_runs, patch
 from torpor.machine.tree.staging import Staging
 from torpor.machine.tree.survey import Name, same_attributes
@@ -232,8 +233,8 @@ def _is(found: Name, st: os.stat_result, name: bytes, parent: int) -> bool:
         was = found.signature
         if was is None or not stat.S_ISREG(st.st_mode):
             return False
-        now = (st.st_ino, st.st_size, st.st_mtime_ns)  # ctime moves when another name goes
-        return now == (was.inode, was.size, was.mtime_ns)
+        now = Signature.of(st)  # ctime moves when another name goes
+        return (now.inode, now.size, now.mtime_ns) == (was.inode, was.size, was.mtime_ns)
     if found.kind == SYMLINK:
         return stat.S_ISLNK(st.st_mode) and os.readlink(name, dir_fd=parent) == found.entry.target
     if found.kind == DIRECTORY:

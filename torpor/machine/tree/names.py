@@ -38,11 +38,11 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, st: os.stat_result) -> Signature:
-        return cls(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+        return cls.among(Stat.of(st))
 
     @classmethod
     def among(cls, st: Stat) -> Signature:
-        return cls(*st[:4])
+        return cls(*_SIGNED.unpack(packed_signature(*st[:4])))  # with times as they are packed
 
     def packed(self) -> bytes:
         return packed_signature(self.inode, self.size, self.mtime_ns, self.ctime_ns)
@@ -118,7 +118,8 @@ class Names:
     @classmethod
     def of(cls, roots: int, entries: Iterable[Entry], signatures: bytes = b"") -> Names:
         """A snapshot's names. ``signatures``: packed, one after the other; without them nothing is
-        sure. Raises IndexError where a root is missing."""
+        sure. Of a directory whose names stand apart, as no torpor writes them, only the last ones
+        are found. Raises IndexError where a root is missing."""
         names = cls(roots)
         names.entries = Entries.of(entries)
         names._signatures += signatures or bytes(SIGNATURE_BYTES * len(names.entries))

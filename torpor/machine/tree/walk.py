@@ -14,7 +14,15 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from torpor.machine.tree.batch import IS_DIRECTORY, IS_READ, IS_UNKNOWN, Looked, Stat, look_at
+from torpor.machine.tree.batch import (
+    IS_DIRECTORY,
+    IS_READ,
+    IS_UNKNOWN,
+    Looked,
+    Stat,
+    look_at,
+    packed_signature,
+)
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.machine.tree.names import HELD, READ, SURE, Names, Signature, Unread, UnreadFiles
 from torpor.shared.errors import WorkspaceInvalid
@@ -260,7 +268,7 @@ class _Look:
         process = ""
         if self._mapped:
             process = self._mapped.get((device, inode)) or self._mapped.get(self._within + path, "")
-        signature = Signature.among(st).packed()
+        signature = packed_signature(*st[:4])
         if (
             known >= 0
             and self._held.is_known(known, signature)
