@@ -167,7 +167,7 @@ def test_paths_may_begin_at_the_users_home(
 
 
 def test_a_lost_supervisors_command_is_ended_before_the_next_one_starts(machine: Machine) -> None:
-    alone = f"mkdir alone || touch two-at-once; trap 'rmdir alone; exit 1' TERM; {WAITS}"
+    alone = f"{_ALONE}{WAITS}"
     machine.shell(alone)
     until((machine.work / "alone").exists, "it runs")
     kept = machine.supervisor_dies()
@@ -241,6 +241,9 @@ def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> 
 
 # -- killed at each step
 
+_ALONE = "mkdir alone || touch two-at-once; trap 'trap \"\" TERM; rmdir alone; exit 1' TERM; "
+"""Whoever ends the command asks each of its new processes to end: rmdir must not listen."""
+
 _STEPS = {
     "it listens": "KILL; self._requests = Requests(",
     "its log is open": "KILL; output = log.open_log(request.log)",
@@ -259,10 +262,7 @@ def test_killed_at_any_step_it_leaves_one_command_at_most(
     own = machine.agent.table
     killed = _killed_at(_STEPS[step], machine, tmp_path)
     machine.agent.table = operations(machine.agent.runs, killed, [], [])
-    script = (
-        "mkdir alone || touch two-at-once; trap 'rmdir alone; exit 1' TERM; "
-        f"echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"
-    )
+    script = f"{_ALONE}echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"
     recorded = list(_STEPS).index(step) >= 3
     if step == "the command has ended":
         (machine.work / "go").touch()

@@ -339,7 +339,8 @@ class SnapshotRun(AgentRun):
         awake = run.programs.awake()
         if not (awake or seen.unread) and committed.entries == seen.names.entries:
             return Confirmed(0, [], 0, [])
-        differ, gone = {*seen.unread.positions}, []
+        differ = {*seen.unread.positions}
+        gone: list[int] = []
         for position in seen.fresh:
             entry = seen.names.entries[position]
             at = committed.find(entry.root, entry.path)
