@@ -92,12 +92,12 @@ def pick_snapshot_to_wake(
 
 def check_still_newest(opened: OpenWorkspace, before: SnapshotId | None) -> None:
     """LacksWork where another snapshot than ``before`` is the newest verified one by now: a
-    hibernation has stored later work since the wake picked its snapshot."""
+    hibernation has stored later work since the run picked its snapshot."""
     newest = newest_verified(opened.store, opened.spec.name)
     if newest not in (None, before):
         raise LacksWork(
-            f"workspace {opened.spec.name} was stored as {newest} after this wake had picked its "
-            "snapshot: wake it again, or name the snapshot"
+            f"workspace {opened.spec.name} was stored as {newest} after this run had picked its "
+            "snapshot: start it again, or name the snapshot"
         )
 
 

@@ -14,6 +14,7 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from tests.fixtures.small_stack import small_stack
 from torpor.control.providers.seam import Absent
 from torpor.control.reports import HibernateReport
 from torpor.control.store.receipts import withdraw_receipt
@@ -93,11 +94,30 @@ def test_a_wake_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, pla
 
     with (
         PlainRunner(lab.opened, before=before, wait_factor=0.001),
-        pytest.raises(LacksWork, match="wake it again"),
+        pytest.raises(LacksWork, match="start it again"),
     ):
         flows.wake.fn(DEMO)
     assert lab.machines() == []
     assert wake_plainly(lab.opened).snapshot == slept[0].snapshot
+
+
+def test_a_deploy_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, place: Path) -> None:
+    hibernate_plainly(lab.opened)
+    slept: list[HibernateReport | None] = []
+
+    def before(step: str) -> None:
+        if step == "find what was left" and not slept:
+            slept.append(None)
+            woken = wake_plainly(lab.opened)
+            (lab.workspace(MachineId(woken.machine)) / "later").write_text("later work")
+            slept.append(hibernate_plainly(lab.opened))
+
+    with (
+        PlainRunner(lab.opened, before=before, wait_factor=0.001),
+        pytest.raises(LacksWork, match="start it again"),
+    ):
+        flows.deploy.fn(DEMO, small_stack())
+    assert slept[1] is not None and lab.machines() == []
 
 
 @pytest.mark.parametrize("flow", [flows.hibernate, flows.backup], ids=["hibernate", "backup"])

@@ -45,6 +45,7 @@ from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phas
 from tasks.restore import (
     NEWEST,
     check_restore,
+    check_still_newest,
     finish_restore,
     moved,
     new_restore,
@@ -67,6 +68,7 @@ from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Tenancy
+from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
 from torpor.shared.errors import (
     DeployFailed,
@@ -118,7 +120,7 @@ def deployment_on_a_machine(
             yield Deployment(opened, chosen, session, in_use[0])
         return
     stack_image = chosen.stack.image_for(chosen.how)
-    wanted = None
+    before, wanted = newest_verified(opened.store, opened.spec.name), None
     if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     want = msgspec.structs.replace(opened.spec.want, image=stack_image or opened.spec.want.image)
@@ -129,6 +131,8 @@ def deployment_on_a_machine(
         rented_machine(rents) as tenancy,
         open_session(opened, tenancy.machine) as session,
     ):
+        if snapshot in ("", NEWEST) and not chosen.trial:
+            check_still_newest(opened, before)
         yield Deployment(opened, chosen, session, tenancy.machine, tenancy, wanted, began)
 
 

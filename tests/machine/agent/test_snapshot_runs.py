@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 from pathlib import Path
 
 import msgspec
@@ -325,6 +326,17 @@ def test_an_index_that_may_be_wrong_is_not_believed(engine: Engine, was: Path, d
         assert new_bytes == sum(part.bytes for part in scan.parts)
     run.scan(2)
     comes_back(engine, commit(run)[0], was)
+
+
+def test_an_index_of_an_earlier_version_is_believed(engine: Engine, was: Path) -> None:
+    """Its signatures were lists of numbers."""
+    let_settle()
+    engine.snapshot([was])
+    seen = engine.home / "workspaces" / WORKSPACE / "seen"
+    root, roots, packed = msgspec.msgpack.decode(seen.read_bytes())
+    signatures = [[*one] if any(one) else None for one in struct.iter_unpack("=Q3q", packed)]
+    seen.write_bytes(msgspec.msgpack.encode([root, roots, signatures]))
+    assert engine.begin([was]).scan(1).unaccepted_count == 0
 
 
 def test_the_index_is_not_believed_when_it_was_not_committed(engine: Engine, was: Path) -> None:

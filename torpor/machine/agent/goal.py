@@ -32,12 +32,10 @@ class Goal(NamedTuple):
     seal: Seal
 
     @property
-    def file_count(self) -> int:
-        return sum(entry.kind == FILE for entry in self.manifest.entries)
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(entry.size for entry in self.manifest.entries)
+    def totals(self) -> tuple[int, int]:
+        """How many files, and their bytes."""
+        sizes = [entry.size for entry in self.manifest.entries if entry.kind == FILE]
+        return len(sizes), sum(sizes)
 
     @property
     def real_targets(self) -> list[bytes]:

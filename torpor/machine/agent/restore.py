@@ -278,11 +278,12 @@ class RestoreRun(AgentRun):
 
     def _answer(self, goal: Goal, roots: Sequence[bytes], plan: FetchPlan | None) -> RestorePlan:
         parts = [] if plan is None else restore_parts(self.workspace, plan)
+        files, size = goal.totals
         return RestorePlan(
             complete=plan is None,
             roots=[os.fsdecode(root) for root in roots],
-            files=goal.file_count,
-            bytes=goal.total_bytes,
+            files=files,
+            bytes=size,
             stored_bytes=sum(part.stored_bytes for part in parts),
             parts=parts,
         )
@@ -294,7 +295,7 @@ class RestoreRun(AgentRun):
             warnings = first_few(begun.writing.finish())
             self._record.complete(begun.identity, len(begun.goal.manifest.entries))
         decoding = "" if self._gpu is None else self._gpu.words
-        return Finished(begun.goal.file_count, begun.goal.total_bytes, warnings, decoding)
+        return Finished(*begun.goal.totals, warnings, decoding)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
         """Keep the index of a tree that equals the snapshot; fetch everything again for one that

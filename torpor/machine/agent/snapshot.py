@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -220,7 +220,7 @@ class SnapshotRun(AgentRun):
         )
         parts = share_out(jobs, request.max_parts, request.part_bytes)
         self._pass = _Pass(request.number, seen, source, parts)
-        names, _ = _split([u.entry.path for u in seen.unread], request.accepted)
+        names, _ = _split(seen.unread.paths(), request.accepted)
         return Scanned(
             skipped=len(seen.skipped),
             unaccepted_count=len(names),
@@ -497,15 +497,20 @@ class SnapshotRun(AgentRun):
         run = self._has_begun()
         names = self._names()
         entries, chunks, packs = run.known.table.compact(names.entries)
-        if not any(e.path for e in entries):
+        files = size = 0
+        changed = []
+        for entry in entries:
+            if entry.kind == FILE:
+                files += 1
+                size += entry.size
+                if entry.changed:
+                    changed.append(entry.path)
+        if len(entries) == len(run.roots):
             raise WorkspaceInvalid(
                 f"workspace {self.workspace} on this machine has become empty while it was "
                 f"read ({', '.join(run.named_roots)}): no snapshot was made; is a disk "
                 "unmounted?"
             )
-        sizes = [e.size for e in entries if e.kind == FILE]
-        files, size = len(sizes), sum(sizes)
-        changed = [e.path for e in entries if e.changed]
         before, autosave = self._line, bool(request.statistics.get(AUTOSAVE))
         equal = self.is_unchanged()
         line = Lineage.after(before, request.snapshot, equal=equal, autosave=autosave)
@@ -549,7 +554,7 @@ def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
     return PartPlan(number, size, packs_needed(size))
 
 
-def _split(paths: Sequence[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+def _split(paths: Iterable[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
     """Those that may not change, and those that may."""
     is_accepted = compile_excludes(accepted) or (lambda path: False)
     left: list[bytes] = []

@@ -208,11 +208,12 @@ class SyncRun(AgentRun):
             before is not None and before.mixed,
             sorted({*staged_before, *(_staged_name(file) for file in changes.staged)}),
         )
+        files, size = goal.totals
         answer = Intent(
             last=last,
             roots=[os.fsdecode(target) for target in targets],
-            files=goal.file_count,
-            bytes=goal.total_bytes,
+            files=files,
+            bytes=size,
             left_out=len(wanted.manifest.entries) - len(goal.manifest.entries),
             staged=len(changes.staged),
             removed_count=len(changes.removed),

@@ -187,7 +187,7 @@ def read_files(
 
 
 def is_plain(mtime_ns: int) -> bool:
-    """Whether C can set the time: from 1677 to 2262."""
+    """Whether 64 bits have the time, as C sets it: from 1677 to 2262."""
     return -(1 << 63) <= mtime_ns < 1 << 63
 
 

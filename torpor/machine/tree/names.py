@@ -8,11 +8,12 @@ import struct
 import threading
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import msgspec
 
-from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, packed_signature
+from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, is_plain, packed_signature
+from torpor.shared.format.computed import Computed
 from torpor.shared.format.manifest import Entries, Entry
 
 _SIGNED: Final = struct.Struct("=Q3q")
@@ -42,6 +43,9 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def among(cls, st: Stat) -> Signature:
+        inode, size, mtime_ns, ctime_ns = st[:4]
+        if is_plain(mtime_ns) and is_plain(ctime_ns):
+            return cls(inode, size, mtime_ns, ctime_ns)
         return cls(*_SIGNED.unpack(packed_signature(*st[:4])))  # with times as they are packed
 
     def packed(self) -> bytes:
@@ -56,7 +60,7 @@ def packed_signatures(signatures: Iterable[Signature | None]) -> bytes:
     return b"".join(NO_SIGNATURE if s is None else s.packed() for s in signatures)
 
 
-class Signatures(Sequence[Signature | None]):
+class Signatures(Computed[Signature | None]):
     """Signatures by number, 32 bytes each; at first none is known."""
 
     def __init__(self, count: int) -> None:
@@ -66,18 +70,12 @@ class Signatures(Sequence[Signature | None]):
         return len(self.packed) // SIGNATURE_BYTES
 
     def __setitem__(self, number: int, signature: Signature | None) -> None:
-        at = range(0, len(self.packed), SIGNATURE_BYTES)[number]
+        at = range(len(self))[number] * SIGNATURE_BYTES
         packed = NO_SIGNATURE if signature is None else signature.packed()
         self.packed[at : at + SIGNATURE_BYTES] = packed
 
-    @overload
-    def __getitem__(self, number: int) -> Signature | None: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Signature | None]: ...
-    def __getitem__(self, number: int | slice) -> Signature | Sequence[Signature | None] | None:
-        if isinstance(number, slice):
-            return [self[at] for at in range(*number.indices(len(self)))]
-        at = range(0, len(self.packed), SIGNATURE_BYTES)[number]
+    def at(self, number: int) -> Signature | None:
+        at = number * SIGNATURE_BYTES
         found = self.packed[at : at + SIGNATURE_BYTES]
         return None if found == NO_SIGNATURE else Signature(*_SIGNED.unpack(found))
 
@@ -240,8 +238,8 @@ class Names:
         with self._lock:
             if not self._read_at:
                 self._read_at = array("q", (-1,)) * len(self)
-            self._read_at[position] = len(self._read)
             self._read.append(entry)
+            self._read_at[position] = len(self._read) - 1
             self.marks[position] |= HELD | SURE
             if not sure:
                 self.distrust(position)
@@ -322,7 +320,7 @@ class Unread(msgspec.Struct, frozen=True, gc=False):
     mapped: str = ""  # the process that can change it without moving its times
 
 
-class UnreadFiles(Sequence[Unread]):
+class UnreadFiles(Computed[Unread]):
     """Those of ``names`` whose content must be read. ``held``: what was known before."""
 
     def __init__(self, names: Names, held: Names) -> None:
@@ -339,16 +337,13 @@ class UnreadFiles(Sequence[Unread]):
         if mapped:
             self._mapped[position] = mapped
 
+    def paths(self) -> Iterator[bytes]:
+        return (self._names.entries[position].path for position in self.positions)
+
     def __len__(self) -> int:
         return len(self.positions)
 
-    @overload
-    def __getitem__(self, number: int) -> Unread: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Unread]: ...
-    def __getitem__(self, number: int | slice) -> Unread | Sequence[Unread]:
-        if isinstance(number, slice):
-            return [self[at] for at in range(*number.indices(len(self)))]
+    def at(self, number: int) -> Unread:
         position = self.positions[number]
         entry = self._names.entries[position]
         before = self._held.held(entry.root, entry.path) if len(self._held) else None

@@ -7,12 +7,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import msgspec
 import zstandard
 
 from torpor.shared.errors import ManifestInvalid, WrongKey
+from torpor.shared.format.computed import Computed
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
@@ -65,12 +66,10 @@ _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-class Entries(Sequence[Entry]):
+class Entries(Computed[Entry]):
     """Entries as MessagePack, one after the other, as in a manifest: about 130 bytes each, where
     objects take 600. Whoever looks at one gets a new object: ``is`` compares nothing.
     """
-
-    __slots__ = ("_ends", "_large", "_rows")
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._rows = bytearray()
@@ -119,23 +118,13 @@ class Entries(Sequence[Entry]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> Entry: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Entry]: ...
-    def __getitem__(self, at: int | slice) -> Entry | Sequence[Entry]:
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        count = len(self)
-        if not -count <= at < count:
-            raise IndexError(f"there are {count} entries, none at {at}")
-        at %= count
-        start, end = self._ends[at], self._ends[at + 1]
+    def at(self, number: int) -> Entry:
+        start, end = self._ends[number], self._ends[number + 1]
         if end - start <= _LARGE:
             return _decode(self._rows[start:end])
-        if at not in self._large:
-            self._large[at] = _decode(self._rows[start:end])
-        return self._large[at]
+        if number not in self._large:
+            self._large[number] = _decode(self._rows[start:end])
+        return self._large[number]
 
     def __iter__(self) -> Iterator[Entry]:
         rows = memoryview(self._rows)

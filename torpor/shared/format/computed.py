@@ -1,0 +1,25 @@
+"""Sequences whose elements are not kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TypeVar, overload
+
+T = TypeVar("T")
+
+
+class Computed(Sequence[T]):
+    """Each look at an element makes it anew."""
+
+    @abstractmethod
+    def at(self, number: int) -> T:
+        """The element ``number``, from 0 on."""
+
+    @overload
+    def __getitem__(self, number: int) -> T: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[T]: ...
+    def __getitem__(self, number: int | slice) -> T | Sequence[T]:
+        numbers = range(len(self))[number]  # raises IndexError
+        return self.at(numbers) if isinstance(numbers, int) else [self.at(n) for n in numbers]
