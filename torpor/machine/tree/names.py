@@ -15,8 +15,11 @@ import msgspec
 from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, is_plain, packed_signature
 from torpor.shared.format.computed import Computed
 from torpor.shared.format.manifest import Entries, Entry
+from torpor.shared.format.rows import NotPlain
 
 _SIGNED: Final = struct.Struct("=Q3q")
+_SIZE: Final = struct.Struct("=q")
+_SIZE_AT: Final = 8
 
 _FEW_RUNS: Final = 32
 
@@ -24,6 +27,7 @@ HELD, SURE, READ = 1, 2, 4
 """Marks: the content is known; a change is sure to change the signature; somebody else has read the
 file since it was last changed."""
 _ARE_KNOWN: Final = bytes(mark for mark in range(8) if mark & HELD and mark & SURE)
+_HELD_UNLESS: Final = bytes((HELD,)) + bytes(255)
 _ARE_SURE: Final = bytes(mark for mark in range(8) if mark & SURE)
 
 
@@ -47,6 +51,14 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if is_plain(mtime_ns) and is_plain(ctime_ns):
             return cls(inode, size, mtime_ns, ctime_ns)
         return cls(*_SIGNED.unpack(packed_signature(*st[:4])))  # with times as they are packed
+
+    def is_of(self, st: Stat) -> bool:
+        return (
+            self.inode == st.inode
+            and self.ctime_ns == st.ctime_ns
+            and self.mtime_ns == st.mtime_ns
+            and self.size == st.size
+        ) or Signature.among(st) == self
 
     def packed(self) -> bytes:
         return packed_signature(self.inode, self.size, self.mtime_ns, self.ctime_ns)
@@ -121,22 +133,46 @@ class Names:
         names = cls(roots)
         names.entries = Entries.of(entries)
         names._signatures += signatures or bytes(SIGNATURE_BYTES * len(names.entries))
+        try:
+            changed = names._found()
+        except NotPlain:
+            changed = names._found_each()
+        held = changed.translate(_HELD_UNLESS)
+        inodes = memoryview(names._signatures).cast("Q")[:: SIGNATURE_BYTES // 8].tolist()
+        names.marks += bytes(
+            mark | SURE if inode else mark for mark, inode in zip(held, inodes, strict=True)
+        )
+        return names
+
+    def _found(self) -> bytearray:
+        """Find the names by their directories; returns a byte for each: 1 where the file changed
+        while it was read. Raises NotPlain."""
+        changed = bytearray(len(self.entries))
+        for place in self.entries.places(changed):
+            if place.is_run:
+                self._runs[place.root][place.path] = Run(place.row, place.names)
+            elif not place.path:
+                self._tops[place.root] = place.row
+        return changed
+
+    def _found_each(self) -> bytearray:
+        """As ``_found``, whatever the entries are."""
+        changed = bytearray()
         run: list[bytes] = []
         place: tuple[int, bytes] | None = None
-        for position, entry in enumerate(names.entries):
+        for position, entry in enumerate(self.entries):
             directory, _, name = entry.path.rpartition(b"/")
             if (entry.root, directory) != place or not name:
-                names._end_run(place, position, run)
+                self._end_run(place, position, run)
                 place, run = (entry.root, directory), []
             if name:
                 run.append(name)
             else:
-                names._tops[entry.root] = position
+                self._tops[entry.root] = position
                 place = None
-            sure = names.packed_signature(position) != NO_SIGNATURE
-            names.marks.append((0 if entry.changed else HELD) | (SURE if sure else 0))
-        names._end_run(place, len(names.entries), run)
-        return names
+            changed.append(entry.changed)
+        self._end_run(place, len(self.entries), run)
+        return changed
 
     def __len__(self) -> int:
         return len(self.marks)
@@ -210,6 +246,11 @@ class Names:
     def seen(self, position: int) -> Signature:
         """The signature, sure or not."""
         return Signature(*_SIGNED.unpack_from(self._signatures, position * SIGNATURE_BYTES))
+
+    def size(self, position: int) -> int:
+        """In bytes, by the signature."""
+        size: int = _SIZE.unpack_from(self._signatures, position * SIGNATURE_BYTES + _SIZE_AT)[0]
+        return size
 
     def packed_signature(self, position: int) -> bytes:
         at = position * SIGNATURE_BYTES
@@ -338,14 +379,23 @@ class UnreadFiles(Computed[Unread]):
             self._mapped[position] = mapped
 
     def paths(self) -> Iterator[bytes]:
-        return (self._names.entries[position].path for position in self.positions)
+        return (self._names.entries.at(position).path for position in self.positions)
+
+    def processes(self) -> dict[bytes, str]:
+        """By path, the process that can change a file without moving its times."""
+        return {self._names.entries.at(at).path: self._mapped[at] for at in self._mapped}
+
+    def sizes(self) -> Iterator[tuple[int, bool]]:
+        """In bytes, and whether the file is sparse."""
+        for position in self.positions:
+            yield self._names.size(position), position in self._sparse
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def at(self, number: int) -> Unread:
         position = self.positions[number]
-        entry = self._names.entries[position]
+        entry = self._names.entries.at(position)
         before = self._held.held(entry.root, entry.path) if len(self._held) else None
         return Unread(
             entry,

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import zstandard
@@ -15,6 +15,7 @@ import zstandard
 from torpor.shared.errors import ManifestInvalid, WrongKey
 from torpor.shared.format.computed import Computed
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.rows import NotPlain, Place, check_rows, count_rows, places, row_ends
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
 VERSION: Final = 1
@@ -66,6 +67,16 @@ _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
+class Totals(NamedTuple):
+    """What files there are among entries. ``changed``: paths of those that changed while they were
+    read; ``used``: the numbers of their chunks, in order."""
+
+    files: int
+    bytes: int
+    changed: list[bytes]
+    used: list[int]
+
+
 class Entries(Computed[Entry]):
     """Entries as MessagePack, one after the other, as in a manifest: about 130 bytes each, where
     objects take 600. Whoever looks at one gets a new object: ``is`` compares nothing.
@@ -86,11 +97,15 @@ class Entries(Computed[Entry]):
     def unpacked(cls, packed: msgspec.Raw) -> Entries:
         """Those in a MessagePack array. Raises msgspec.MsgspecError where it holds anything else,
         UnicodeDecodeError or RecursionError."""
-        raws = _RAWS.decode(packed)
-        deque(map(_decode, raws), maxlen=0)
         new = cls()
-        new._ends.extend(accumulate(len(memoryview(raw)) for raw in raws))
         with memoryview(packed) as whole:
+            try:
+                count, start = _head(whole)
+                new._ends = row_ends(whole[start:], count)
+            except NotPlain:
+                raws = _RAWS.decode(packed)
+                deque(map(_decode, raws), maxlen=0)
+                new._ends.extend(accumulate(len(memoryview(raw)) for raw in raws))
             new._rows += whole[len(whole) - new._ends[-1] :]
         return new
 
@@ -102,6 +117,32 @@ class Entries(Computed[Entry]):
         if count < 1 << 16:
             return struct.pack(">BH", 0xDC, count), self._rows
         return struct.pack(">BI", 0xDD, count), self._rows
+
+    def check(self, plain: array[int], roots: int) -> bool:
+        """As rows.check_rows. Raises NotPlain."""
+        return check_rows(self._rows, self._ends, plain, roots)
+
+    def places(self, changed: bytearray) -> Iterator[Place]:
+        """As rows.places. Raises NotPlain."""
+        return places(self._rows, self._ends, changed)
+
+    def totals(self, chunks: int) -> Totals:
+        """``chunks``: how many there are. Raises IndexError where one is not there."""
+        try:
+            counted = count_rows(self._rows, self._ends, chunks)
+        except NotPlain:
+            return self._totals(chunks)
+        changed = [entry.path for entry in self if entry.changed] if counted.changed else []
+        used = [number for number, is_used in enumerate(counted.used) if is_used]
+        return Totals(counted.files, counted.bytes, changed, used)
+
+    def _totals(self, chunks: int) -> Totals:
+        files = [entry for entry in self if entry.kind == FILE]
+        used = sorted({e.chunk for entry in files for e in entry.extents if e.chunk != HOLE})
+        if used and not 0 <= used[0] <= used[-1] < chunks:
+            raise IndexError(f"chunk {used[-1]} of {chunks}")
+        changed = [entry.path for entry in files if entry.changed]
+        return Totals(len(files), sum(entry.size for entry in files), changed, used)
 
     def append(self, entry: Entry) -> None:
         self._rows += _encode(entry)
@@ -138,6 +179,19 @@ class Entries(Computed[Entry]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _head(packed: memoryview) -> tuple[int, int]:
+    """How many elements a MessagePack array has, and where the first begins. NotPlain where it is
+    none."""
+    form = packed[0]
+    if form & 0xF0 == 0x90:
+        return form & 0x0F, 1
+    if form == 0xDC:
+        return struct.unpack_from(">H", packed, 1)[0], 3
+    if form == 0xDD:
+        return struct.unpack_from(">I", packed, 1)[0], 5
+    raise NotPlain
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

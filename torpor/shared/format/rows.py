@@ -1,0 +1,138 @@
+"""Entries as rows of MessagePack, one after the other, looked at in C without an object for each.
+
+C (gpu_kernels/entries) only knows the plain form, as torpor writes it. NotPlain where a row has
+another one, breaks a claim, or there is no library of ours: the caller then asks Python, which
+knows every form and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from gpu_kernels.native import EntriesLibrary, address_of, entries_library
+
+_LEAST_ROW: Final = 14  # bytes: a head and 13 fields
+_TOTALS: Final = struct.Struct("=3Q")
+_PLACE: Final = struct.Struct("=7Q")
+_PLACES: Final = 4096
+_NAMES_BYTES: Final = 1 << 20
+_NOT_PLAIN: Final = (1 << 64) - 1
+
+
+class NotPlain(Exception):
+    """Ask Python."""
+
+
+class Counted(NamedTuple):
+    """What files there are; ``used``: a byte for each chunk, 1 where one has it."""
+
+    files: int
+    bytes: int
+    changed: int
+    used: bytearray
+
+
+class Place(NamedTuple):
+    """A directory's own entry, or the names of a directory that stand one after the other:
+    ``names`` has a zero byte between two."""
+
+    row: int  # the first
+    root: int
+    path: bytes
+    is_run: bool
+    names: bytes
+
+
+def row_ends(rows: memoryview, count: int) -> array[int]:
+    """A 0, and where each row ends; there are exactly ``count``."""
+    lib = _library()
+    if count * _LEAST_ROW > len(rows):
+        raise NotPlain
+    ends = array("Q", (0,)) * (count + 1)
+    with address_of(rows) as start, address_of(ends, writable=True) as found:
+        done = lib.torpor_entry_ends(start, len(rows), found + ends.itemsize, count)
+    if (done, ends[-1]) != (count, len(rows)):
+        raise NotPlain
+    return ends
+
+
+def check_rows(rows: bytearray, ends: array[int], plain: array[int], roots: int) -> bool:
+    """Check what each entry claims by itself, and the order of a directory's names. ``plain``:
+    bytes of each chunk. True where hard links are among them."""
+    count = len(ends) - 1
+    linked = bytearray(1)
+    with (
+        address_of(rows) as start,
+        address_of(ends) as bounds,
+        address_of(plain) as sizes,
+        address_of(linked, writable=True) as link,
+    ):
+        done = _library().torpor_check_entries(start, bounds, count, sizes, len(plain), roots, link)
+    if done != count:
+        raise NotPlain
+    return bool(linked[0])
+
+
+def count_rows(rows: bytearray, ends: array[int], chunks: int) -> Counted:
+    """Count files, and the chunks that they use, of so many."""
+    used, totals = bytearray(chunks), bytearray(_TOTALS.size)
+    with (
+        address_of(rows) as start,
+        address_of(ends) as bounds,
+        address_of(used, writable=True) as uses,
+        address_of(totals, writable=True) as sums,
+    ):
+        plain = _library().torpor_count_entries(start, bounds, len(ends) - 1, uses, chunks, sums)
+    if not plain:
+        raise NotPlain
+    return Counted(*_TOTALS.unpack(totals), used)
+
+
+def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Place]:
+    """The directories and the runs of names, in order. ``changed`` gets a byte for each row: 1
+    where the file changed while it was read."""
+    lib, row, count = _library(), 0, len(ends) - 1
+    room, names_bytes = _PLACES, _NAMES_BYTES
+    while row < count:
+        found, listed, names = (
+            bytearray(_PLACE.size * room),
+            array("Q", (0,)),
+            bytearray(names_bytes),
+        )
+        with (
+            address_of(rows) as start,
+            address_of(ends) as bounds,
+            address_of(found, writable=True) as where,
+            address_of(listed, writable=True) as made,
+            address_of(names, writable=True) as text,
+            address_of(changed, writable=True) as changes,
+        ):
+            after = lib.torpor_group_entries(
+                *(start, bounds, row, count, where, room, made, text, names_bytes, changes)
+            )
+        if after == _NOT_PLAIN:
+            raise NotPlain
+        if after == row:
+            room, names_bytes = 2 * room, 2 * names_bytes
+        row = after
+        with memoryview(rows) as view:
+            for first, root, at, length, is_run, names_at, size in _PLACE.iter_unpack(
+                memoryview(found)[: listed[0] * _PLACE.size]
+            ):
+                yield Place(
+                    first,
+                    root,
+                    view[at : at + length].tobytes(),
+                    bool(is_run),
+                    bytes(names[names_at : names_at + size]),
+                )
+
+
+def _library() -> EntriesLibrary:
+    lib = entries_library()
+    if lib is None:
+        raise NotPlain
+    return lib
