@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -81,6 +82,7 @@ class EntriesLibrary(Protocol):
     def torpor_entry_ends(self, *args: object) -> int: ...
     def torpor_check_entries(self, *args: object) -> int: ...
     def torpor_count_entries(self, *args: object) -> int: ...
+    def torpor_describe_entries(self, *args: object) -> int: ...
     def torpor_group_entries(self, *args: object) -> int: ...
 
 
@@ -138,15 +140,17 @@ def entries_library() -> EntriesLibrary | None:
     if loaded is None:
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_uint64
-    ends, check, count, group = (
+    ends, check, count, describe, group = (
         loaded.torpor_entry_ends,
         loaded.torpor_check_entries,
         loaded.torpor_count_entries,
+        loaded.torpor_describe_entries,
         loaded.torpor_group_entries,
     )
     ends.argtypes = (pointer, size, pointer, size)
     check.argtypes = (pointer, pointer, size, pointer, size, size, pointer)
     count.argtypes = (pointer, pointer, size, pointer, size, pointer)
+    describe.argtypes = (pointer, pointer, size, pointer, pointer, pointer, pointer)
     group.argtypes = (
         *(pointer, pointer, size, size, pointer, size),
         *(pointer, pointer, size, pointer),
@@ -215,7 +219,7 @@ def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:
 
 
 @contextmanager
-def address_of(buffer: Buffer, *, writable: bool = False) -> Iterator[int]:
+def address_of(buffer: Buffer | array[int], *, writable: bool = False) -> Iterator[int]:
     """A buffer's address, held in place meanwhile. Unlike ``from_buffer`` it takes bytes too."""
     held = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(

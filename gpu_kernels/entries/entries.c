@@ -334,6 +334,27 @@ int torpor_count_entries(const uint8_t *rows, const uint64_t *ends, uint64_t cou
     return 1;
 }
 
+int torpor_describe_entries(const uint8_t *rows, const uint64_t *ends, uint64_t count,
+                            uint8_t *kinds, uint32_t *roots, int64_t *sizes, int64_t *chunks)
+{
+    struct entry entry;
+    int64_t chunk, offset, length;
+    for (uint64_t row = 0; row < count; row++) {
+        if (!take_row(rows, ends, row, &entry) || entry.kind < FILE_ENTRY ||
+            entry.kind > HARDLINK || entry.root < 0 || entry.root > UINT32_MAX)
+            return 0;
+        struct cursor from = entry.extents.elements;
+        kinds[row] = (uint8_t)entry.kind;
+        roots[row] = (uint32_t)entry.root;
+        sizes[row] = entry.size;
+        chunks[row] = TORPOR_NO_CHUNK;
+        if (entry.extents.count == 1 && take_extent(&from, &chunk, &offset, &length) &&
+            chunk >= 0 && length == entry.size)
+            chunks[row] = chunk;
+    }
+    return 1;
+}
+
 uint64_t torpor_group_entries(const uint8_t *rows, const uint64_t *ends, uint64_t first,
                               uint64_t count, struct torpor_place *places, uint64_t room,
                               uint64_t *listed, uint8_t *names, uint64_t names_room,

@@ -35,6 +35,12 @@ struct torpor_totals {
 int torpor_count_entries(const uint8_t *rows, const uint64_t *ends, uint64_t count, uint8_t *used,
                          uint64_t chunks, struct torpor_totals *totals);
 
+/* Of each entry its kind, root and size, and the chunk of which a file is one run, else
+ * TORPOR_NO_CHUNK. 0 where a row is not plain. */
+#define TORPOR_NO_CHUNK (-1)
+int torpor_describe_entries(const uint8_t *rows, const uint64_t *ends, uint64_t count,
+                            uint8_t *kinds, uint32_t *roots, int64_t *sizes, int64_t *chunks);
+
 /* A directory's entry, or a run: rows one after the other that are names of one directory. The
  * path of either lies in `rows`; the names of a run in `names`, with a zero byte between two. */
 struct torpor_place {

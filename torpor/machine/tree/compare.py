@@ -18,7 +18,16 @@ from torpor.machine.tree.names import Signature, Signatures
 from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import RACY_NS, read_xattrs, settled
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
+from torpor.shared.format.manifest import (
+    DIRECTORY,
+    FILE,
+    HARDLINK,
+    SYMLINK,
+    Chunk,
+    Entry,
+    described,
+)
+from torpor.shared.format.rows import Described
 from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 _THREADS: Final = 8
@@ -63,7 +72,9 @@ def compare_tree(
     """
     result = Comparison(len(entries))
     time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
-    linked = {(entry.root, entry.target) for entry in entries if entry.kind == HARDLINK}
+    is_what = described(entries)
+    links = [entries[number] for number in is_what.of_kind(HARDLINK)]
+    linked = {(link.root, link.target) for link in links}
     inodes: dict[tuple[int, bytes], int] = {}
     with _opened(targets) as places:
         numbers = count()
@@ -84,7 +95,10 @@ def compare_tree(
                 elif not moved and settled(signature, before, after):
                     result.signatures[number] = signature
         if full:
-            _compare_content(entries, chunks, targets, places, seal, result, progress, check)
+            batches = _batches(is_what)
+            _compare_content(
+                entries, batches, chunks, targets, places, seal, result, progress, check
+            )
     return result
 
 
@@ -179,6 +193,7 @@ def _shown(entry: Entry, targets: Sequence[bytes]) -> str:
 
 def _compare_content(
     entries: Sequence[Entry],
+    batches: Iterator[Sequence[int]],
     chunks: Sequence[Chunk],
     targets: Sequence[bytes],
     places: Sequence[int | OSError],
@@ -225,7 +240,7 @@ def _compare_content(
 
     done = 0
     with ThreadPoolExecutor(_THREADS) as threads:
-        for compared in threads.map(compare, _batches(entries)):
+        for compared in threads.map(compare, batches):
             for number, size, difference, safe in compared:
                 done += size
                 if difference is not None:
@@ -240,14 +255,13 @@ def _is_small(entry: Entry) -> bool:
     return entry.size <= BIG_FILE_BYTES and bool(entry.digest or not entry.size)
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[int]]:
+def _batches(is_what: Described) -> Iterator[Sequence[int]]:
+    """The files, in batches to read together."""
     batch = array("L")
     size = 0
-    for number, entry in enumerate(entries):
-        if entry.kind != FILE:
-            continue
+    for number in is_what.of_kind(FILE):
         batch.append(number)
-        size += entry.size
+        size += is_what.sizes[number]
         if len(batch) == _BATCH or size > _PIECE_BYTES:
             yield batch
             batch, size = array("L"), 0

@@ -6,6 +6,7 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,17 @@ import zstandard
 from torpor.shared.errors import ManifestInvalid, WrongKey
 from torpor.shared.format.computed import Computed
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.rows import NotPlain, Place, check_rows, count_rows, places, row_ends
+from torpor.shared.format.rows import (
+    NO_CHUNK,
+    Described,
+    NotPlain,
+    Place,
+    check_rows,
+    count_rows,
+    describe_rows,
+    places,
+    row_ends,
+)
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
 VERSION: Final = 1
@@ -72,7 +83,7 @@ class Totals(NamedTuple):
     read; ``used``: the numbers of their chunks, in order."""
 
     files: int
-    bytes: int
+    size: int  # of all files, in bytes
     changed: list[bytes]
     used: list[int]
 
@@ -134,7 +145,7 @@ class Entries(Computed[Entry]):
             return self._totals(chunks)
         changed = [entry.path for entry in self if entry.changed] if counted.changed else []
         used = [number for number, is_used in enumerate(counted.used) if is_used]
-        return Totals(counted.files, counted.bytes, changed, used)
+        return Totals(counted.files, counted.size, changed, used)
 
     def _totals(self, chunks: int) -> Totals:
         files = [entry for entry in self if entry.kind == FILE]
@@ -143,6 +154,10 @@ class Entries(Computed[Entry]):
             raise IndexError(f"chunk {used[-1]} of {chunks}")
         changed = [entry.path for entry in files if entry.changed]
         return Totals(len(files), sum(entry.size for entry in files), changed, used)
+
+    def described(self) -> Described:
+        """As rows.describe_rows. Raises NotPlain."""
+        return describe_rows(self._rows, self._ends)
 
     def append(self, entry: Entry) -> None:
         self._rows += _encode(entry)
@@ -179,6 +194,21 @@ class Entries(Computed[Entry]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def described(entries: Sequence[Entry]) -> Described:
+    """What each entry is, without an object for each where there is none yet."""
+    if isinstance(entries, Entries):
+        with suppress(NotPlain):
+            return entries.described()
+    found = Described(bytearray(), array("I"), array("q"), array("q"))
+    for entry in entries:
+        found.kinds.append(entry.kind)
+        found.roots.append(entry.root)
+        found.sizes.append(entry.size)
+        is_one = len(entry.extents) == 1 and entry.extents[0].length == entry.size
+        found.chunks.append(max(entry.extents[0].chunk, NO_CHUNK) if is_one else NO_CHUNK)
+    return found
 
 
 def _head(packed: memoryview) -> tuple[int, int]:

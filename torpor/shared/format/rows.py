@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from gpu_kernels.native import EntriesLibrary, address_of, entries_library
 
+NO_CHUNK: Final = -1
 _LEAST_ROW: Final = 14  # bytes: a head and 13 fields
 _TOTALS: Final = struct.Struct("=3Q")
 _PLACE: Final = struct.Struct("=7Q")
@@ -30,9 +31,25 @@ class Counted(NamedTuple):
     """What files there are; ``used``: a byte for each chunk, 1 where one has it."""
 
     files: int
-    bytes: int
+    size: int  # of all files, in bytes
     changed: int
     used: bytearray
+
+
+class Described(NamedTuple):
+    """What each entry is. ``chunks``: the chunk of which a file is one run, else NO_CHUNK."""
+
+    kinds: bytearray
+    roots: array[int]
+    sizes: array[int]  # bytes
+    chunks: array[int]
+
+    def of_kind(self, kind: int) -> Iterator[int]:
+        """Their positions."""
+        at = self.kinds.find(kind)
+        while at >= 0:
+            yield at
+            at = self.kinds.find(kind, at + 1)
 
 
 class Place(NamedTuple):
@@ -88,7 +105,32 @@ def count_rows(rows: bytearray, ends: array[int], chunks: int) -> Counted:
         plain = _library().torpor_count_entries(start, bounds, len(ends) - 1, uses, chunks, sums)
     if not plain:
         raise NotPlain
-    return Counted(*_TOTALS.unpack(totals), used)
+    files, size, changed = _TOTALS.unpack(totals)
+    return Counted(files, size, changed, used)
+
+
+def describe_rows(rows: bytearray, ends: array[int]) -> Described:
+    count = len(ends) - 1
+    found = Described(
+        bytearray(count),
+        array("I", (0,)) * count,
+        array("q", (0,)) * count,
+        array("q", (0,)) * count,
+    )
+    with (
+        address_of(rows) as start,
+        address_of(ends) as bounds,
+        address_of(found.kinds, writable=True) as kinds,
+        address_of(found.roots, writable=True) as roots,
+        address_of(found.sizes, writable=True) as sizes,
+        address_of(found.chunks, writable=True) as chunks,
+    ):
+        plain = _library().torpor_describe_entries(
+            start, bounds, count, kinds, roots, sizes, chunks
+        )
+    if not plain:
+        raise NotPlain
+    return found
 
 
 def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Place]:
