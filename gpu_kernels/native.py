@@ -83,6 +83,7 @@ class EntriesLibrary(Protocol):
     def torpor_check_entries(self, *args: object) -> int: ...
     def torpor_count_entries(self, *args: object) -> int: ...
     def torpor_describe_entries(self, *args: object) -> int: ...
+    def torpor_fill_entries(self, *args: object) -> int: ...
     def torpor_group_entries(self, *args: object) -> int: ...
 
 
@@ -140,11 +141,12 @@ def entries_library() -> EntriesLibrary | None:
     if loaded is None:
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_uint64
-    ends, check, count, describe, group = (
+    ends, check, count, describe, fill, group = (
         loaded.torpor_entry_ends,
         loaded.torpor_check_entries,
         loaded.torpor_count_entries,
         loaded.torpor_describe_entries,
+        loaded.torpor_fill_entries,
         loaded.torpor_group_entries,
     )
     ends.argtypes = (pointer, size, pointer, size)
@@ -155,7 +157,11 @@ def entries_library() -> EntriesLibrary | None:
         *(pointer, pointer, size, size, pointer, size),
         *(pointer, pointer, size, pointer),
     )
-    ends.restype = check.restype = group.restype = size
+    fill.argtypes = (
+        *(pointer, pointer, size, pointer, pointer, size),
+        *(pointer, pointer, size, pointer),
+    )
+    ends.restype = check.restype = fill.restype = group.restype = size
     return cast(EntriesLibrary, loaded)
 
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum { FILE_ENTRY, DIRECTORY, SYMLINK, HARDLINK };
-enum { FIELDS = 13, EXTENT_FIELDS = 3, ATTRIBUTE_FIELDS = 2 };
+enum { FIELDS = 13, EXTENT_FIELDS = 3, ATTRIBUTE_FIELDS = 2, CONTENT_FIELDS = 4 };
 static const int64_t HOLE = -1;
 
 /* As in torpor/shared/format/checks.py. */
@@ -32,6 +32,7 @@ struct entry {
     struct text path, target, digest;
     struct array extents, attributes;
     int changed;
+    const uint8_t *size_at, *target_at, *digest_at, *attributes_at; /* where these begin */
 };
 
 int torpor_entries_version(void)
@@ -151,6 +152,12 @@ static int take_attributes(struct cursor *from, struct array *attributes)
     return 1;
 }
 
+static int note(const struct cursor *from, const uint8_t **place)
+{
+    *place = from->at;
+    return 1;
+}
+
 static int take_entry(struct cursor *from, struct entry *entry)
 {
     uint64_t fields;
@@ -158,8 +165,10 @@ static int take_entry(struct cursor *from, struct entry *entry)
            take_int(from, &entry->root) && take_text(from, &entry->path) &&
            take_int(from, &entry->mode) && take_int(from, &entry->uid) &&
            take_int(from, &entry->gid) && take_int(from, &entry->mtime_ns) &&
-           take_int(from, &entry->size) && take_extents(from, &entry->extents) &&
-           take_text(from, &entry->target) && take_text(from, &entry->digest) &&
+           note(from, &entry->size_at) && take_int(from, &entry->size) &&
+           take_extents(from, &entry->extents) && note(from, &entry->target_at) &&
+           take_text(from, &entry->target) && note(from, &entry->digest_at) &&
+           take_text(from, &entry->digest) && note(from, &entry->attributes_at) &&
            take_attributes(from, &entry->attributes) && take_bool(from, &entry->changed);
 }
 
@@ -353,6 +362,50 @@ int torpor_describe_entries(const uint8_t *rows, const uint64_t *ends, uint64_t 
             chunks[row] = chunk;
     }
     return 1;
+}
+
+static uint8_t *put(uint8_t *to, const uint8_t *from, const uint8_t *end)
+{
+    memcpy(to, from, (size_t)(end - from));
+    return to + (end - from);
+}
+
+uint64_t torpor_fill_entries(const uint8_t *rows, const uint64_t *ends, uint64_t count,
+                             const uint8_t *contents, const uint64_t *content_ends,
+                             uint64_t content_count, const int64_t *at, uint8_t *filled,
+                             uint64_t room, uint64_t *filled_ends)
+{
+    struct entry entry, content;
+    uint8_t *to = filled;
+    uint64_t fields;
+    for (uint64_t row = 0; row < count; row++) {
+        const uint8_t *const start = rows + ends[row], *const end = rows + ends[row + 1];
+        const uint64_t left = room - (uint64_t)(to - filled);
+        if ((uint64_t)(end - start) > left)
+            return TORPOR_NOT_PLAIN;
+        if (at[row] < 0) {
+            to = put(to, start, end);
+        } else {
+            if ((uint64_t)at[row] >= content_count || !take_row(rows, ends, row, &entry))
+                return TORPOR_NOT_PLAIN;
+            struct cursor from = {contents + content_ends[at[row]],
+                                  contents + content_ends[at[row] + 1]};
+            if ((uint64_t)(from.end - from.at) > left - (uint64_t)(end - start) ||
+                !take_count(&from, &fields) || fields != CONTENT_FIELDS ||
+                !note(&from, &content.size_at) || !take_int(&from, &content.size) ||
+                !take_extents(&from, &content.extents) || !note(&from, &content.digest_at) ||
+                !take_text(&from, &content.digest) || from.end - from.at != 1)
+                return TORPOR_NOT_PLAIN;
+            to = put(to, start, entry.size_at);
+            to = put(to, content.size_at, content.digest_at); /* size and extents */
+            to = put(to, entry.target_at, entry.digest_at);
+            to = put(to, content.digest_at, from.at);
+            to = put(to, entry.attributes_at, end - 1);
+            *to++ = *from.at; /* changed */
+        }
+        filled_ends[row] = (uint64_t)(to - filled);
+    }
+    return (uint64_t)(to - filled);
 }
 
 uint64_t torpor_group_entries(const uint8_t *rows, const uint64_t *ends, uint64_t first,

@@ -41,6 +41,15 @@ int torpor_count_entries(const uint8_t *rows, const uint64_t *ends, uint64_t cou
 int torpor_describe_entries(const uint8_t *rows, const uint64_t *ends, uint64_t count,
                             uint8_t *kinds, uint32_t *roots, int64_t *sizes, int64_t *chunks);
 
+/* Put content into entries of files that have none yet: row i gets content `at[i]`, or none where
+ * that is negative. A content is [size, extents, digest, changed] in MessagePack, and lies in
+ * `contents` as a row does in `rows`. How many bytes `filled` got; TORPOR_NOT_PLAIN also where it has
+ * no `room`. */
+uint64_t torpor_fill_entries(const uint8_t *rows, const uint64_t *ends, uint64_t count,
+                             const uint8_t *contents, const uint64_t *content_ends,
+                             uint64_t content_count, const int64_t *at, uint8_t *filled,
+                             uint64_t room, uint64_t *filled_ends);
+
 /* A directory's entry, or a run: rows one after the other that are names of one directory. The
  * path of either lies in `rows`; the names of a run in `names`, with a zero byte between two. */
 struct torpor_place {

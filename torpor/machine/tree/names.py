@@ -14,7 +14,7 @@ import msgspec
 
 from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, is_plain, packed_signature
 from torpor.shared.format.computed import Computed
-from torpor.shared.format.manifest import Entries, Entry
+from torpor.shared.format.manifest import Content, Contents, Entries, Entry
 from torpor.shared.format.rows import NotPlain
 
 _SIGNED: Final = struct.Struct("=Q3q")
@@ -120,7 +120,7 @@ class Names:
         self._signatures = bytearray()
         self._tops = [-1] * roots
         self._runs: list[dict[bytes, Run]] = [{} for _ in range(roots)]
-        self._read = Entries()  # with content, in the order in which they were read
+        self._read = Contents()  # in the order in which files were read
         self._read_at = array("q")  # by position; -1: not there
         self._positions: dict[int, dict[bytes, int]] = {}
         self._lock = threading.Lock()
@@ -236,7 +236,7 @@ class Names:
     def entry(self, position: int) -> Entry:
         """With the content, where it was read."""
         if self._read_at and (at := self._read_at[position]) >= 0:
-            return self._read[at]
+            return self._read.at(at).put_into(self.entries[position])
         return self.entries[position]
 
     def signature(self, position: int) -> Signature | None:
@@ -274,12 +274,12 @@ class Names:
             first : first + count
         ].translate(None, _ARE_KNOWN)
 
-    def hold(self, position: int, entry: Entry, *, sure: bool) -> None:
-        """The content of a file was read: ``entry`` has it."""
+    def hold(self, position: int, content: Content, *, sure: bool) -> None:
+        """The content of a file was read."""
         with self._lock:
             if not self._read_at:
                 self._read_at = array("q", (-1,)) * len(self)
-            self._read.append(entry)
+            self._read.append(content)
             self._read_at[position] = len(self._read) - 1
             self.marks[position] |= HELD | SURE
             if not sure:
@@ -306,18 +306,8 @@ class Names:
         """Put the content that was read into new ``entries``."""
         if not self._read_at:
             return
-        entries = Entries()
-        first = 0
-        for end in range(1, len(self) + 1):
-            at = self._read_at[first]
-            if end < len(self) and self._read_at[end] == (at + end - first if at >= 0 else -1):
-                continue
-            if at >= 0:
-                entries.take(self._read, at, at + end - first)
-            else:
-                entries.take(self.entries, first, end)
-            first = end
-        self.entries, self._read, self._read_at = entries, Entries(), array("q")
+        self.entries = self.entries.filled(self._read, self._read_at)
+        self._read, self._read_at = Contents(), array("q")
 
     def without(self, out: set[int]) -> Names:
         """A copy without these positions, of settled ones."""

@@ -24,6 +24,7 @@ from torpor.shared.format.rows import (
     check_rows,
     count_rows,
     describe_rows,
+    fill_rows,
     places,
     row_ends,
 )
@@ -72,8 +73,45 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: bool = False
 
 
+class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an entry lacks until its file is read. ``changed``: the file did while it was read."""
+
+    size: int  # bytes
+    extents: tuple[Extent, ...]
+    digest: bytes
+    changed: bool = False
+
+    def put_into(self, entry: Entry) -> Entry:
+        return msgspec.structs.replace(
+            entry,
+            size=self.size,
+            extents=self.extents,
+            digest=self.digest,
+            changed=self.changed,
+        )
+
+
+class Contents(Computed[Content]):
+    """Contents as MessagePack, one after the other."""
+
+    def __init__(self) -> None:
+        self.rows = bytearray()
+        self.ends = array("Q", (0,))
+
+    def append(self, content: Content) -> None:
+        self.rows += _encode(content)
+        self.ends.append(len(self.rows))
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def at(self, number: int) -> Content:
+        return _decode_content(self.rows[self.ends[number] : self.ends[number + 1]])
+
+
 _LARGE: Final = 1024  # bytes of an entry
 _encode: Final = msgspec.msgpack.Encoder().encode
+_decode_content: Final = msgspec.msgpack.Decoder(Content).decode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
@@ -143,7 +181,9 @@ class Entries(Computed[Entry]):
             counted = count_rows(self._rows, self._ends, chunks)
         except NotPlain:
             return self._totals(chunks)
-        changed = [entry.path for entry in self if entry.changed] if counted.changed else []
+        changed = []
+        if counted.changed:
+            changed = [entry.path for entry in self if entry.changed and entry.kind == FILE]
         used = [number for number, is_used in enumerate(counted.used) if is_used]
         return Totals(counted.files, counted.size, changed, used)
 
@@ -158,6 +198,18 @@ class Entries(Computed[Entry]):
     def described(self) -> Described:
         """As rows.describe_rows. Raises NotPlain."""
         return describe_rows(self._rows, self._ends)
+
+    def filled(self, contents: Contents, at: array[int]) -> Entries:
+        """These entries, number i with the content ``at[i]``, or as it is where that is -1."""
+        new = Entries()
+        try:
+            new._rows, new._ends = fill_rows(
+                self._rows, self._ends, contents.rows, contents.ends, at
+            )
+        except NotPlain:
+            for entry, number in zip(self, at, strict=True):
+                new.append(entry if number < 0 else contents.at(number).put_into(entry))
+        return new
 
     def append(self, entry: Entry) -> None:
         self._rows += _encode(entry)

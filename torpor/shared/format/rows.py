@@ -133,6 +133,36 @@ def describe_rows(rows: bytearray, ends: array[int]) -> Described:
     return found
 
 
+def fill_rows(
+    rows: bytearray,
+    ends: array[int],
+    contents: bytearray,
+    content_ends: array[int],
+    at: array[int],
+) -> tuple[bytearray, array[int]]:
+    """Rows, and their ends, with the content number ``at[i]`` in row i; without a new one where
+    that is negative. A content is [size, extents, digest, changed]."""
+    filled = bytearray(len(rows) + len(contents))
+    new_ends = array("Q", (0,)) * len(ends)
+    with (
+        address_of(rows) as start,
+        address_of(ends) as bounds,
+        address_of(contents) as content,
+        address_of(content_ends) as content_bounds,
+        address_of(at) as numbers,
+        address_of(filled, writable=True) as target,
+        address_of(new_ends, writable=True) as target_bounds,
+    ):
+        size = _library().torpor_fill_entries(
+            *(start, bounds, len(ends) - 1, content, content_bounds, len(content_ends) - 1),
+            *(numbers, target, len(filled), target_bounds + new_ends.itemsize),
+        )
+    if size == _NOT_PLAIN:
+        raise NotPlain
+    del filled[size:]
+    return filled, new_ends
+
+
 def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Place]:
     """The directories and the runs of names, in order. ``changed`` gets a byte for each row: 1
     where the file changed while it was read."""
