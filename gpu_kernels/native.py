@@ -24,7 +24,7 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
-DISK_VERSION: Final = 2
+DISK_VERSION: Final = 3
 """TORPOR_DISK_VERSION of disk.h."""
 ENTRIES_VERSION: Final = 1
 """TORPOR_ENTRIES_VERSION of entries.h."""
@@ -120,16 +120,17 @@ def disk_library() -> DiskLibrary | None:
     if loaded is None:
         return None
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
-    names, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(size)
-    errors = ctypes.POINTER(ctypes.c_int32)
     look, read, write = (
         loaded.torpor_look_at,
         loaded.torpor_read_files,
         loaded.torpor_write_files,
     )
-    look.argtypes = (number, names, size, pointer, pointer, pointer)
-    read.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
-    write.argtypes = (number, names, pointer, sizes, sizes, pointer, number, size, errors)
+    look.argtypes = (number, pointer, size, pointer, pointer, pointer)
+    read.argtypes = (number, pointer, pointer, size, pointer, pointer, pointer)
+    write.argtypes = (
+        *(number, pointer, pointer, pointer, pointer, pointer),
+        *(number, size, pointer),
+    )
     look.restype = read.restype = write.restype = None
     return cast(DiskLibrary, loaded)
 

@@ -89,6 +89,8 @@ class Signatures(Computed[Signature | None]):
     def at(self, number: int) -> Signature | None:
         at = number * SIGNATURE_BYTES
         found = self.packed[at : at + SIGNATURE_BYTES]
+        if not found:
+            raise IndexError(number)
         return None if found == NO_SIGNATURE else Signature(*_SIGNED.unpack(found))
 
 

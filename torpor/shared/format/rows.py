@@ -18,8 +18,9 @@ NO_CHUNK: Final = -1
 _LEAST_ROW: Final = 14  # bytes: a head and 13 fields
 _TOTALS: Final = struct.Struct("=3Q")
 _PLACE: Final = struct.Struct("=7Q")
-_PLACES: Final = 4096
-_NAMES_BYTES: Final = 1 << 20
+PLACES: Final = 4096
+NAMES_BYTES: Final = 1 << 20
+"""How much is listed at once, at first."""
 _NOT_PLAIN: Final = (1 << 64) - 1
 
 
@@ -167,7 +168,7 @@ def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Pl
     """The directories and the runs of names, in order. ``changed`` gets a byte for each row: 1
     where the file changed while it was read."""
     lib, row, count = _library(), 0, len(ends) - 1
-    room, names_bytes = _PLACES, _NAMES_BYTES
+    room, names_bytes = PLACES, NAMES_BYTES
     while row < count:
         found, listed, names = (
             bytearray(_PLACE.size * room),
