@@ -221,7 +221,8 @@ class Entries(Computed[Entry]):
         moved = len(self._rows) - start
         with memoryview(others._rows) as rows:
             self._rows += rows[start : others._ends[end]]
-        self._ends.extend([at + moved for at in others._ends[first + 1 : end + 1]])
+        ends = others._ends[first + 1 : end + 1]
+        self._ends.extend([at + moved for at in ends] if moved else ends)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
