@@ -18,8 +18,9 @@ from torpor.shared.format.manifest import Content, Contents, Entries, Entry
 from torpor.shared.format.rows import NotPlain
 
 _SIGNED: Final = struct.Struct("=Q3q")
-_SIZE: Final = struct.Struct("=q")
+_INT64: Final = struct.Struct("=q")
 _SIZE_AT: Final = 8
+_CTIME_AT: Final = 24
 
 _FEW_RUNS: Final = 32
 
@@ -252,8 +253,14 @@ class Names:
 
     def size(self, position: int) -> int:
         """In bytes, by the signature."""
-        size: int = _SIZE.unpack_from(self._signatures, position * SIGNATURE_BYTES + _SIZE_AT)[0]
+        size: int = _INT64.unpack_from(self._signatures, position * SIGNATURE_BYTES + _SIZE_AT)[0]
         return size
+
+    def changed_ns(self, position: int) -> int:
+        """The ctime, by the signature."""
+        at = position * SIGNATURE_BYTES + _CTIME_AT
+        changed_ns: int = _INT64.unpack_from(self._signatures, at)[0]
+        return changed_ns
 
     def packed_signature(self, position: int) -> bytes:
         at = position * SIGNATURE_BYTES
