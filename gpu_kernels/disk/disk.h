@@ -12,7 +12,7 @@
 #define TORPOR_DISK_H
 #include <stdint.h>
 
-#define TORPOR_DISK_VERSION 3 /* of these structures and functions: batch.py asks for it */
+#define TORPOR_DISK_VERSION 3 /* of these structures and functions: native.py asks for it */
 #define TORPOR_SHORT (-1) /* the file has fewer bytes than it had */
 
 int torpor_disk_version(void);

@@ -5,13 +5,13 @@
 
 enum { FILE_ENTRY, DIRECTORY, SYMLINK, HARDLINK };
 enum { FIELDS = 13, EXTENT_FIELDS = 3, ATTRIBUTE_FIELDS = 2, CONTENT_FIELDS = 4 };
+enum { FEW_ATTRIBUTES = 16 }; /* compared with each other */
 static const int64_t HOLE = -1;
 
 /* As in torpor/shared/format/checks.py. */
 static const int64_t MAX_MODE = 07777, MAX_OWNER = UINT32_MAX - 1, MAX_FILE_BYTES = 1LL << 50;
 static const uint64_t MAX_NAME_BYTES = 255, MAX_PATH_BYTES = 1 << 16, MAX_TARGET_BYTES = 4095;
 static const uint64_t MAX_ATTRIBUTE_BYTES = 1 << 16, DIGEST_BYTES = 16;
-static const uint64_t FEW_ATTRIBUTES = 16; /* compared with each other */
 
 struct cursor {
     const uint8_t *at, *end;
@@ -242,7 +242,7 @@ static int has_good_target(const struct entry *entry)
 static int has_good_attributes(const struct entry *entry)
 {
     struct cursor from = entry->attributes.elements;
-    struct text names[16], value;
+    struct text names[FEW_ATTRIBUTES], value;
     const uint64_t count = entry->attributes.count;
     if (count > FEW_ATTRIBUTES)
         return 0;
@@ -421,7 +421,8 @@ uint64_t torpor_group_entries(const uint8_t *rows, const uint64_t *ends, uint64_
     for (; row < count; row++) {
         if (!take_row(rows, ends, row, &entry) || entry.root < 0)
             return TORPOR_NOT_PLAIN;
-        changed[row] = (uint8_t)entry.changed;
+        if (changed)
+            changed[row] = (uint8_t)entry.changed;
         const struct torpor_place place = {
             .row = row,
             .root = (uint64_t)entry.root,
@@ -439,7 +440,7 @@ uint64_t torpor_group_entries(const uint8_t *rows, const uint64_t *ends, uint64_
             return first;
         if (entry.path.bytes > 0) {
             const uint64_t needed = name.bytes + (run ? 1 : 0);
-            if (names_room - filled < needed)
+            if (changed && names_room - filled < needed)
                 return first;
             if (run == NULL) {
                 run = &places[made++];
@@ -447,11 +448,13 @@ uint64_t torpor_group_entries(const uint8_t *rows, const uint64_t *ends, uint64_
                 run->path_bytes = parent.bytes;
                 run->is_run = 1;
                 run->names_at = filled;
-            } else {
+            } else if (changed) {
                 names[filled++] = 0;
             }
-            memcpy(names + filled, name.at, name.bytes);
-            filled += name.bytes;
+            if (changed) {
+                memcpy(names + filled, name.at, name.bytes);
+                filled += name.bytes;
+            }
             run->names_bytes = filled - run->names_at;
         }
         if (entry.kind == DIRECTORY)

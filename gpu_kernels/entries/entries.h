@@ -27,7 +27,7 @@ uint64_t torpor_check_entries(const uint8_t *rows, const uint64_t *ends, uint64_
                               const uint32_t *plain, uint64_t chunks, uint64_t roots,
                               uint8_t *linked);
 
-/* Which chunks the files use, one byte each, and how many files, bytes and changed files there
+/* Which chunks the entries use, one byte each, and how many files, bytes and changed files there
  * are. 0 where a row is not plain or names a chunk that is not there. */
 struct torpor_totals {
     uint64_t files, bytes, changed;
@@ -59,7 +59,7 @@ struct torpor_place {
 /* List the directories and runs from row `first` on, in order; `changed`: of each row, whether the
  * file changed while it was read. The row to go on from; fewer than `count` where there was no room
  * for more, and `first` itself where not even one run fits. TORPOR_NOT_PLAIN where a row is not
- * plain. */
+ * plain. Where `changed` is NULL, neither it nor `names` is written. */
 uint64_t torpor_group_entries(const uint8_t *rows, const uint64_t *ends, uint64_t first,
                               uint64_t count, struct torpor_place *places, uint64_t room,
                               uint64_t *listed, uint8_t *names, uint64_t names_room,

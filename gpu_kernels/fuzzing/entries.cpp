@@ -48,7 +48,7 @@ static void flip(std::vector<uint8_t> &made) {
 
 static void use(const std::vector<uint8_t> &made, const std::vector<uint8_t> &contents,
                 uint64_t count, uint64_t content_count) {
-    const uint64_t chunks = 1 + draw(3), room = 2 + draw(8), names_room = draw(40);
+    const uint64_t chunks = draw(4), room = 2 + draw(8), names_room = draw(40);
     auto rows = exact<uint8_t>(made.size());
     memcpy(rows.get(), made.data(), made.size());
     auto ends = exact<uint64_t>(count + 1);
@@ -73,7 +73,7 @@ static void use(const std::vector<uint8_t> &made, const std::vector<uint8_t> &co
     auto names = exact<uint8_t>(names_room);
     for (uint64_t row = 0, after, listed; row < count; row = after) {
         after = torpor_group_entries(rows.get(), ends.get(), row, count, places.get(), room,
-                                     &listed, names.get(), names_room, marks.get());
+                                     &listed, names.get(), names_room, draw(4) ? marks.get() : nullptr);
         if (after == TORPOR_NOT_PLAIN || after == row)
             break;
     }

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from gpu_kernels.build import ROOM, SOURCES, BuildError, run_compiler
+from tests.fixtures.manifests import plain_entries
 from torpor.shared.format.manifest import Content, Entries, Extent
 
 _SANITIZE: Final = ("-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
@@ -91,6 +92,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         print(json.dumps(fuzz(options.streams, options.seed), indent=2))
+        entries = Entries(plain_entries())
+        print(json.dumps(fuzz_entries(entries, options.streams, options.seed), indent=2))
     except (BuildError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,11 @@ from torpor.shared.format.manifest import (
     FILE,
     HARDLINK,
     Content,
-    Contents,
     Entries,
     Entry,
     Extent,
     Manifest,
+    ReadContents,
     decode_manifest,
     described,
     encode_manifest,
@@ -141,22 +142,32 @@ def test_c_and_python_agree_on_manifests_that_lie(
 def test_names_that_do_not_fit_at_once_are_listed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = Entries(_plain().entries)
     changed = bytearray(len(entries))
-    expected = list(entries.places(changed))
+    expected = list(entries.listed(changed))
     monkeypatch.setattr(rows, "PLACES", 2)
     monkeypatch.setattr(rows, "NAMES_BYTES", 1)
-    assert list(entries.places(bytearray(len(entries)))) == expected
+    assert list(entries.listed(bytearray(len(entries)))) == expected
     assert [n for n, mark in enumerate(changed) if mark] == [8]
     runs = [(place.path, place.names.split(b"\0")) for place in expected if place.is_run]
     assert runs[2] == (b"d/e", [b"%03d" % number for number in range(40)])
 
 
 def _filled(entries: Entries) -> list[Entry]:
-    contents, at = Contents(), [-1] * len(entries)
+    contents, at = ReadContents(), [-1] * len(entries)
     files = [number for number, item in enumerate(entries) if item.kind == FILE]
     for number in reversed(files[1:]):
         at[number] = len(contents)
         contents.append(Content(1 << number, (Extent(number, 5, 1 << number),), b"n" * 16, True))
-    return list(entries.filled(contents, rows.array("q", at)))
+    return list(entries.filled(contents, array("q", at)))
+
+
+def test_what_does_not_fit_the_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = Entries(plain_entries())
+    with pytest.raises(ValueError, match="1 values for"):
+        list(entries.listed(bytearray(1)))
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            entries.filled(ReadContents(), array("q"))
+        _without_library(monkeypatch)
 
 
 def test_content_is_put_in_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ class Goal(NamedTuple):
     @property
     def totals(self) -> tuple[int, int]:
         """How many files, and their bytes."""
-        is_what = described(self.manifest.entries)
-        sizes = [is_what.sizes[number] for number in is_what.of_kind(FILE)]
+        what = described(self.manifest.entries)
+        sizes = [what.sizes[number] for number in what.of_kind(FILE)]
         return len(sizes), sum(sizes)
 
     @property

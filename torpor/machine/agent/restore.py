@@ -480,8 +480,8 @@ def _lacking(goal: Goal, plan: FetchPlan) -> list[int]:
     """Plain bytes of each target that are not written yet."""
     lacking = [0] * len(goal.targets)
     entries = goal.manifest.entries
-    is_what = described(entries)
-    for number, (root, size, chunk) in enumerate(zip(*is_what[1:], strict=True)):
+    what = described(entries)
+    for number, (root, size, chunk) in enumerate(zip(*what[1:], strict=True)):
         if chunk != NO_CHUNK:
             lacking[root] += size if chunk not in plan.done else 0
         elif size:

@@ -210,6 +210,8 @@ class Writing:
     def _others(self) -> Sequence[Entry]:
         """Names that are not in use; not files that are complete as soon as they are there."""
         in_use = self._in_use.signatures
+        if self.writer.staged and not in_use:
+            return self._entries
         chunks = described(self._entries).chunks
         every = self.writer.staged
         left = (n for n, c in enumerate(chunks) if (every or c == NO_CHUNK) and n not in in_use)

@@ -47,6 +47,9 @@ class ChunkTable:
         self._packs: dict[bytes, Pack] = {}
         self._lost: set[bytes] = set()
 
+    def __len__(self) -> int:
+        return len(self._names)
+
     def adopt(self, chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
         """Adopt a manifest's chunks under their own numbers; only as the first call."""
         if self._names:
@@ -118,9 +121,6 @@ class ChunkTable:
 
     def has_place(self, number: int) -> bool:
         return self._places[number] is not None
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def compact(
         self, entries: Entries, used: Sequence[int]

@@ -104,8 +104,8 @@ class FetchPlan:
         self._released = threading.Condition()
         self._files = [array("L") for _ in manifest.chunks]  # that are one run of the chunk
         self._runs: list[list[PackUse]] = [[] for _ in manifest.chunks]  # of other files
-        is_what = described(manifest.entries)
-        for number, (size, whole) in enumerate(zip(is_what.sizes, is_what.chunks, strict=True)):
+        what = described(manifest.entries)
+        for number, (size, whole) in enumerate(zip(what.sizes, what.chunks, strict=True)):
             if whole != NO_CHUNK:
                 self._files[whole].append(number)
             elif size:

@@ -77,9 +77,9 @@ def compare_tree(
     """
     result = Comparison(len(entries))
     time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
-    is_what = described(entries)
+    what = described(entries)
     with _opened(targets) as places:
-        links = [entries[number] for number in is_what.of_kind(HARDLINK)]
+        links = [entries[number] for number in what.of_kind(HARDLINK)]
         differs = partial(
             _differs,
             targets=targets,
@@ -88,7 +88,7 @@ def compare_tree(
             refused_xattrs=refused_xattrs,
             in_use_ns=in_use_ns,
         )
-        looked_at = [n for n, kind in enumerate(is_what.kinds) if not (full and kind == FILE)]
+        looked_at = [n for n, kind in enumerate(what.kinds) if not (full and kind == FILE)]
         for some in _runs_of(entries, looked_at):
             check()
             before = time.time_ns()
@@ -105,9 +105,9 @@ def compare_tree(
             files = _Files(entries, chunks, targets, places, seal, differs)
             done = 0
             with ThreadPoolExecutor(_THREADS) as threads:
-                for compared in threads.map(partial(files.compare, check), _batches(is_what)):
+                for compared in threads.map(partial(files.compare, check), _batches(what)):
                     for number, wrongs, signature_now in compared:
-                        done += is_what.sizes[number]
+                        done += what.sizes[number]
                         result.found += [(number, wrong) for wrong in wrongs]
                         result.signatures[number] = signature_now
                     progress(done)
@@ -287,13 +287,13 @@ def _is_small(entry: Entry) -> bool:
     return entry.size <= BIG_FILE_BYTES and bool(entry.digest or not entry.size)
 
 
-def _batches(is_what: Described) -> Iterator[Sequence[int]]:
+def _batches(what: Described) -> Iterator[Sequence[int]]:
     """The files, in batches to read together."""
     batch = array("L")
     size = 0
-    for number in is_what.of_kind(FILE):
+    for number in what.of_kind(FILE):
         batch.append(number)
-        size += is_what.sizes[number]
+        size += what.sizes[number]
         if len(batch) == _BATCH or size > _PIECE_BYTES:
             yield batch
             batch, size = array("L"), 0

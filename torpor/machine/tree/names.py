@@ -14,7 +14,7 @@ import msgspec
 
 from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, is_plain, packed_signature
 from torpor.shared.format.computed import Computed
-from torpor.shared.format.manifest import Content, Contents, Entries, Entry
+from torpor.shared.format.manifest import Content, Entries, Entry, ReadContents
 from torpor.shared.format.rows import NotPlain
 
 _SIGNED: Final = struct.Struct("=Q3q")
@@ -67,7 +67,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 NO_SIGNATURE: Final = bytes(SIGNATURE_BYTES)
-"""In the place of one that is not known: nothing on a disk has inode 0 and no time."""
+"""In the place of one that is not known: nothing on a disk has inode 0."""
 
 
 def packed_signatures(signatures: Iterable[Signature | None]) -> bytes:
@@ -124,7 +124,7 @@ class Names:
         self._signatures = bytearray()
         self._tops = [-1] * roots
         self._runs: list[dict[bytes, Run]] = [{} for _ in range(roots)]
-        self._read = Contents()  # in the order in which files were read
+        self._read = ReadContents()  # in the order in which files were read
         self._read_at = array("q")  # by position; -1: not there
         self._positions: dict[int, dict[bytes, int]] = {}
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class Names:
         """Find the names by their directories; returns a byte for each: 1 where the file changed
         while it was read. Raises NotPlain."""
         changed = bytearray(len(self.entries))
-        for place in self.entries.places(changed):
+        for place in self.entries.listed(changed):
             if place.is_run:
                 self._runs[place.root][place.path] = Run(place.row, place.names)
             elif not place.path:
@@ -317,7 +317,7 @@ class Names:
         if not self._read_at:
             return
         self.entries = self.entries.filled(self._read, self._read_at)
-        self._read, self._read_at = Contents(), array("q")
+        self._read, self._read_at = ReadContents(), array("q")
 
     def without(self, out: set[int]) -> Names:
         """A copy without these positions, of settled ones."""

@@ -38,7 +38,6 @@ file systems: 1 s)."""
 _ORDINARY: Final = bytes((0, IS_DIRECTORY, IS_READ))
 _MARKS: Final = bytes(HELD | SURE | (READ if kind & IS_READ else 0) for kind in range(256))
 _MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero at the end
-_LONG_NAME: Final = 1024  # 255 bytes on most file systems, 255 characters on some
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -347,7 +346,7 @@ def listing(
     finally:
         os.close(place)
     longest = _MOST_PATH - len(directory) - 1
-    if longest < _LONG_NAME and max(map(len, names), default=0) >= longest:
+    if max(map(len, names), default=0) >= longest:
         # by its path nothing else can be asked, such as its attributes
         raise _unreadable(directory, errno.ENAMETOOLONG)
     if IS_UNKNOWN not in looked.kinds:

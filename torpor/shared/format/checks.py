@@ -123,7 +123,7 @@ def _is_plain(manifest: Manifest) -> bool:
     try:
         plain = array("I", (chunk.plain for chunk in manifest.chunks))
         linked = manifest.entries.check(plain, len(manifest.roots))
-        for place in manifest.entries.places(bytearray(len(manifest.entries))):
+        for place in manifest.entries.listed():
             there, left = directories[place.root], complete[place.root]
             if not place.is_run:
                 if not place.path and there:
@@ -135,9 +135,11 @@ def _is_plain(manifest: Manifest) -> bool:
                 left.add(place.path)
     except NotPlain:
         return False
+    if not all(b"" in there for there in directories):
+        return False
     if linked:
         _check_links(manifest.entries)
-    return all(b"" in there for there in directories)
+    return True
 
 
 def _check_each(manifest: Manifest) -> None:

@@ -19,13 +19,13 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.format.rows import (
     NO_CHUNK,
     Described,
+    Listed,
     NotPlain,
-    Place,
     check_rows,
     count_rows,
     describe_rows,
     fill_rows,
-    places,
+    list_rows,
     row_ends,
 )
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
@@ -91,8 +91,8 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
 
-class Contents(Computed[Content]):
-    """Contents as MessagePack, one after the other."""
+class ReadContents(Computed[Content]):
+    """ReadContents as MessagePack, one after the other."""
 
     def __init__(self) -> None:
         self.rows = bytearray()
@@ -171,9 +171,9 @@ class Entries(Computed[Entry]):
         """As rows.check_rows. Raises NotPlain."""
         return check_rows(self._rows, self._ends, plain, roots)
 
-    def places(self, changed: bytearray) -> Iterator[Place]:
-        """As rows.places. Raises NotPlain."""
-        return places(self._rows, self._ends, changed)
+    def listed(self, changed: bytearray | None = None) -> Iterator[Listed]:
+        """As rows.list_rows. Raises NotPlain."""
+        return list_rows(self._rows, self._ends, changed)
 
     def totals(self, chunks: int) -> Totals:
         """``chunks``: how many there are. Raises IndexError where one is not there."""
@@ -188,10 +188,10 @@ class Entries(Computed[Entry]):
         return Totals(counted.files, counted.size, changed, used)
 
     def _totals(self, chunks: int) -> Totals:
-        files = [entry for entry in self if entry.kind == FILE]
-        used = sorted({e.chunk for entry in files for e in entry.extents if e.chunk != HOLE})
-        if used and not 0 <= used[0] <= used[-1] < chunks:
+        used = sorted({e.chunk for entry in self for e in entry.extents if e.chunk >= 0})
+        if used and used[-1] >= chunks:
             raise IndexError(f"chunk {used[-1]} of {chunks}")
+        files = [entry for entry in self if entry.kind == FILE]
         changed = [entry.path for entry in files if entry.changed]
         return Totals(len(files), sum(entry.size for entry in files), changed, used)
 
@@ -199,7 +199,7 @@ class Entries(Computed[Entry]):
         """As rows.describe_rows. Raises NotPlain."""
         return describe_rows(self._rows, self._ends)
 
-    def filled(self, contents: Contents, at: array[int]) -> Entries:
+    def filled(self, contents: ReadContents, at: array[int]) -> Entries:
         """These entries, number i with the content ``at[i]``, or as it is where that is -1."""
         new = Entries()
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from gpu_kernels.native import EntriesLibrary, address_of, entries_library
@@ -53,8 +54,8 @@ class Described(NamedTuple):
             at = self.kinds.find(kind, at + 1)
 
 
-class Place(NamedTuple):
-    """A directory's own entry, or the names of a directory that stand one after the other:
+class Listed(NamedTuple):
+    """A directory's own entry, or a run: the names of a directory that stand one after the other.
     ``names`` has a zero byte between two."""
 
     row: int  # the first
@@ -111,6 +112,7 @@ def count_rows(rows: bytearray, ends: array[int], chunks: int) -> Counted:
 
 
 def describe_rows(rows: bytearray, ends: array[int]) -> Described:
+    """What each entry is."""
     count = len(ends) - 1
     found = Described(
         bytearray(count),
@@ -143,6 +145,8 @@ def fill_rows(
 ) -> tuple[bytearray, array[int]]:
     """Rows, and their ends, with the content number ``at[i]`` in row i; without a new one where
     that is negative. A content is [size, extents, digest, changed]."""
+    lib, count = _library(), len(ends) - 1
+    _check_length(len(at), count)
     filled = bytearray(len(rows) + len(contents))
     new_ends = array("Q", (0,)) * len(ends)
     with (
@@ -154,8 +158,8 @@ def fill_rows(
         address_of(filled, writable=True) as target,
         address_of(new_ends, writable=True) as target_bounds,
     ):
-        size = _library().torpor_fill_entries(
-            *(start, bounds, len(ends) - 1, content, content_bounds, len(content_ends) - 1),
+        size = lib.torpor_fill_entries(
+            *(start, bounds, count, content, content_bounds, len(content_ends) - 1),
             *(numbers, target, len(filled), target_bounds + new_ends.itemsize),
         )
     if size == _NOT_PLAIN:
@@ -164,11 +168,15 @@ def fill_rows(
     return filled, new_ends
 
 
-def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Place]:
+def list_rows(
+    rows: bytearray, ends: array[int], changed: bytearray | None = None
+) -> Iterator[Listed]:
     """The directories and the runs of names, in order. ``changed`` gets a byte for each row: 1
-    where the file changed while it was read."""
+    where the file changed while it was read. Without it, runs are listed without their names."""
     lib, row, count = _library(), 0, len(ends) - 1
-    room, names_bytes = PLACES, NAMES_BYTES
+    if changed is not None:
+        _check_length(len(changed), count)
+    room, names_bytes = PLACES, NAMES_BYTES if changed is not None else 0
     while row < count:
         found, listed, names = (
             bytearray(_PLACE.size * room),
@@ -181,7 +189,7 @@ def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Pl
             address_of(found, writable=True) as where,
             address_of(listed, writable=True) as made,
             address_of(names, writable=True) as text,
-            address_of(changed, writable=True) as changes,
+            nullcontext() if changed is None else address_of(changed, writable=True) as changes,
         ):
             after = lib.torpor_group_entries(
                 *(start, bounds, row, count, where, room, made, text, names_bytes, changes)
@@ -191,17 +199,23 @@ def places(rows: bytearray, ends: array[int], changed: bytearray) -> Iterator[Pl
         if after == row:
             room, names_bytes = 2 * room, 2 * names_bytes
         row = after
-        with memoryview(rows) as view:
+        with memoryview(rows) as view, memoryview(names) as text_view:
             for first, root, at, length, is_run, names_at, size in _PLACE.iter_unpack(
                 memoryview(found)[: listed[0] * _PLACE.size]
             ):
-                yield Place(
+                yield Listed(
                     first,
                     root,
                     view[at : at + length].tobytes(),
                     bool(is_run),
-                    bytes(names[names_at : names_at + size]),
+                    text_view[names_at : names_at + size].tobytes(),
                 )
+
+
+def _check_length(length: int, count: int) -> None:
+    """C trusts it."""
+    if length != count:
+        raise ValueError(f"{length} values for {count} rows")
 
 
 def _library() -> EntriesLibrary:
