@@ -90,7 +90,7 @@ def _lying(dice: random.Random) -> bytes:
             other = dice.randrange(len(lines))
             lines[at], lines[other] = lines[other], lines[at]
         elif change == 3:
-            lines[at] = lines[at][: dice.randrange(len(lines[at]))] + [0] * dice.randrange(2)
+            lines[at] = lines[at][: dice.randrange(1, 13)] + [0] * dice.randrange(2)
         else:
             lines[at] = [*lines[at]]
             lines[at][dice.randrange(len(lines[at]))] = dice.choice(_HOSTILE)
