@@ -23,10 +23,11 @@ from pathlib import Path
 from gpu_kernels.native import BUILT, library_path
 
 ROOM = Path(__file__).resolve().parent
-SOURCES = ("cpu.c", "disk/disk.c", "planes/planes.c", "rans/rans.c")
+SOURCES = ("cpu.c", "disk/disk.c", "entries/entries.c", "planes/planes.c", "rans/rans.c")
 HEADERS = (
     "cpu.h",
     "disk/disk.h",
+    "entries/entries.h",
     "planes/planes.h",
     "rans/rans.h",
     "rans/layout.h",

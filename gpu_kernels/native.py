@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,8 +24,10 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
-DISK_VERSION: Final = 2
+DISK_VERSION: Final = 3
 """TORPOR_DISK_VERSION of disk.h."""
+ENTRIES_VERSION: Final = 1
+"""TORPOR_ENTRIES_VERSION of entries.h."""
 REFUSALS: Final = {
     1: "header or sizes",
     2: "frequency table",
@@ -73,6 +76,17 @@ class DiskLibrary(Protocol):
     def torpor_write_files(self, *args: object) -> None: ...
 
 
+class EntriesLibrary(Protocol):
+    """Its functions for the entries of a manifest; contracts in entries.h."""
+
+    def torpor_entry_ends(self, *args: object) -> int: ...
+    def torpor_check_entries(self, *args: object) -> int: ...
+    def torpor_count_entries(self, *args: object) -> int: ...
+    def torpor_describe_entries(self, *args: object) -> int: ...
+    def torpor_fill_entries(self, *args: object) -> int: ...
+    def torpor_group_entries(self, *args: object) -> int: ...
+
+
 def library_path(machine: str | None = None) -> Path:
     """The path of the shared object for ``machine`` (default: this one), built or not."""
     return BUILT / f"libtorpor_kernels-{machine or platform.machine()}.so"
@@ -102,25 +116,63 @@ def library() -> Library | None:
 @lru_cache(maxsize=1)
 def disk_library() -> DiskLibrary | None:
     """The shared object, where it has the functions of disk.h as they are called here."""
-    try:
-        loaded = cast(ctypes.CDLL, library())
-        if loaded is None or loaded.torpor_disk_version() != DISK_VERSION:
-            return None
-    except AttributeError:  # an older one
+    loaded = _of_version("torpor_disk_version", DISK_VERSION)
+    if loaded is None:
         return None
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
-    names, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(size)
-    errors = ctypes.POINTER(ctypes.c_int32)
     look, read, write = (
         loaded.torpor_look_at,
         loaded.torpor_read_files,
         loaded.torpor_write_files,
     )
-    look.argtypes = (number, names, size, pointer, pointer, pointer)
-    read.argtypes = (number, names, sizes, size, pointer, pointer, pointer)
-    write.argtypes = (number, names, pointer, sizes, sizes, pointer, number, size, errors)
+    look.argtypes = (number, pointer, size, pointer, pointer, pointer)
+    read.argtypes = (number, pointer, pointer, size, pointer, pointer, pointer)
+    write.argtypes = (
+        *(number, pointer, pointer, pointer, pointer, pointer),
+        *(number, size, pointer),
+    )
     look.restype = read.restype = write.restype = None
     return cast(DiskLibrary, loaded)
+
+
+@lru_cache(maxsize=1)
+def entries_library() -> EntriesLibrary | None:
+    """The shared object, where it has the functions of entries.h as they are called here."""
+    loaded = _of_version("torpor_entries_version", ENTRIES_VERSION)
+    if loaded is None:
+        return None
+    pointer, size = ctypes.c_void_p, ctypes.c_uint64
+    ends, check, count, describe, fill, group = (
+        loaded.torpor_entry_ends,
+        loaded.torpor_check_entries,
+        loaded.torpor_count_entries,
+        loaded.torpor_describe_entries,
+        loaded.torpor_fill_entries,
+        loaded.torpor_group_entries,
+    )
+    ends.argtypes = (pointer, size, pointer, size)
+    check.argtypes = (pointer, pointer, size, pointer, size, size, pointer)
+    count.argtypes = (pointer, pointer, size, pointer, size, pointer)
+    describe.argtypes = (pointer, pointer, size, pointer, pointer, pointer, pointer)
+    group.argtypes = (
+        *(pointer, pointer, size, size, pointer, size),
+        *(pointer, pointer, size, pointer),
+    )
+    fill.argtypes = (
+        *(pointer, pointer, size, pointer, pointer, size),
+        *(pointer, pointer, size, pointer),
+    )
+    ends.restype = check.restype = fill.restype = group.restype = size
+    return cast(EntriesLibrary, loaded)
+
+
+def _of_version(function: str, version: int) -> ctypes.CDLL | None:
+    """The shared object, where this function of it gives that version."""
+    loaded = cast(ctypes.CDLL | None, library())
+    try:
+        return loaded if loaded is not None and loaded[function]() == version else None
+    except AttributeError:  # an older one
+        return None
 
 
 def split(
@@ -174,7 +226,7 @@ def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:
 
 
 @contextmanager
-def address_of(buffer: Buffer, *, writable: bool = False) -> Iterator[int]:
+def address_of(buffer: Buffer | array[int], *, writable: bool = False) -> Iterator[int]:
     """A buffer's address, held in place meanwhile. Unlike ``from_buffer`` it takes bytes too."""
     held = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(

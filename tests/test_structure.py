@@ -83,6 +83,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
 and ``control`` may import everything of ``shared``, and nothing of each other."""
 USES_KERNELS = {
     "shared.codecs",
+    "shared.format",
     "machine.tree",
     "machine.pipeline",
     "machine.agent",

@@ -54,11 +54,11 @@ static uint8_t kind_of(const struct torpor_stat *st)
            (file && st->ctime_ns < st->atime_ns && st->atime_ns != st->mtime_ns ? TORPOR_READ : 0);
 }
 
-void torpor_look_at(int directory, const char *const *names, uint64_t count,
+void torpor_look_at(int directory, const char *names, uint64_t count,
                     struct torpor_stat *found, uint8_t *signatures, uint8_t *kinds)
 {
-    for (uint64_t i = 0; i < count; i++) {
-        found[i].error = look(directory, names[i], &found[i]);
+    for (uint64_t i = 0; i < count; names += strlen(names) + 1, i++) {
+        found[i].error = look(directory, names, &found[i]);
         memcpy(signatures + i * TORPOR_SIGNATURE_BYTES, &found[i], TORPOR_SIGNATURE_BYTES);
         kinds[i] = kind_of(&found[i]);
     }
@@ -80,16 +80,16 @@ static int64_t read_whole(int file, uint64_t size, uint8_t *data)
     return 0;
 }
 
-void torpor_read_files(int directory, const char *const *names, const uint64_t *sizes,
+void torpor_read_files(int directory, const char *names, const uint64_t *sizes,
                        uint64_t count, uint8_t *data, struct torpor_stat *before,
                        struct torpor_stat *after)
 {
     const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    for (uint64_t i = 0; i < count; data += sizes[i], i++) {
+    for (uint64_t i = 0; i < count; names += strlen(names) + 1, data += sizes[i], i++) {
         int64_t error;
-        int file = openat(directory, names[i], flags | O_NOATIME);
+        int file = openat(directory, names, flags | O_NOATIME);
         if (file < 0 && errno == EPERM) /* only the owner and root may leave the time alone */
-            file = openat(directory, names[i], flags);
+            file = openat(directory, names, flags);
         if (file < 0) {
             after[i].error = errno;
             continue;
@@ -132,14 +132,14 @@ static int dress(int file, const struct torpor_attributes *wanted, int owners)
     return futimens(file, times) ? errno : 0;
 }
 
-void torpor_write_files(int directory, const char *const *names, const uint8_t *data,
+void torpor_write_files(int directory, const char *names, const uint8_t *data,
                         const uint64_t *offsets, const uint64_t *sizes,
                         const struct torpor_attributes *attributes, int owners, uint64_t count,
                         int32_t *errors)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    for (uint64_t i = 0; i < count; i++) {
-        int file = openat(directory, names[i], flags, 0600);
+    for (uint64_t i = 0; i < count; names += strlen(names) + 1, i++) {
+        int file = openat(directory, names, flags, 0600);
         if (file < 0) {
             errors[i] = errno;
             continue;
@@ -150,7 +150,7 @@ void torpor_write_files(int directory, const char *const *names, const uint8_t *
         if (close(file) && !errors[i])
             errors[i] = errno;
         if (errors[i]) { /* such as a full disk: nothing after it is begun */
-            (void)unlinkat(directory, names[i], 0);
+            (void)unlinkat(directory, names, 0);
             for (uint64_t later = i + 1; later < count; later++)
                 errors[later] = errors[i];
             return;

@@ -4,14 +4,15 @@
  * plain (a name that is taken, a file that shrinks, a full disk) is left with its errno, and the
  * caller does that file again by itself: torpor/machine/tree/batch.py.
  *
- * Bounds: `count` elements in each array; names end with a zero byte; files lie in `data` one after
- * the other as `sizes` or `offsets` say. Nothing else is read or written.
+ * Bounds: `count` elements in each array; as many names one after the other, each with a zero byte
+ * at its end; files lie in `data` one after the other as `sizes` or `offsets` say. Nothing else is
+ * read or written.
  */
 #ifndef TORPOR_DISK_H
 #define TORPOR_DISK_H
 #include <stdint.h>
 
-#define TORPOR_DISK_VERSION 2 /* of these structures and functions: batch.py asks for it */
+#define TORPOR_DISK_VERSION 3 /* of these structures and functions: native.py asks for it */
 #define TORPOR_SHORT (-1) /* the file has fewer bytes than it had */
 
 int torpor_disk_version(void);
@@ -34,18 +35,18 @@ struct torpor_attributes {
 };
 
 /* Look at each name itself, not at what a symlink leads to; an empty name is the directory. */
-void torpor_look_at(int directory, const char *const *names, uint64_t count,
+void torpor_look_at(int directory, const char *names, uint64_t count,
                     struct torpor_stat *found, uint8_t *signatures, uint8_t *kinds);
 
 /* Read files whole, never through a symlink as the last part of a name, and without moving their
  * access times where the kernel allows that. `before` and `after`: as each was when it was open. */
-void torpor_read_files(int directory, const char *const *names, const uint64_t *sizes,
+void torpor_read_files(int directory, const char *names, const uint64_t *sizes,
                        uint64_t count, uint8_t *data, struct torpor_stat *before,
                        struct torpor_stat *after);
 
 /* Make new files with content and attributes; `owners`: their owners too. Where one cannot be
  * filled or dressed, it is removed, and none after it is begun. */
-void torpor_write_files(int directory, const char *const *names, const uint8_t *data,
+void torpor_write_files(int directory, const char *names, const uint8_t *data,
                         const uint64_t *offsets, const uint64_t *sizes,
                         const struct torpor_attributes *attributes, int owners, uint64_t count,
                         int32_t *errors);

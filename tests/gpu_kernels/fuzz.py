@@ -15,10 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from gpu_kernels.build import ROOM, SOURCES, BuildError, run_compiler
+from tests.fixtures.manifests import plain_entries
+from torpor.shared.format.manifest import Content, Entries, Extent
 
 _SANITIZE: Final = ("-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
                     "-fno-sanitize-recover=all")  # fmt: skip
@@ -26,8 +31,8 @@ STREAMS_PER_S: Final = 500
 """A pessimistic rate, for the time limit."""
 
 
-def compile_fuzzer(folder: Path) -> Path:
-    """Compile the harness into ``folder``; raises BuildError where there is no gcc or g++."""
+def compile_fuzzer(folder: Path, harness: str = "fuzz") -> Path:
+    """Compile a harness into ``folder``; raises BuildError where there is no gcc or g++."""
     gcc, gxx = shutil.which("gcc"), shutil.which("g++")
     if gcc is None or gxx is None:
         raise BuildError("fuzzing needs gcc and g++ with their sanitizers: install g++")
@@ -36,8 +41,8 @@ def compile_fuzzer(folder: Path) -> Path:
         target = folder / (Path(name).stem + ".o")
         run_compiler([gcc, "-std=c11", *_SANITIZE, "-c", str(ROOM / name)], target)
         objects.append(str(target))
-    fuzzer = folder / "fuzz"
-    source = str(ROOM / "fuzzing/fuzz.cpp")
+    fuzzer = folder / harness
+    source = str(ROOM / f"fuzzing/{harness}.cpp")
     run_compiler([gxx, "-std=c++17", *_SANITIZE, source, *objects], fuzzer)
     return fuzzer
 
@@ -47,19 +52,37 @@ def fuzz(streams: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="torpor-fuzz-") as folder:
         fuzzer = compile_fuzzer(Path(folder))
         started = time.monotonic()
-        done = subprocess.run(
-            [str(fuzzer), str(streams), str(seed)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60 + streams / STREAMS_PER_S,
-            # Leak checks need ptrace, which containers forbid; the harness frees what it takes.
-            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"},
-        )
+        figures = _ran([str(fuzzer), str(streams), str(seed)], streams / STREAMS_PER_S)
+    return {**figures, "seed": seed, "wall_s": round(time.monotonic() - started, 1)}
+
+
+def fuzz_entries(entries: Entries, rounds: int, seed: int) -> dict[str, Any]:
+    """Run these entries of a manifest, mutated, through the C that reads them; raises RuntimeError
+    as ``fuzz``."""
+    with tempfile.TemporaryDirectory(prefix="torpor-fuzz-") as folder:
+        rows, contents = Path(folder) / "rows", Path(folder) / "contents"
+        rows.write_bytes(b"".join(map(msgspec.msgpack.encode, entries)))
+        content = Content(100, (Extent(0, 0, 60), Extent(1, 5, 40)), b"d" * 16)
+        contents.write_bytes(msgspec.msgpack.encode(content) * len(entries))
+        fuzzer = compile_fuzzer(Path(folder), "entries")
+        numbers = map(str, (len(entries), rounds, seed))
+        return _ran([str(fuzzer), str(rows), str(contents), *numbers], rounds / STREAMS_PER_S)
+
+
+def _ran(command: Sequence[str], seconds: float) -> dict[str, Any]:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60 + seconds,
+        # Leak checks need ptrace, which containers forbid; the harness frees what it takes.
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"},
+    )
     if done.returncode:
         raise RuntimeError(f"the fuzzer ended with {done.returncode}: {done.stderr[-4000:]}")
     figures: dict[str, Any] = json.loads(done.stdout)
-    return {**figures, "seed": seed, "wall_s": round(time.monotonic() - started, 1)}
+    return figures
 
 
 def main() -> int:
@@ -69,6 +92,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         print(json.dumps(fuzz(options.streams, options.seed), indent=2))
+        entries = Entries(plain_entries())
+        print(json.dumps(fuzz_entries(entries, options.streams, options.seed), indent=2))
     except (BuildError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -14,7 +14,9 @@ import pytest
 
 from gpu_kernels import batch, build, native
 from gpu_kernels.rans.portable import RansStreamError
+from tests.fixtures.manifests import plain_entries
 from tests.gpu_kernels import cases, fuzz, suite
+from torpor.shared.format.manifest import Entries
 
 
 def test_kernels_are_the_c_twins_and_write_only_their_memory(
@@ -101,6 +103,13 @@ def test_mutated_streams_under_sanitizers() -> None:
     assert figures["streams"] == 5000
     assert sum(figures["refused"].values()) > 2000
     assert all(count > 0 for count in figures["refused"].values())
+
+
+def test_mutated_entries_under_sanitizers() -> None:
+    rounds = 5000
+    figures = fuzz.fuzz_entries(Entries(plain_entries()), rounds, seed=20_261_127)
+    assert figures["rows"] > 10 * rounds
+    assert figures["filled"] > 10 * rounds
 
 
 def test_library_needs_nothing_but_an_old_c_library(built_library: Path) -> None:

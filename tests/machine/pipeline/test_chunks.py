@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.manifests import entry
 from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable
 from torpor.shared.errors import AgentLost
-from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Extent, Pack
+from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entries, Entry, Extent, Pack
 
 PACK = Pack(b"p" * 16, 1000, b"m" * 16)
 OTHER = Pack(b"q" * 16, 500, b"n" * 16)
@@ -55,7 +55,7 @@ def test_adopted_chunks_keep_their_numbers() -> None:
     chunks = [Chunk(b"a", 10, 0, 1, 0, 10), Chunk(b"b", 10, 2, 0, 5, 7)]
     table.adopt(chunks, [PACK, OTHER])
     assert table.claim(b"b", 10) == (1, False)
-    _, compacted, packs = table.compact([_using(0, 1)])
+    _, compacted, packs = table.compact(Entries([_using(0, 1)]), [0, 1])
     assert [(c.name, packs[c.pack].id) for c in compacted] == [(b"a", OTHER.id), (b"b", PACK.id)]
     with pytest.raises(RuntimeError):
         table.adopt(chunks, [PACK, OTHER])
@@ -65,7 +65,7 @@ def test_a_manifest_never_names_a_chunk_that_was_not_stored() -> None:
     table = ChunkTable()
     table.claim(b"a", 10)
     with pytest.raises(AgentLost, match="was never stored: make another pass"):
-        table.compact([_using(0)])
+        table.compact(Entries([_using(0)]), [0])
 
 
 def test_a_manifest_names_what_is_used_and_nothing_else() -> None:
@@ -83,7 +83,7 @@ def test_a_manifest_names_what_is_used_and_nothing_else() -> None:
         changed=True,
         xattrs=((b"user.x", b"y"),),
     )
-    (entry_now,), chunks, packs = table.compact([using])
+    (entry_now,), chunks, packs = table.compact(Entries([using]), [0, 2])
     assert [c.name for c in chunks] == [b"a", b"c"]
     assert packs == [PACK]
     assert entry_now.extents == (Extent(1, 0, 10), Extent(HOLE, 0, 5), Extent(0, 0, 10))

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_kernels import native
@@ -74,6 +75,26 @@ def test_what_a_sandbox_does_not_let_c_see_python_looks_at(
     wanted = stat_names(place, names)
     monkeypatch.setattr(batch, "disk_library", _Refused)
     assert stat_names(place, names) == wanted
+
+
+def test_a_file_that_is_not_what_the_walk_saw_is_not_stable(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("data")
+    seen = Signature.of(file.stat())
+    others = [
+        msgspec.structs.replace(seen, **{name: getattr(seen, name) + 1})
+        for name in ("inode", "mtime_ns", "ctime_ns")
+    ]
+    reads = read_whole(os.fsencode(tmp_path), [(b"file", each) for each in (seen, *others)])
+    assert [(bytes(read.data), read.stable) for read in reads] == [
+        (b"data", True),
+        *[(b"data", False)] * 3,
+    ]
+
+
+def test_a_name_with_a_zero_byte_never_reaches_c() -> None:
+    with pytest.raises(ValueError, match="zero byte"):
+        stat_names(0, [b"a", b"b\0c"])
 
 
 def test_only_regular_files_of_the_size_are_read(

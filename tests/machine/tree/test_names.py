@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from tests.fixtures.trees import let_settle
 from tests.fixtures.walks import as_read
 from torpor.machine.tree.names import HELD, NO_SIGNATURE, Names, packed_signatures
 from torpor.machine.tree.read import read_at
 from torpor.machine.tree.walk import walk
+from torpor.shared.format.manifest import Content
 
 
 def _walked(root: Path) -> Names:
@@ -25,9 +24,9 @@ def test_a_part_that_ends_late_does_not_change_what_the_next_walk_is_given(tmp_p
     (tmp_path / "other").write_text("data")
     seen = walk([os.fsencode(tmp_path)], Names(1), None, lambda: None)
     file, other = seen.unread.positions
-    seen.names.hold(file, replace(seen.unread[0].entry, size=4), sure=True)
+    seen.names.hold(file, Content(4, (), b""), sure=True)
     given = seen.names.settled()
-    seen.names.hold(other, replace(seen.unread[1].entry, size=4), sure=True)
+    seen.names.hold(other, Content(4, (), b""), sure=True)
     assert (given.held(0, b"file"), given.held(0, b"other")) == (seen.names.held(0, b"file"), None)
     assert [e.size for e in seen.names.settled().entries] == [0, 4, 4]
 

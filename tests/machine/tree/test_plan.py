@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from torpor.machine.tree.names import Signature, Unread
+from torpor.machine.tree.names import Names, Signature, UnreadFiles
 from torpor.machine.tree.plan import (
     Group,
     Job,
@@ -24,13 +23,14 @@ from torpor.shared.format.manifest import FILE, MAX_CHUNK_BYTES, Entry
 from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PART_BYTES
 
 
-def _unread(*sizes: int) -> list[Unread]:
-    return [
-        Unread(
-            Entry(FILE, 0, b"%d" % number, 0o644, 0, 0, 0, 0), Signature(number, size, 0, 0), False
-        )
-        for number, size in enumerate(sizes)
-    ]
+def _unread(*sizes: int, sparse: bool = False) -> UnreadFiles:
+    names = Names(1)
+    unread = UnreadFiles(names, Names(1))
+    for number, size in enumerate(sizes):
+        entry = Entry(FILE, 0, b"%d" % number, 0o644, 0, 0, 0, 0)
+        names.add(entry, Signature(number, size, 0, 0).packed(), 0)
+        unread.add(number, sparse=sparse, mapped="")
+    return unread
 
 
 def _cut(*sizes: int) -> list[Job]:
@@ -52,7 +52,7 @@ def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:
     with (tmp_path / "0").open("wb") as f:
         f.truncate(10 * CHUNK_BYTES)
         os.pwrite(f.fileno(), b"x" * 8192, 3 * CHUNK_BYTES - 4096)
-    unread = [replace(_unread(10 * CHUNK_BYTES)[0], sparse=True)]
+    unread = _unread(10 * CHUNK_BYTES, sparse=True)
     assert cut(unread, [os.fsencode(tmp_path)]) == [
         Piece(0, 3 * CHUNK_BYTES - 4096, 4096),
         Piece(0, 3 * CHUNK_BYTES, 4096),

@@ -13,7 +13,7 @@ from torpor.machine.pipeline.download import FetchPlan
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.shared.errors import DiskFull
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import FILE, Entry, Manifest
+from torpor.shared.format.manifest import FILE, Entry, Manifest, described
 from torpor.shared.format.names import pack_key
 from torpor.shared.values import MIB, WorkspaceName
 from torpor.shared.wire.restore import Checked, RestorePart
@@ -34,7 +34,8 @@ class Goal(NamedTuple):
     @property
     def totals(self) -> tuple[int, int]:
         """How many files, and their bytes."""
-        sizes = [entry.size for entry in self.manifest.entries if entry.kind == FILE]
+        what = described(self.manifest.entries)
+        sizes = [what.sizes[number] for number in what.of_kind(FILE)]
         return len(sizes), sum(sizes)
 
     @property

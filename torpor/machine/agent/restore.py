@@ -46,8 +46,9 @@ from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
 from torpor.shared.format.file_use import recorded_use
 from torpor.shared.format.lineage import lineage_of
-from torpor.shared.format.manifest import HOLE
+from torpor.shared.format.manifest import HOLE, described
 from torpor.shared.format.names import pack_id_of, pack_key
+from torpor.shared.format.rows import NO_CHUNK
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import (
     AskWanted,
@@ -478,8 +479,13 @@ def _first_name(target: bytes) -> bytes | None:
 def _lacking(goal: Goal, plan: FetchPlan) -> list[int]:
     """Plain bytes of each target that are not written yet."""
     lacking = [0] * len(goal.targets)
-    for entry in goal.manifest.entries:
-        for extent in entry.extents:
-            if extent.chunk != HOLE and extent.chunk not in plan.done:
-                lacking[entry.root] += extent.length
+    entries = goal.manifest.entries
+    what = described(entries)
+    for number, (root, size, chunk) in enumerate(zip(*what[1:], strict=True)):
+        if chunk != NO_CHUNK:
+            lacking[root] += size if chunk not in plan.done else 0
+        elif size:
+            for extent in entries[number].extents:
+                if extent.chunk != HOLE and extent.chunk not in plan.done:
+                    lacking[root] += extent.length
     return lacking

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -220,11 +221,14 @@ class SnapshotRun(AgentRun):
         )
         parts = share_out(jobs, request.max_parts, request.part_bytes)
         self._pass = _Pass(request.number, seen, source, parts)
-        names, _ = _split(seen.unread.paths(), request.accepted)
+        left, count = seen.unread.paths(), len(seen.unread)
+        if request.accepted:
+            names, _ = _split(left, request.accepted)
+            left, count = iter(names), len(names)
         return Scanned(
             skipped=len(seen.skipped),
-            unaccepted_count=len(names),
-            unaccepted=_shown(names, seen),
+            unaccepted_count=count,
+            unaccepted=_shown(left, seen),
             parts=[_planned(number, part) for number, part in enumerate(parts)],
             parted_count=len(seen.parted),
             parted=[f"{run.named_roots[root]}/{shown(path)}" for root, path in seen.parted[:SHOWN]],
@@ -356,7 +360,7 @@ class SnapshotRun(AgentRun):
         ]
         names, accepted = _split(changed, request.accepted)
         also = [shown(path) for path in accepted[:SHOWN]]
-        return Confirmed(len(names), _shown(names, seen), len(accepted), also)
+        return Confirmed(len(names), _shown(iter(names), seen), len(accepted), also)
 
     def reread(self, request: RereadPacks, call: Call) -> Reread:
         """Read whole packs of the manifest again; name those that differ from what was written."""
@@ -470,7 +474,8 @@ class SnapshotRun(AgentRun):
         return self._has_begun().known.complete(last.seen, last.source.contents.gone)
 
     def _packs(self) -> list[Pack]:
-        _, _, packs = self._has_begun().known.table.compact(self._names().entries)
+        table, entries = self._has_begun().known.table, self._names().entries
+        _, _, packs = table.compact(entries, entries.totals(len(table)).used)
         return packs
 
     def _before(self, own: Index | None) -> Names | None:
@@ -496,15 +501,8 @@ class SnapshotRun(AgentRun):
         """The manifest of what the last pass found, sealed where the store has a key."""
         run = self._has_begun()
         names = self._names()
-        entries, chunks, packs = run.known.table.compact(names.entries)
-        files = size = 0
-        changed = []
-        for entry in entries:
-            if entry.kind == FILE:
-                files += 1
-                size += entry.size
-                if entry.changed:
-                    changed.append(entry.path)
+        files, size, changed, used = names.entries.totals(len(run.known.table))
+        entries, chunks, packs = run.known.table.compact(names.entries, used)
         if len(entries) == len(run.roots):
             raise WorkspaceInvalid(
                 f"workspace {self.workspace} on this machine has become empty while it was "
@@ -564,13 +562,13 @@ def _split(paths: Iterable[bytes], accepted: Sequence[str]) -> tuple[list[bytes]
     return left, found
 
 
-def _shown(paths: Sequence[bytes], seen: Walk) -> list[str]:
+def _shown(paths: Iterator[bytes], seen: Walk) -> list[str]:
     """The first names, each with the process that alone keeps it from counting as unchanged."""
-    processes = {file.entry.path: file.mapped for file in seen.unread if file.mapped}
+    processes = seen.unread.processes()
     return [
         f"{shown(path)} ({processes[path]} has it mapped for writing, where a file system may not "
         "show what it writes: end that process)"
         if path in processes
         else shown(path)
-        for path in paths[:SHOWN]
+        for path in islice(paths, SHOWN)
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from array import array
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,9 @@ from torpor.machine.tree.names import Signature
 from torpor.machine.tree.walk import RACY_NS
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry
+from torpor.shared.format.computed import Chosen
+from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry, described
+from torpor.shared.format.rows import NO_CHUNK
 
 
 class Compared(NamedTuple):
@@ -205,11 +208,14 @@ class Writing:
         return not _chunks(entry) <= self.plan.done
 
     def _others(self) -> Sequence[Entry]:
-        """Names that are not in use."""
+        """Names that are not in use; not files that are complete as soon as they are there."""
         in_use = self._in_use.signatures
-        if not in_use:
+        if self.writer.staged and not in_use:
             return self._entries
-        return [entry for number, entry in enumerate(self._entries) if number not in in_use]
+        chunks = described(self._entries).chunks
+        every = self.writer.staged
+        left = (n for n, c in enumerate(chunks) if (every or c == NO_CHUNK) and n not in in_use)
+        return Chosen(self._entries, array("Q", left))
 
     def _numbered(self, numbers: Iterable[int]) -> list[Entry]:
         return [self._entries[number] for number in numbers]

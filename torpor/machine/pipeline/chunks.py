@@ -47,6 +47,9 @@ class ChunkTable:
         self._packs: dict[bytes, Pack] = {}
         self._lost: set[bytes] = set()
 
+    def __len__(self) -> int:
+        return len(self._names)
+
     def adopt(self, chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
         """Adopt a manifest's chunks under their own numbers; only as the first call."""
         if self._names:
@@ -119,12 +122,13 @@ class ChunkTable:
     def has_place(self, number: int) -> bool:
         return self._places[number] is not None
 
-    def compact(self, entries: Entries) -> tuple[Entries, list[Chunk], list[Pack]]:
-        """The manifest's tables: only what ``entries`` use, renumbered.
+    def compact(
+        self, entries: Entries, used: Sequence[int]
+    ) -> tuple[Entries, list[Chunk], list[Pack]]:
+        """The manifest's tables: only what ``entries`` use, renumbered. ``used``: in order.
 
         Raises AgentLost when a chunk in use has no place: its part was lost; ask for a new pass.
         """
-        used = sorted({e.chunk for entry in entries for e in entry.extents if e.chunk >= 0})
         packs: dict[bytes, int] = {}
         chunks = []
         for number in used:
@@ -142,7 +146,7 @@ class ChunkTable:
                     place.stored,
                 )
             )
-        if used != list(range(len(used))):
+        if used and used[-1] >= len(used):
             entries = _renumbered(entries, {old: new for new, old in enumerate(used)})
         return entries, chunks, [self._packs[pack_id] for pack_id in packs]
 

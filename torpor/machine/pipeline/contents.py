@@ -6,13 +6,11 @@ import threading
 from collections.abc import Sequence
 from itertools import compress
 
-import msgspec
-
 from torpor.machine.tree.names import Unread
 from torpor.machine.tree.plan import Job, Piece
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk
-from torpor.shared.format.manifest import HOLE, Extent
+from torpor.shared.format.manifest import HOLE, Content, Extent
 
 
 class Contents:
@@ -78,15 +76,9 @@ class Contents:
     def _hold(self, number: int, file: Unread, extents: dict[int, Extent], digest: bytes) -> None:
         size = file.signature.size
         changed = number in self._unstable
-        entry = msgspec.structs.replace(
-            file.entry,
-            size=size,
-            extents=_without_gaps(extents, size),
-            digest=digest,
-            changed=changed,
-        )
+        content = Content(size, _without_gaps(extents, size), digest, changed)
         sure = self._seen.rests(file) and not changed
-        self._seen.names.hold(self._seen.unread.positions[number], entry, sure=sure)
+        self._seen.names.hold(self._seen.unread.positions[number], content, sure=sure)
 
     def _drop(self, number: int) -> None:
         position = self._seen.unread.positions[number]

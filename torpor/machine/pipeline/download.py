@@ -32,8 +32,9 @@ from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError, WrongKey
 from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
+from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest, described
 from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.rows import NO_CHUNK
 from torpor.shared.format.sizes import PART_BYTES
 from torpor.shared.transfer.transfer import GAP_BYTES, Range
 from torpor.shared.values import MIB, Grant
@@ -103,17 +104,12 @@ class FetchPlan:
         self._released = threading.Condition()
         self._files = [array("L") for _ in manifest.chunks]  # that are one run of the chunk
         self._runs: list[list[PackUse]] = [[] for _ in manifest.chunks]  # of other files
-        for number, entry in enumerate(manifest.entries):
-            at = 0
-            for extent in entry.extents:
-                if extent.chunk == HOLE:
-                    pass
-                elif extent.length == entry.size:
-                    self._files[extent.chunk].append(number)
-                else:
-                    use = PackUse(number, at, extent.offset, extent.length)
-                    self._runs[extent.chunk].append(use)
-                at += extent.length
+        what = described(manifest.entries)
+        for number, (size, whole) in enumerate(zip(what.sizes, what.chunks, strict=True)):
+            if whole != NO_CHUNK:
+                self._files[whole].append(number)
+            elif size:
+                self._plan_runs(number, manifest.entries[number])
         used: dict[bytes, list[int]] = {}
         for number, chunk in enumerate(manifest.chunks):
             if self._is_used(number):
@@ -133,6 +129,14 @@ class FetchPlan:
                 if number not in done:
                     self._lots.setdefault(lot, []).append(number)
         self.parts = self._share_out(ranks, then, max_parts, part_bytes)
+
+    def _plan_runs(self, number: int, entry: Entry) -> None:
+        at = 0
+        for extent in entry.extents:
+            if extent.chunk != HOLE:
+                use = PackUse(number, at, extent.offset, extent.length)
+                self._runs[extent.chunk].append(use)
+            at += extent.length
 
     def users(self, chunk: int) -> Iterator[int]:
         """The entries that use a chunk; one that uses it twice comes twice."""

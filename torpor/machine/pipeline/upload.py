@@ -14,7 +14,7 @@ from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
-from torpor.machine.tree.names import Unread
+from torpor.machine.tree.names import Unread, UnreadFiles
 from torpor.machine.tree.plan import Group, Job, Piece
 from torpor.machine.tree.read import Read, read_at, read_whole
 from torpor.shared.codecs.choose import Encoder
@@ -45,7 +45,7 @@ class Source(NamedTuple):
     """What all parts of a pass share."""
 
     roots: Sequence[bytes]
-    unread: Sequence[Unread]
+    unread: UnreadFiles
     seal: Seal
     table: ChunkTable
     contents: Contents
@@ -97,7 +97,7 @@ def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStor
 
 
 def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
-    files = [source.unread[number] for number in group.files]
+    files = [source.unread.at(number) for number in group.files]
     reads = _read_group(files, source)
     fresh = []
     for number, file, read in zip(group.files, files, reads, strict=True):

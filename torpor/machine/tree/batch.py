@@ -7,11 +7,11 @@ library of ours, the caller does file by file in Python, which knows what each e
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add
@@ -136,11 +136,12 @@ def look_at(directory: int, names: Sequence[bytes]) -> Looked:
         bytearray(count * size) for size in (_STAT.size, SIGNATURE_BYTES, 1)
     )
     with (
+        address_of(_strings(names)) as asked,
         address_of(found, writable=True) as stats,
         address_of(signatures, writable=True) as signed,
         address_of(kinds, writable=True) as kind,
     ):
-        lib.torpor_look_at(directory, _strings(names), count, stats, signed, kind)
+        lib.torpor_look_at(directory, asked, count, stats, signed, kind)
     looked = Looked(signatures, kinds, found)
     if IS_UNKNOWN not in kinds:
         return looked
@@ -170,12 +171,13 @@ def read_files(
         bytearray(size) for size in (sum(sizes), _STAT.size * count, _STAT.size * count)
     )
     with (
+        address_of(_strings(names)) as asked,
+        address_of(array("Q", sizes)) as lengths,
         address_of(data, writable=True) as content,
         address_of(before, writable=True) as then,
         address_of(after, writable=True) as now,
     ):
-        lengths = (ctypes.c_uint64 * count)(*sizes)
-        lib.torpor_read_files(directory, _strings(names), lengths, count, content, then, now)
+        lib.torpor_read_files(directory, asked, lengths, count, content, then, now)
     view = memoryview(data)
     at = 0
     for size, opened, closed in zip(
@@ -202,25 +204,27 @@ def write_files(
     names, offsets, sizes, *rest = zip(*files, strict=True)
     if min(offsets) < 0 or min(sizes) < 0 or max(map(add, offsets, sizes)) > len(data):
         raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
-    errors = (ctypes.c_int32 * count)()
-    attributes = b"".join(map(_ATTRIBUTES.pack, *rest))
-    with address_of(data) as content, address_of(attributes) as wanted:
+    errors = array("i", (0,)) * count
+    with (
+        address_of(_strings(names)) as asked,
+        address_of(data) as content,
+        address_of(array("Q", offsets)) as starts,
+        address_of(array("Q", sizes)) as lengths,
+        address_of(b"".join(map(_ATTRIBUTES.pack, *rest))) as wanted,
+        address_of(errors, writable=True) as failed,
+    ):
         lib.torpor_write_files(
-            directory,
-            _strings(names),
-            content,
-            (ctypes.c_uint64 * count)(*offsets),
-            (ctypes.c_uint64 * count)(*sizes),
-            wanted,
-            owners,
-            count,
-            errors,
+            directory, asked, content, starts, lengths, wanted, owners, count, failed
         )
     return [number for number, error in enumerate(errors) if error]
 
 
-def _strings(names: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * len(names))(*names)
+def _strings(names: Sequence[bytes]) -> bytes:
+    """Each with a zero byte at its end, as C takes them."""
+    joined = b"\0".join([*names, b""])
+    if joined.count(b"\0") != len(names):
+        raise ValueError("a name has a zero byte in it")
+    return joined
 
 
 def _stat(directory: int, name: bytes) -> Stat:

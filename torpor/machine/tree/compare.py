@@ -6,11 +6,14 @@ import os
 import stat
 import time
 from array import array
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count, groupby, islice
+from functools import partial
+from itertools import groupby, islice
 from typing import Final
+
+from msgspec.structs import replace
 
 from torpor.machine.tree.batch import Stat, read_files, stat_names
 from torpor.machine.tree.content import right_extents
@@ -18,7 +21,16 @@ from torpor.machine.tree.names import Signature, Signatures
 from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import RACY_NS, read_xattrs, settled
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
+from torpor.shared.format.manifest import (
+    DIRECTORY,
+    FILE,
+    HARDLINK,
+    SYMLINK,
+    Chunk,
+    Entry,
+    described,
+)
+from torpor.shared.format.rows import Described
 from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 _THREADS: Final = 8
@@ -27,6 +39,8 @@ _BATCH: Final = 256  # files read together
 _PIECE_BYTES: Final = 2 << 20
 _TARGET: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGED: Final = "changed while it was checked"
+_ReadFile = tuple[memoryview, Stat, Stat]
+"""The content, and what the file was before and after it was read."""
 _KINDS: Final = {stat.S_IFLNK: SYMLINK, stat.S_IFDIR: DIRECTORY, stat.S_IFREG: FILE}
 
 
@@ -63,28 +77,41 @@ def compare_tree(
     """
     result = Comparison(len(entries))
     time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
-    linked = {(entry.root, entry.target) for entry in entries if entry.kind == HARDLINK}
-    inodes: dict[tuple[int, bytes], int] = {}
+    what = described(entries)
     with _opened(targets) as places:
-        numbers = count()
-        for some in _runs_of(entries):
+        links = [entries[number] for number in what.of_kind(HARDLINK)]
+        differs = partial(
+            _differs,
+            targets=targets,
+            inodes=_inodes_of_linked(links, places),
+            owners=owners,
+            refused_xattrs=refused_xattrs,
+            in_use_ns=in_use_ns,
+        )
+        looked_at = [n for n, kind in enumerate(what.kinds) if not (full and kind == FILE)]
+        for some in _runs_of(entries, looked_at):
             check()
             before = time.time_ns()
-            stats = _looked(places, some)
+            stats = _looked(places, [entry for _, entry in some])
             after = time.time_ns()
-            for entry, st, number in zip(some, stats, numbers, strict=False):
-                if (entry.root, entry.path) in linked:
-                    inodes[entry.root, entry.path] = st.inode
-                moved, wrong = _differs(
-                    entry, st, targets, inodes, owners, refused_xattrs, in_use_ns
-                )
+            for (number, entry), st in zip(some, stats, strict=True):
+                moved, wrong = differs(entry, st)
                 signature = Signature.among(st)
                 if wrong:
                     result.found.append((number, wrong))
                 elif not moved and settled(signature, before, after):
                     result.signatures[number] = signature
         if full:
-            _compare_content(entries, chunks, targets, places, seal, result, progress, check)
+            files = _Files(entries, chunks, targets, places, seal, differs)
+            done = 0
+            with ThreadPoolExecutor(_THREADS) as threads:
+                for compared in threads.map(partial(files.compare, check), _batches(what)):
+                    for number, wrongs, signature_now in compared:
+                        done += what.sizes[number]
+                        result.found += [(number, wrong) for wrong in wrongs]
+                        result.signatures[number] = signature_now
+                    progress(done)
+    result.found.sort(key=lambda found: found[0])
     return result
 
 
@@ -113,9 +140,22 @@ def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> Sequen
     return stat_names(place, [entry.path for entry in entries])
 
 
-def _runs_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """``entries`` in lists of neighbours of one root."""
-    for _, group in groupby(entries, lambda entry: entry.root):
+def _inodes_of_linked(
+    links: Sequence[Entry], places: Sequence[int | OSError]
+) -> dict[tuple[int, bytes], int]:
+    """The inode of each file that is there to have other names, by root and path."""
+    inodes = {}
+    for link in links:
+        if (link.root, link.target) not in inodes:
+            (st,) = _looked(places, [replace(link, path=link.target)])
+            inodes[link.root, link.target] = st.inode
+    return inodes
+
+
+def _runs_of(entries: Sequence[Entry], numbers: Sequence[int]) -> Iterator[list[tuple[int, Entry]]]:
+    """These entries, each with its number, in lists of neighbours of one root."""
+    numbered = ((number, entries[number]) for number in numbers)
+    for _, group in groupby(numbered, lambda numbered: numbered[1].root):
         while run := list(islice(group, _NAMES)):
             yield run
 
@@ -177,62 +217,69 @@ def _shown(entry: Entry, targets: Sequence[bytes]) -> str:
     return os.fsdecode(_full(entry, targets))
 
 
-def _compare_content(
-    entries: Sequence[Entry],
-    chunks: Sequence[Chunk],
-    targets: Sequence[bytes],
-    places: Sequence[int | OSError],
-    seal: Seal,
-    result: Comparison,
-    progress: Callable[[int], None],
-    check: Callable[[], None],
-) -> None:
-    def compare(batch: Sequence[int]) -> list[tuple[int, int, str | None, bool]]:
-        """Number and size of each file, what differs, and whether a change would be seen."""
+class _Files:
+    """Compares files with what was restored: attributes and every byte."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        chunks: Sequence[Chunk],
+        targets: Sequence[bytes],
+        places: Sequence[int | OSError],
+        seal: Seal,
+        differs: Callable[[Entry, Stat], tuple[bool, str]],
+    ) -> None:
+        self._entries = entries
+        self._chunks = chunks
+        self._targets = targets
+        self._places = places
+        self._seal = seal
+        self._differs = differs
+
+    def compare(
+        self, check: Callable[[], None], batch: Sequence[int]
+    ) -> list[tuple[int, list[str], Signature | None]]:
+        """Number of each file, what differs, and the signature of a correct one if a change would
+        be seen."""
         check()
-        files = [(number, entries[number]) for number in batch]
         found = []
-        for (small, root), some in groupby(files, lambda file: (_is_small(file[1]), file[1].root)):
-            group = [*some]
-            compared = (
-                compare_small(root, [file for _, file in group])
-                if small
-                else (_compare_file(file, chunks, targets, seal) for _, file in group)
-            )
-            found += [
-                (number, file.size, *result)
-                for (number, file), result in zip(group, compared, strict=False)
-            ]
+        for run in _runs_of(self._entries, batch):
+            place = self._places[run[0][1].root]
+            for small, group in groupby(run, lambda numbered: _is_small(numbered[1])):
+                some, looked = [*group], time.time_ns()
+                reads: Iterable[_ReadFile | None] = [None] * len(some)
+                if small and not isinstance(place, OSError):
+                    paths, sizes = zip(*((file.path, file.size) for _, file in some), strict=True)
+                    reads = read_files(place, paths, sizes)
+                for (number, file), read in zip(some, reads, strict=True):
+                    if read is None:
+                        found.append((number, *self._look_alone(file)))
+                    else:
+                        found.append((number, *self._look(file, read, looked)))
         return found
 
-    def compare_small(root: int, files: Sequence[Entry]) -> Iterator[tuple[str | None, bool]]:
-        place = places[root]
-        if isinstance(place, OSError):
-            return  # each of its names differs already
-        looked = time.time_ns()
-        reads = read_files(place, [file.path for file in files], [file.size for file in files])
-        for entry, read in zip(files, reads, strict=True):
-            if read is None:
-                yield _compare_file(entry, chunks, targets, seal)
-                continue
-            data, before, after = read
-            if before[:4] != after[:4]:
-                yield f"{_shown(entry, targets)}: {_CHANGED}", False
-            elif entry.size and seal.digest(data) != entry.digest:
-                yield f"{_shown(entry, targets)}: content differs at 0 or after", False
-            else:
-                yield None, settled(Signature.among(after), looked, time.time_ns())
+    def _look(
+        self, file: Entry, read: _ReadFile, looked_ns: int
+    ) -> tuple[list[str], Signature | None]:
+        data, before, after = read
+        _, wrong = self._differs(file, before)
+        wrongs = [wrong] if wrong else []
+        if before[:4] != after[:4]:
+            wrongs.append(f"{_shown(file, self._targets)}: {_CHANGED}")
+        elif file.size and self._seal.digest(data) != file.digest:
+            wrongs.append(f"{_shown(file, self._targets)}: content differs at 0 or after")
+        signature = Signature.among(after)
+        safe = not wrongs and settled(signature, looked_ns, time.time_ns())
+        return wrongs, signature if safe else None
 
-    done = 0
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for compared in threads.map(compare, _batches(entries)):
-            for number, size, difference, safe in compared:
-                done += size
-                if difference is not None:
-                    result.found.append((number, difference))
-                if not safe:
-                    result.signatures[number] = None
-            progress(done)
+    def _look_alone(self, file: Entry) -> tuple[list[str], Signature | None]:
+        (st,) = _looked(self._places, [file])
+        _, wrong = self._differs(file, st)
+        if st.error:
+            return [wrong], None
+        content, signature = _compare_file(file, self._chunks, self._targets, self._seal)
+        wrongs = [words for words in (wrong, content) if words]
+        return wrongs, None if wrongs else signature
 
 
 def _is_small(entry: Entry) -> bool:
@@ -240,14 +287,13 @@ def _is_small(entry: Entry) -> bool:
     return entry.size <= BIG_FILE_BYTES and bool(entry.digest or not entry.size)
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[int]]:
+def _batches(what: Described) -> Iterator[Sequence[int]]:
+    """The files, in batches to read together."""
     batch = array("L")
     size = 0
-    for number, entry in enumerate(entries):
-        if entry.kind != FILE:
-            continue
+    for number in what.of_kind(FILE):
         batch.append(number)
-        size += entry.size
+        size += what.sizes[number]
         if len(batch) == _BATCH or size > _PIECE_BYTES:
             yield batch
             batch, size = array("L"), 0
@@ -257,8 +303,8 @@ def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[int]]:
 
 def _compare_file(
     entry: Entry, chunks: Sequence[Chunk], targets: Sequence[bytes], seal: Seal
-) -> tuple[str | None, bool]:
-    """What differs or None, and whether a later change would be seen."""
+) -> tuple[str, Signature | None]:
+    """How the content differs, and the signature if a later change would be seen."""
     shown = _shown(entry, targets)
     looked = time.time_ns()
     try:
@@ -267,12 +313,12 @@ def _compare_file(
             right = right_extents(fd, entry, chunks, seal)
             now = Signature.of(os.fstat(fd))
     except OSError as exc:
-        return f"{shown}: {exc.strerror}", False
+        return f"{shown}: {exc.strerror}", None
     if now != seen:
-        return f"{shown}: {_CHANGED}", False
+        return f"{shown}: {_CHANGED}", None
     at = 0
     for number, extent in enumerate(entry.extents):
         if number not in right:
-            return f"{shown}: content differs at {at} or after", False
+            return f"{shown}: content differs at {at} or after", None
         at += extent.length
-    return None, settled(seen, looked)
+    return "", seen if settled(seen, looked) else None

@@ -14,9 +14,13 @@ import msgspec
 
 from torpor.machine.tree.batch import SIGNATURE_BYTES, Stat, is_plain, packed_signature
 from torpor.shared.format.computed import Computed
-from torpor.shared.format.manifest import Entries, Entry
+from torpor.shared.format.manifest import Content, Entries, Entry, ReadContents
+from torpor.shared.format.rows import NotPlain
 
 _SIGNED: Final = struct.Struct("=Q3q")
+_INT64: Final = struct.Struct("=q")
+_SIZE_AT: Final = 8
+_CTIME_AT: Final = 24
 
 _FEW_RUNS: Final = 32
 
@@ -24,6 +28,8 @@ HELD, SURE, READ = 1, 2, 4
 """Marks: the content is known; a change is sure to change the signature; somebody else has read the
 file since it was last changed."""
 _ARE_KNOWN: Final = bytes(mark for mark in range(8) if mark & HELD and mark & SURE)
+_NOT_HELD: Final = bytes(mark for mark in range(256) if not mark & HELD)
+_HELD_UNLESS: Final = bytes((HELD,)) + bytes(255)
 _ARE_SURE: Final = bytes(mark for mark in range(8) if mark & SURE)
 
 
@@ -48,12 +54,20 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return cls(inode, size, mtime_ns, ctime_ns)
         return cls(*_SIGNED.unpack(packed_signature(*st[:4])))  # with times as they are packed
 
+    def is_of(self, st: Stat) -> bool:
+        return (
+            self.inode == st.inode
+            and self.ctime_ns == st.ctime_ns
+            and self.mtime_ns == st.mtime_ns
+            and self.size == st.size
+        ) or Signature.among(st) == self
+
     def packed(self) -> bytes:
         return packed_signature(self.inode, self.size, self.mtime_ns, self.ctime_ns)
 
 
 NO_SIGNATURE: Final = bytes(SIGNATURE_BYTES)
-"""In the place of one that is not known: nothing on a disk has inode 0 and no time."""
+"""In the place of one that is not known: nothing on a disk has inode 0."""
 
 
 def packed_signatures(signatures: Iterable[Signature | None]) -> bytes:
@@ -77,6 +91,8 @@ class Signatures(Computed[Signature | None]):
     def at(self, number: int) -> Signature | None:
         at = number * SIGNATURE_BYTES
         found = self.packed[at : at + SIGNATURE_BYTES]
+        if not found:
+            raise IndexError(number)
         return None if found == NO_SIGNATURE else Signature(*_SIGNED.unpack(found))
 
 
@@ -108,7 +124,7 @@ class Names:
         self._signatures = bytearray()
         self._tops = [-1] * roots
         self._runs: list[dict[bytes, Run]] = [{} for _ in range(roots)]
-        self._read = Entries()  # with content, in the order in which they were read
+        self._read = ReadContents()  # in the order in which files were read
         self._read_at = array("q")  # by position; -1: not there
         self._positions: dict[int, dict[bytes, int]] = {}
         self._lock = threading.Lock()
@@ -121,22 +137,46 @@ class Names:
         names = cls(roots)
         names.entries = Entries.of(entries)
         names._signatures += signatures or bytes(SIGNATURE_BYTES * len(names.entries))
+        try:
+            changed = names._found()
+        except NotPlain:
+            changed = names._found_each()
+        held = changed.translate(_HELD_UNLESS)
+        inodes = memoryview(names._signatures).cast("Q")[:: SIGNATURE_BYTES // 8].tolist()
+        names.marks += bytes(
+            mark | SURE if inode else mark for mark, inode in zip(held, inodes, strict=True)
+        )
+        return names
+
+    def _found(self) -> bytearray:
+        """Find the names by their directories; returns a byte for each: 1 where the file changed
+        while it was read. Raises NotPlain."""
+        changed = bytearray(len(self.entries))
+        for place in self.entries.listed(changed):
+            if place.is_run:
+                self._runs[place.root][place.path] = Run(place.row, place.names)
+            elif not place.path:
+                self._tops[place.root] = place.row
+        return changed
+
+    def _found_each(self) -> bytearray:
+        """As ``_found``, whatever the entries are."""
+        changed = bytearray()
         run: list[bytes] = []
         place: tuple[int, bytes] | None = None
-        for position, entry in enumerate(names.entries):
+        for position, entry in enumerate(self.entries):
             directory, _, name = entry.path.rpartition(b"/")
             if (entry.root, directory) != place or not name:
-                names._end_run(place, position, run)
+                self._end_run(place, position, run)
                 place, run = (entry.root, directory), []
             if name:
                 run.append(name)
             else:
-                names._tops[entry.root] = position
+                self._tops[entry.root] = position
                 place = None
-            sure = names.packed_signature(position) != NO_SIGNATURE
-            names.marks.append((0 if entry.changed else HELD) | (SURE if sure else 0))
-        names._end_run(place, len(names.entries), run)
-        return names
+            changed.append(entry.changed)
+        self._end_run(place, len(self.entries), run)
+        return changed
 
     def __len__(self) -> int:
         return len(self.marks)
@@ -200,7 +240,7 @@ class Names:
     def entry(self, position: int) -> Entry:
         """With the content, where it was read."""
         if self._read_at and (at := self._read_at[position]) >= 0:
-            return self._read[at]
+            return self._read.at(at).put_into(self.entries[position])
         return self.entries[position]
 
     def signature(self, position: int) -> Signature | None:
@@ -210,6 +250,17 @@ class Names:
     def seen(self, position: int) -> Signature:
         """The signature, sure or not."""
         return Signature(*_SIGNED.unpack_from(self._signatures, position * SIGNATURE_BYTES))
+
+    def size(self, position: int) -> int:
+        """In bytes, by the signature."""
+        size: int = _INT64.unpack_from(self._signatures, position * SIGNATURE_BYTES + _SIZE_AT)[0]
+        return size
+
+    def changed_ns(self, position: int) -> int:
+        """The ctime, by the signature."""
+        at = position * SIGNATURE_BYTES + _CTIME_AT
+        changed_ns: int = _INT64.unpack_from(self._signatures, at)[0]
+        return changed_ns
 
     def packed_signature(self, position: int) -> bytes:
         at = position * SIGNATURE_BYTES
@@ -233,12 +284,12 @@ class Names:
             first : first + count
         ].translate(None, _ARE_KNOWN)
 
-    def hold(self, position: int, entry: Entry, *, sure: bool) -> None:
-        """The content of a file was read: ``entry`` has it."""
+    def hold(self, position: int, content: Content, *, sure: bool) -> None:
+        """The content of a file was read."""
         with self._lock:
             if not self._read_at:
                 self._read_at = array("q", (-1,)) * len(self)
-            self._read.append(entry)
+            self._read.append(content)
             self._read_at[position] = len(self._read) - 1
             self.marks[position] |= HELD | SURE
             if not sure:
@@ -265,18 +316,8 @@ class Names:
         """Put the content that was read into new ``entries``."""
         if not self._read_at:
             return
-        entries = Entries()
-        first = 0
-        for end in range(1, len(self) + 1):
-            at = self._read_at[first]
-            if end < len(self) and self._read_at[end] == (at + end - first if at >= 0 else -1):
-                continue
-            if at >= 0:
-                entries.take(self._read, at, at + end - first)
-            else:
-                entries.take(self.entries, first, end)
-            first = end
-        self.entries, self._read, self._read_at = entries, Entries(), array("q")
+        self.entries = self.entries.filled(self._read, self._read_at)
+        self._read, self._read_at = ReadContents(), array("q")
 
     def without(self, out: set[int]) -> Names:
         """A copy without these positions, of settled ones."""
@@ -307,7 +348,7 @@ class Names:
 
     @property
     def held_count(self) -> int:
-        return sum(mark & HELD for mark in self.marks)
+        return len(self.marks.translate(None, _NOT_HELD))
 
 
 class Unread(msgspec.Struct, frozen=True, gc=False):
@@ -338,14 +379,23 @@ class UnreadFiles(Computed[Unread]):
             self._mapped[position] = mapped
 
     def paths(self) -> Iterator[bytes]:
-        return (self._names.entries[position].path for position in self.positions)
+        return (self._names.entries.at(position).path for position in self.positions)
+
+    def processes(self) -> dict[bytes, str]:
+        """By path, the process that can change a file without moving its times."""
+        return {self._names.entries.at(at).path: self._mapped[at] for at in self._mapped}
+
+    def sizes(self) -> Iterator[tuple[int, bool]]:
+        """In bytes, and whether the file is sparse."""
+        for position in self.positions:
+            yield self._names.size(position), position in self._sparse
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def at(self, number: int) -> Unread:
         position = self.positions[number]
-        entry = self._names.entries[position]
+        entry = self._names.entries.at(position)
         before = self._held.held(entry.root, entry.path) if len(self._held) else None
         return Unread(
             entry,

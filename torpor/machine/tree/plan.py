@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Union
 
-from torpor.machine.tree.names import Unread
+from torpor.machine.tree.names import UnreadFiles
 from torpor.machine.tree.read import data_regions
 from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PART_BYTES
 
@@ -31,19 +31,19 @@ class Group(NamedTuple):
 Job = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
 
 
-def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
+def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[Job]:
     """Jobs in walk order. Empty files and all-hole files need none."""
     jobs: list[Job] = []
     group = array("L")
     group_bytes = 0
-    for number, file in enumerate(unread):
-        size = file.signature.size
+    for number, (size, is_sparse) in enumerate(unread.sizes()):
         if size == 0:
             continue
-        if size >= BIG_FILE_BYTES or file.sparse:
+        if size >= BIG_FILE_BYTES or is_sparse:
             regions = [(0, size)]
-            if file.sparse:
-                regions = data_regions(roots[file.entry.root], file.entry.path, size)
+            if is_sparse:
+                entry = unread[number].entry
+                regions = data_regions(roots[entry.root], entry.path, size)
             jobs.extend(p for at, length in regions for p in _pieces(number, at, length))
             continue
         if group and group_bytes + size > GROUP_BYTES:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-from torpor.machine.tree.batch import read_files
+from torpor.machine.tree.batch import Stat, read_files
 from torpor.machine.tree.names import Signature
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import WorkspaceInvalid
@@ -49,7 +49,7 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
         ) from None
     finally:
         os.close(fd)
-    return Read(data, stable=Signature.of(st) == seen and len(data) == length)
+    return Read(data, stable=seen.is_of(Stat.of(st)) and len(data) == length)
 
 
 def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Read]:
@@ -63,7 +63,7 @@ def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Re
         return [
             read_at(root, path, 0, seen.size, seen)
             if read is None
-            else Read(read[0], stable=Signature.among(read[2]) == seen)
+            else Read(read[0], stable=seen.is_of(read[2]))
             for (path, seen), read in zip(files, found, strict=True)
         ]
     finally:

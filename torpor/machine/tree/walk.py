@@ -11,7 +11,6 @@ import stat
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.batch import (
@@ -182,7 +181,10 @@ def walk(
 def _distrust(found: Walk) -> None:
     """Take the signature from what may change again without changing it."""
     names = found.names
+    surely_settled_ns = found.started_ns - RACY_COARSE_NS
     for position in found.fresh:
+        if names.changed_ns(position) < surely_settled_ns:
+            continue  # as nearly every name
         if not settled(names.seen(position), found.started_ns, found.walked_ns):
             names.distrust(position)
 
@@ -242,9 +244,11 @@ class _Look:
         added, below = [], []
         for name, st in zip(names, looked.stats, strict=True):
             before = len(self._names)
-            with suppress(FileNotFoundError):  # gone since it was listed
+            try:
                 if self._note(prefix + name, st, known.get(name, -1)):
                     below.append(name)
+            except FileNotFoundError:
+                continue  # gone since it was listed
             if len(self._names) > before:
                 added.append(name)
         self._names.end_run(self._number, directory, added)

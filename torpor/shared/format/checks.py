@@ -5,6 +5,7 @@ The rules M of docs/format.md, "The claims".
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
@@ -19,11 +20,13 @@ from torpor.shared.format.manifest import (
     MAX_CHUNK_BYTES,
     SYMLINK,
     Chunk,
+    Entries,
     Entry,
     Manifest,
     Pack,
     Skipped,
 )
+from torpor.shared.format.rows import NotPlain
 from torpor.shared.values import snapshot_id, workspace_name
 
 MAX_NAME_BYTES = 255  # ext4, xfs, overlayfs
@@ -107,6 +110,39 @@ def _check_entries(manifest: Manifest) -> None:
         raise _Refused(f"roots {manifest.roots} are empty or not distinct")
     if any(not root or "\0" in root for root in manifest.roots):
         raise _Refused(f"roots {manifest.roots} are not all paths")
+    if not _is_plain(manifest):
+        _check_each(manifest)
+
+
+def _is_plain(manifest: Manifest) -> bool:
+    """Whether _check_each surely finds nothing wrong, as with all that torpor writes."""
+    if not isinstance(manifest.entries, Entries):
+        return False
+    directories: list[set[bytes]] = [set() for _ in manifest.roots]
+    complete: list[set[bytes]] = [set() for _ in manifest.roots]
+    try:
+        plain = array("I", (chunk.plain for chunk in manifest.chunks))
+        linked = manifest.entries.check(plain, len(manifest.roots))
+        for place in manifest.entries.listed():
+            there, left = directories[place.root], complete[place.root]
+            if not place.is_run:
+                if not place.path and there:
+                    return False
+                there.add(place.path)
+            elif place.path in left or place.path not in there:
+                return False
+            else:
+                left.add(place.path)
+    except NotPlain:
+        return False
+    if not all(b"" in there for there in directories):
+        return False
+    if linked:
+        _check_links(manifest.entries)
+    return True
+
+
+def _check_each(manifest: Manifest) -> None:
     places = [_Places() for _ in manifest.roots]
     linked = False
     entries = iter(manifest.entries)

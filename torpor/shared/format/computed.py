@@ -14,12 +14,27 @@ class Computed(Sequence[T]):
 
     @abstractmethod
     def at(self, number: int) -> T:
-        """The element ``number``, from 0 on."""
+        """The element ``number``, from 0 on. Raises IndexError behind the last."""
 
     @overload
     def __getitem__(self, number: int) -> T: ...
     @overload
     def __getitem__(self, number: slice) -> Sequence[T]: ...
     def __getitem__(self, number: int | slice) -> T | Sequence[T]:
-        numbers = range(len(self))[number]  # raises IndexError
-        return self.at(numbers) if isinstance(numbers, int) else [self.at(n) for n in numbers]
+        if isinstance(number, slice):
+            return [self.at(n) for n in range(len(self))[number]]
+        return self.at(number if number >= 0 else range(len(self))[number])
+
+
+class Chosen(Computed[T]):
+    """Some of a sequence's elements, by their numbers in it."""
+
+    def __init__(self, whole: Sequence[T], numbers: Sequence[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def at(self, number: int) -> T:
+        return self._whole[self._numbers[number]]

@@ -6,8 +6,9 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import zstandard
@@ -15,6 +16,18 @@ import zstandard
 from torpor.shared.errors import ManifestInvalid, WrongKey
 from torpor.shared.format.computed import Computed
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.rows import (
+    NO_CHUNK,
+    Described,
+    Listed,
+    NotPlain,
+    check_rows,
+    count_rows,
+    describe_rows,
+    fill_rows,
+    list_rows,
+    row_ends,
+)
 from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 
 VERSION: Final = 1
@@ -60,10 +73,57 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: bool = False
 
 
+class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an entry lacks until its file is read. ``changed``: the file did while it was read."""
+
+    size: int  # bytes
+    extents: tuple[Extent, ...]
+    digest: bytes
+    changed: bool = False
+
+    def put_into(self, entry: Entry) -> Entry:
+        return msgspec.structs.replace(
+            entry,
+            size=self.size,
+            extents=self.extents,
+            digest=self.digest,
+            changed=self.changed,
+        )
+
+
+class ReadContents(Computed[Content]):
+    """ReadContents as MessagePack, one after the other."""
+
+    def __init__(self) -> None:
+        self.rows = bytearray()
+        self.ends = array("Q", (0,))
+
+    def append(self, content: Content) -> None:
+        self.rows += _encode(content)
+        self.ends.append(len(self.rows))
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def at(self, number: int) -> Content:
+        return _decode_content(self.rows[self.ends[number] : self.ends[number + 1]])
+
+
 _LARGE: Final = 1024  # bytes of an entry
 _encode: Final = msgspec.msgpack.Encoder().encode
+_decode_content: Final = msgspec.msgpack.Decoder(Content).decode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+class Totals(NamedTuple):
+    """What files there are among entries. ``changed``: paths of those that changed while they were
+    read; ``used``: the numbers of their chunks, in order."""
+
+    files: int
+    size: int  # of all files, in bytes
+    changed: list[bytes]
+    used: list[int]
 
 
 class Entries(Computed[Entry]):
@@ -86,11 +146,15 @@ class Entries(Computed[Entry]):
     def unpacked(cls, packed: msgspec.Raw) -> Entries:
         """Those in a MessagePack array. Raises msgspec.MsgspecError where it holds anything else,
         UnicodeDecodeError or RecursionError."""
-        raws = _RAWS.decode(packed)
-        deque(map(_decode, raws), maxlen=0)
         new = cls()
-        new._ends.extend(accumulate(len(memoryview(raw)) for raw in raws))
         with memoryview(packed) as whole:
+            try:
+                count, start = _head(whole)
+                new._ends = row_ends(whole[start:], count)
+            except NotPlain:
+                raws = _RAWS.decode(packed)
+                deque(map(_decode, raws), maxlen=0)
+                new._ends.extend(accumulate(len(memoryview(raw)) for raw in raws))
             new._rows += whole[len(whole) - new._ends[-1] :]
         return new
 
@@ -103,6 +167,50 @@ class Entries(Computed[Entry]):
             return struct.pack(">BH", 0xDC, count), self._rows
         return struct.pack(">BI", 0xDD, count), self._rows
 
+    def check(self, plain: array[int], roots: int) -> bool:
+        """As rows.check_rows. Raises NotPlain."""
+        return check_rows(self._rows, self._ends, plain, roots)
+
+    def listed(self, changed: bytearray | None = None) -> Iterator[Listed]:
+        """As rows.list_rows. Raises NotPlain."""
+        return list_rows(self._rows, self._ends, changed)
+
+    def totals(self, chunks: int) -> Totals:
+        """``chunks``: how many there are. Raises IndexError where one is not there."""
+        try:
+            counted = count_rows(self._rows, self._ends, chunks)
+        except NotPlain:
+            return self._totals(chunks)
+        changed = []
+        if counted.changed:
+            changed = [entry.path for entry in self if entry.changed and entry.kind == FILE]
+        used = [number for number, is_used in enumerate(counted.used) if is_used]
+        return Totals(counted.files, counted.size, changed, used)
+
+    def _totals(self, chunks: int) -> Totals:
+        used = sorted({e.chunk for entry in self for e in entry.extents if e.chunk >= 0})
+        if used and used[-1] >= chunks:
+            raise IndexError(f"chunk {used[-1]} of {chunks}")
+        files = [entry for entry in self if entry.kind == FILE]
+        changed = [entry.path for entry in files if entry.changed]
+        return Totals(len(files), sum(entry.size for entry in files), changed, used)
+
+    def described(self) -> Described:
+        """As rows.describe_rows. Raises NotPlain."""
+        return describe_rows(self._rows, self._ends)
+
+    def filled(self, contents: ReadContents, at: array[int]) -> Entries:
+        """These entries, number i with the content ``at[i]``, or as it is where that is -1."""
+        new = Entries()
+        try:
+            new._rows, new._ends = fill_rows(
+                self._rows, self._ends, contents.rows, contents.ends, at
+            )
+        except NotPlain:
+            for entry, number in zip(self, at, strict=True):
+                new.append(entry if number < 0 else contents.at(number).put_into(entry))
+        return new
+
     def append(self, entry: Entry) -> None:
         self._rows += _encode(entry)
         self._ends.append(len(self._rows))
@@ -113,7 +221,8 @@ class Entries(Computed[Entry]):
         moved = len(self._rows) - start
         with memoryview(others._rows) as rows:
             self._rows += rows[start : others._ends[end]]
-        self._ends.extend([at + moved for at in others._ends[first + 1 : end + 1]])
+        ends = others._ends[first + 1 : end + 1]
+        self._ends.extend([at + moved for at in ends] if moved else ends)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -138,6 +247,34 @@ class Entries(Computed[Entry]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def described(entries: Sequence[Entry]) -> Described:
+    """What each entry is, without an object for each where there is none yet."""
+    if isinstance(entries, Entries):
+        with suppress(NotPlain):
+            return entries.described()
+    found = Described(bytearray(), array("I"), array("q"), array("q"))
+    for entry in entries:
+        found.kinds.append(entry.kind)
+        found.roots.append(entry.root)
+        found.sizes.append(entry.size)
+        is_one = len(entry.extents) == 1 and entry.extents[0].length == entry.size
+        found.chunks.append(max(entry.extents[0].chunk, NO_CHUNK) if is_one else NO_CHUNK)
+    return found
+
+
+def _head(packed: memoryview) -> tuple[int, int]:
+    """How many elements a MessagePack array has, and where the first begins. NotPlain where it is
+    none."""
+    form = packed[0]
+    if form & 0xF0 == 0x90:
+        return form & 0x0F, 1
+    if form == 0xDC:
+        return struct.unpack_from(">H", packed, 1)[0], 3
+    if form == 0xDD:
+        return struct.unpack_from(">I", packed, 1)[0], 5
+    raise NotPlain
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
