@@ -10,7 +10,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.reports import AsleepReport, moment
 from torpor.control.store.receipts import newest_verified, verified_snapshots
 from torpor.shared.errors import InvalidInput, StoreError, WorkspaceAsleep
-from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.values import Machine, SnapshotId, made_at
 
 
 def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
@@ -31,7 +31,7 @@ def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
         for rental in opened.rentals.history()
         if (rental.handed_unix or rental.snapshot) and wanted in ("", rental.machine)
     ]
-    last = max(ended, key=lambda rental: rental.ended_unix or 0.0, default=None)
+    last = max(ended, key=_held_until, default=None)
     snapshot = None if last is None else _slept_as(opened, last)
     if last is not None and snapshot is not None:
         raise _asleep(
@@ -64,6 +64,13 @@ def check_not_hibernated(opened: OpenWorkspace, machine: Machine) -> None:
 def asleep(opened: OpenWorkspace, error: WorkspaceAsleep) -> AsleepReport:
     """The report of a run that found nothing to do."""
     return AsleepReport(opened.spec.name, SnapshotId(error.snapshot), str(error))
+
+
+def _held_until(ended: Rental) -> float:
+    """Until when, in Unix seconds, its machine held work: to its end, or to the snapshot that holds
+    it. A market may be slow to end a hibernated machine, and another may come and go meanwhile."""
+    end = ended.ended_unix or 0.0
+    return end if ended.snapshot is None else min(end, made_at(ended.snapshot).timestamp())
 
 
 def _newest(opened: OpenWorkspace) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import flows
 from tasks.plain_runner import PlainRunner
@@ -16,6 +18,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.small_stack import small_stack
 from torpor.control.providers.seam import Absent
+from torpor.control.rental.records import Rentals
 from torpor.control.reports import HibernateReport
 from torpor.control.store.receipts import withdraw_receipt
 from torpor.shared.errors import HookFailed, InvalidInput, LacksWork, WorkspaceAsleep
@@ -154,6 +157,23 @@ def test_only_a_closed_rental_with_a_verified_snapshot_is_sleep(lab: Lab, place:
     slept = wake_plainly(lab.opened) and hibernate_plainly(lab.opened)
     withdraw_receipt(lab.store, DEMO, slept.snapshot)
     with raises(InvalidInput, slept.machine, "no record says"):
+        hibernate_plainly(lab.opened)
+
+
+def test_a_lost_machine_is_the_last_one_where_a_hibernated_one_ended_slowly(
+    lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hibernate_plainly(lab.opened)
+    woken = wake_plainly(lab.opened)
+    lab.lose_machines()
+    with raises(InvalidInput, woken.machine, "no record says"):
+        hibernate_plainly(lab.opened)
+    known = [
+        replace(rental, ended_unix=time.time() + 60) if rental.snapshot else rental
+        for rental in lab.opened.rentals.history()
+    ]
+    monkeypatch.setattr(Rentals, "history", lambda _: known)
+    with raises(InvalidInput, woken.machine, "no record says"):
         hibernate_plainly(lab.opened)
 
 
