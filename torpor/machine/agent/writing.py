@@ -208,7 +208,8 @@ class Writing:
         return not _chunks(entry) <= self.plan.done
 
     def _others(self) -> Sequence[Entry]:
-        """Names that are not in use; not files that are complete as soon as they are there."""
+        """Names that are not in use; where files are not staged, without those that are complete as
+        soon as they are there."""
         in_use = self._in_use.signatures
         if self.writer.staged and not in_use:
             return self._entries

@@ -92,7 +92,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReadContents(Computed[Content]):
-    """ReadContents as MessagePack, one after the other."""
+    """What was read of files, as MessagePack, one after the other."""
 
     def __init__(self) -> None:
         self.rows = bytearray()
