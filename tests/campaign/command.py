@@ -63,6 +63,8 @@ class Command:
             found = self.carry_out(seed, count, given)
             seconds, wrong = time.monotonic() - begun, found.violations
             print(f"{found.summary} in {seconds:.0f} s; {len(wrong)} violations")
+            for violation in wrong:  # another process may have said it where it was found
+                print(f"     VIOLATION: {violation}")
             if wrong:
                 for options in found.repeat or [f"--{self.count} {count}"]:
                     print(f"to repeat: python -m {self.module} --seed {seed} {options}")

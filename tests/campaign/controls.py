@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from prefect import Flow
+
 from deployments import server
 from deployments.down import down
 from deployments.installation import Installation
-from flows import hibernate, wake
+from flows import hibernate, replicate, wake
 from tasks.phases import phases_told_to
 from tests.fixtures.kill_points import Child, Moment, Say, dying_at
-from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly, wake_plainly
+from tests.fixtures.plain_flows import run_plainly
 from tests.fixtures.prefect_server import talking_to
 from tests.fixtures.short_agent import (
     SMALL_PARTS,
@@ -33,12 +35,11 @@ SKEW_S: Final = -3 * 3600
 BLOCK: Final = "demo"
 _MARK: Final = "TORPOR_TESTS_CONTROL"
 """In the environment of every process that a control side starts; machines do not inherit it."""
-_PLAINLY: Final[dict[str, Callable[..., object]]] = {
-    "hibernate": hibernate_plainly,
-    "wake": wake_plainly,
-    "replicate": replicate_plainly,
+_FLOWS: Final[dict[str, Flow[..., Any]]] = {
+    "hibernate": hibernate,
+    "wake": wake,
+    "replicate": replicate,
 }
-_BY_PREFECT: Final[dict[str, Callable[..., object]]] = {"hibernate": hibernate, "wake": wake}
 
 
 class Control(Child):
@@ -81,9 +82,9 @@ class Controls:
             source = self._skewed if skewed else self._source
             with installing(source), phases_told_to(say), dying_at(dies_at):
                 if by_prefect:
-                    self._to_prefect(lambda: _BY_PREFECT[flow](BLOCK, **options))
+                    self._to_prefect(lambda: _FLOWS[flow](BLOCK, **options))
                 else:
-                    _PLAINLY[flow](self._world.opened, **options)
+                    run_plainly(self._world.opened, _FLOWS[flow], **options)
 
         return Control(work)
 
