@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.vanished import measure, month
-from tests.fixtures.stores import Server
 
 
-def test_a_machine_that_vanishes_is_measured(seaweed: Server) -> None:
-    result = measure(seaweed, machines=1, at_once=1, gib=0.01, lives_s=(2.0, 3.0))
+@pytest.mark.usefixtures("needs_server")
+def test_a_machine_that_vanishes_is_measured() -> None:
+    result = measure(machines=1, at_once=1, gib=0.01, lives_s=(2.0, 3.0))
     (lost,) = result["machines"]
     assert result["lost_s"]["max"] == lost["lost_s"] == lost["age_s"]  # no save was due
     assert lost["stored_bytes"] > 0

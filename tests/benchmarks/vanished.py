@@ -37,7 +37,6 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.fault_proxy import lists, puts
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.sshd import argv_of
-from tests.fixtures.stores import Server
 from tests.fixtures.world import World, make_world, own_store
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
@@ -90,13 +89,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=[2.0], nargs="+")
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="torpor-vanished-") as folder,
-        own_store(Path(folder) / "store") as store,
-    ):
-        sizes = [
-            measure(store.server, options.machines, options.at_once, gib) for gib in options.gib
-        ]
+    sizes = [measure(options.machines, options.at_once, gib) for gib in options.gib]
     result = {"benchmark": "vanished", "host": host_facts(), "sizes": sizes}
     print(json.dumps(result, indent=1))
     if options.keep:
@@ -104,17 +97,14 @@ def main() -> None:
 
 
 def measure(
-    server: Server,
-    machines: int,
-    at_once: int,
-    gib: float,
-    lives_s: tuple[float, float] = (EARLIEST_S, LATEST_S),
+    machines: int, at_once: int, gib: float, lives_s: tuple[float, float] = (EARLIEST_S, LATEST_S)
 ) -> dict[str, Any]:
-    """Lose machines, ``at_once`` at a time; ``lives_s``: between which ages."""
+    """Lose machines, ``at_once`` at a time, each with a store of its own, so that the disk need not
+    hold all that they store; ``lives_s``: between which ages."""
     dice = random.Random(1)
     ages = [dice.uniform(*lives_s) for _ in range(machines)]
     with ThreadPoolExecutor(at_once) as threads:
-        lost = list(threads.map(lambda age_s: lose_one(server, int(gib * GIB), age_s), ages))
+        lost = list(threads.map(lambda age_s: lose_one(int(gib * GIB), age_s), ages))
     seconds = sorted(each["lost_s"] for each in lost)
     return {
         "gib": gib,
@@ -154,9 +144,13 @@ def month(lost: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def lose_one(server: Server, workspace_bytes: int, age_s: float) -> dict[str, Any]:
+def lose_one(workspace_bytes: int, age_s: float) -> dict[str, Any]:
     """One workspace whose machine is lost ``age_s`` after its program began."""
-    with make_world(server) as world:
+    with (
+        tempfile.TemporaryDirectory(prefix="torpor-vanished-") as folder,
+        own_store(Path(folder) / "store") as store,
+        make_world(store.server) as world,
+    ):
         spec = msgspec.structs.replace(world.access.spec, save_minutes=1)
         world.access = msgspec.structs.replace(world.access, spec=spec)
         make_below(world.workspace(world.rent().id) / "data", workspace_bytes, seed=1)
