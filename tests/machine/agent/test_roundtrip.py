@@ -15,6 +15,7 @@ from tests.fixtures.generated_trees import CHANGES, TREES, Plant, build, change
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import Machines, manifest_of, reads_nothing
 from tests.fixtures.trees import content, differences, facts, kept, let_settle, plant_every_kind
+from torpor.machine.pipeline import upload
 from torpor.machine.tree import batch
 
 KEY = bytes(range(32))
@@ -67,6 +68,19 @@ def test_every_kind_of_entry_comes_back_and_goes(
         assert reads_nothing(engine, was)
     for root in (was, back):
         shutil.rmtree(root)
+
+
+def test_the_files_of_a_first_snapshot_are_not_taken_one_by_one(
+    engine: Engine, tmp_path: Path, built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was, back = tmp_path / "was", tmp_path / "back"
+    for number in range(300):
+        (was / str(number % 7)).mkdir(parents=True, exist_ok=True)
+        (was / str(number % 7) / str(number)).write_bytes(content(number, 1 + number * 50))
+    let_settle()
+    monkeypatch.delattr(upload, "_store_each")
+    engine.restore(engine.snapshot([was]), [back])
+    assert differences(kept(was), facts(back)) == []
 
 
 def test_two_roots_come_back_apart(engine: Engine, tmp_path: Path) -> None:

@@ -157,3 +157,33 @@ def test_small_files_share_a_chunk() -> None:
     assert held[b"2"].entry.extents == (Extent(9, 5, 2), Extent(HOLE, 0, 1))
     assert held[b"2"].entry.changed
     assert held[b"2"].signature is None
+
+
+@pytest.mark.parametrize("ctime", [OLD + 1, NOW])
+def test_small_files_held_at_once_are_as_those_held_one_by_one(ctime: int) -> None:
+    digests = [b"a" * 16, b"b" * 16, b"c" * 16]
+    held = []
+    for at_once in (True, False):
+        seen = _seen(5, 7, 3, ctime=ctime)
+        contents, files = _contents(seen, [Group([0, 1, 2], 15)])
+        contents.add_small(1, seen.unread[1], _read(6, stable=False), 8, 0, b"")  # a first try
+        if at_once:
+            small = seen.unread.together([0, 1, 2])
+            assert small is not None
+            contents.add_unchanged([0, 1, 2], small, 9, digests)
+        else:
+            for number, (at, size) in enumerate([(0, 5), (5, 7), (12, 3)]):
+                contents.add_small(number, seen.unread[number], _read(size), 9, at, digests[number])
+        held.append(dict(files))
+    assert held[0] == held[1]
+    assert [file.entry.changed for file in held[0].values()] == [False, True, False]
+    assert [file.signature is None for file in held[0].values()] == [
+        ctime == NOW, True, ctime == NOW,
+    ]  # fmt: skip
+
+
+def test_files_of_which_there_is_more_to_say_are_not_taken_together() -> None:
+    assert _seen(5, 7, mapped="process 1 (init)").unread.together([0, 1]) is None
+    known = UnreadFiles(_seen(5).names, _seen(5).names)
+    known.add(0, sparse=False, mapped="")
+    assert known.together([0]) is None

@@ -92,6 +92,28 @@ def test_a_file_that_is_not_what_the_walk_saw_is_not_stable(tmp_path: Path) -> N
     ]
 
 
+def test_files_are_read_at_once_only_if_all_are_as_they_were_seen(
+    place: int, tmp_path: Path, built_library: Path
+) -> None:
+    (tmp_path / "one").write_bytes(b"0123")
+    (tmp_path / "two").write_bytes(b"456")
+    (tmp_path / "link").symlink_to("two")
+    seen = [Signature.of(os.stat(tmp_path / name)) for name in ("one", "two")]
+
+    def read(names: list[bytes], signatures: list[Signature]) -> bytearray | None:
+        sizes = [signature.size for signature in signatures]
+        packed = b"".join(signature.packed() for signature in signatures)
+        return batch.read_unchanged(place, names, sizes, packed)
+
+    assert read([b"one", b"two"], seen) == b"0123456"
+    for other in (b"missing", b"link", b"fifo", b"folder", b"one"):
+        assert read([b"one", other], seen) is None
+    for name in ("inode", "size", "mtime_ns", "ctime_ns"):
+        for by in (-1, 1):
+            wrong = msgspec.structs.replace(seen[0], **{name: getattr(seen[0], name) + by})
+            assert read([b"one", b"two"], [wrong, seen[1]]) is None
+
+
 def test_a_name_with_a_zero_byte_never_reaches_c() -> None:
     with pytest.raises(ValueError, match="zero byte"):
         stat_names(0, [b"a", b"b\0c"])

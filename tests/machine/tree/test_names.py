@@ -24,9 +24,9 @@ def test_a_part_that_ends_late_does_not_change_what_the_next_walk_is_given(tmp_p
     (tmp_path / "other").write_text("data")
     seen = walk([os.fsencode(tmp_path)], Names(1), None, lambda: None)
     file, other = seen.unread.positions
-    seen.names.hold(file, Content(4, (), b""), sure=True)
+    seen.names.hold([file], [Content(4, (), b"")])
     given = seen.names.settled()
-    seen.names.hold(other, Content(4, (), b""), sure=True)
+    seen.names.hold([other], [Content(4, (), b"")])
     assert (given.held(0, b"file"), given.held(0, b"other")) == (seen.names.held(0, b"file"), None)
     assert [e.size for e in seen.names.settled().entries] == [0, 4, 4]
 

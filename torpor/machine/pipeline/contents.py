@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, compress
 
-from torpor.machine.tree.names import Unread
+from torpor.machine.tree.names import SmallFiles, Unread
 from torpor.machine.tree.plan import Job, Piece
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk
@@ -73,12 +73,30 @@ class Contents:
             extents = {0: Extent(chunk, offset, len(read.data))} if read.data else {}
             self._hold(number, file, extents, digest)
 
+    def add_unchanged(
+        self, numbers: Sequence[int], files: SmallFiles, chunk: int, digests: Iterable[bytes]
+    ) -> None:
+        """Add whole small files that stand in a chunk one after the other, and are as they were
+        seen."""
+        sizes = files.sizes
+        starts = accumulate(sizes[:-1], initial=0)
+        restless = self._seen.restless(files)
+        with self._lock:
+            before = self._unstable.intersection(numbers)  # by an earlier try of this part
+            contents = [
+                Content(size, (Extent(chunk, start, size),), digest, number in before)
+                for number, size, start, digest in zip(numbers, sizes, starts, digests, strict=True)
+            ]
+            changed = (self._seen.unread.positions[number] for number in before)
+            self._seen.names.hold(files.positions, contents, [*restless, *changed])
+
     def _hold(self, number: int, file: Unread, extents: dict[int, Extent], digest: bytes) -> None:
         size = file.signature.size
         changed = number in self._unstable
         content = Content(size, _without_gaps(extents, size), digest, changed)
         sure = self._seen.rests(file) and not changed
-        self._seen.names.hold(self._seen.unread.positions[number], content, sure=sure)
+        position = self._seen.unread.positions[number]
+        self._seen.names.hold([position], [content], [] if sure else [position])
 
     def _drop(self, number: int) -> None:
         position = self._seen.unread.positions[number]

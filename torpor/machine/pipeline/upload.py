@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from torpor.machine.pipeline.buffers import PackBuffers
@@ -16,7 +16,7 @@ from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.names import Unread, UnreadFiles
 from torpor.machine.tree.plan import Group, Job, Piece
-from torpor.machine.tree.read import Read, read_at, read_whole
+from torpor.machine.tree.read import Read, read_at, read_unchanged, read_whole
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Pace
@@ -97,6 +97,22 @@ def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStor
 
 
 def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
+    """In one go where nothing was known of the files and all are as the walk saw them, as nearly
+    always at first; else file by file."""
+    files = source.unread.together(group.files)
+    data = None if files is None else read_unchanged(source.roots[files.root], files)
+    if files is None or not data:
+        _store_each(group, source, packer, report)
+        return
+    ends = [*accumulate(files.sizes, initial=0)]
+    with memoryview(data) as view:
+        digests = [source.seal.digest(view[start:end]) for start, end in pairwise(ends)]
+    chunk = packer.store(data)
+    source.contents.add_unchanged(group.files, files, chunk, digests)
+    report.bytes += len(data)
+
+
+def _store_each(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
     files = [source.unread.at(number) for number in group.files]
     reads = _read_group(files, source)
     fresh = []
@@ -170,7 +186,7 @@ class _Packer:
         self._opened = time.perf_counter()  # when the open pack began to be filled
         self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
 
-    def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
+    def store(self, plain: Buffer, runs: Sequence[Run] = ()) -> int:
         """The chunk's number. Its bytes go into the open pack unless the store has them."""
         name = self._source.seal.name(plain)
         number, must_store = self._source.table.claim(name, len(plain))
@@ -201,7 +217,7 @@ class _Packer:
         self._buffer[self._bytes : end] = stored
         self._bytes = end
 
-    def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
+    def _encode(self, plain: Buffer, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
         """Encode, then decode and compare: a fault of memory or codec must not reach the store."""
         encoder = self._source.encoder
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -246,7 +262,7 @@ class _Packer:
         self._source.table.release([number for number, _ in self._places])
 
 
-def _comes_back(encoding: int, encoded: Buffer, plain: bytes) -> bool:
+def _comes_back(encoding: int, encoded: Buffer, plain: Buffer) -> bool:
     try:
         return encoding == RAW.code or decode_chunk(encoding, encoded, len(plain)) == plain
     except SnapshotDamaged:

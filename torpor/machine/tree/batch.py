@@ -17,7 +17,7 @@ from functools import partial
 from operator import add
 from typing import Final, NamedTuple
 
-from gpu_kernels.native import address_of, disk_library
+from gpu_kernels.native import DiskLibrary, address_of, disk_library
 from torpor.shared.codecs.codec import Buffer
 
 _STAT: Final = struct.Struct("=Q3qQ7q")
@@ -166,6 +166,37 @@ def read_files(
     if (lib := disk_library()) is None:
         yield from (None for _ in names)
         return
+    data, before, after = _read_files(lib, directory, names, sizes)
+    view = memoryview(data)
+    at = 0
+    for size, opened, closed in zip(
+        sizes, _STAT.iter_unpack(before), _STAT.iter_unpack(after), strict=True
+    ):
+        st = _made(closed)
+        yield None if st.error else (view[at : at + size], _made(opened), st)
+        at += size
+
+
+def read_unchanged(
+    directory: int, names: Sequence[bytes], sizes: Sequence[int], signatures: bytes
+) -> bytearray | None:
+    """Read files below an open directory whole: their content, one after the other. None unless
+    each is a regular file that has its signature (32 bytes) once it was read."""
+    if (lib := disk_library()) is None:
+        return None
+    data, _, after = _read_files(lib, directory, names, sizes)
+    found, seen = memoryview(after).cast("Q"), memoryview(signatures).cast("Q")
+    words, fields = _STAT.size // 8, SIGNATURE_BYTES // 8
+    if any(found[words - 1 :: words]):  # errors
+        return None
+    is_seen = all(found[at::words].tolist() == seen[at::fields].tolist() for at in range(fields))
+    return data if is_seen else None
+
+
+def _read_files(
+    lib: DiskLibrary, directory: int, names: Sequence[bytes], sizes: Sequence[int]
+) -> tuple[bytearray, bytearray, bytearray]:
+    """Their content, and what they were before and after they were read."""
     count = len(names)
     data, before, after = (
         bytearray(size) for size in (sum(sizes), _STAT.size * count, _STAT.size * count)
@@ -178,14 +209,7 @@ def read_files(
         address_of(after, writable=True) as now,
     ):
         lib.torpor_read_files(directory, asked, lengths, count, content, then, now)
-    view = memoryview(data)
-    at = 0
-    for size, opened, closed in zip(
-        sizes, _STAT.iter_unpack(before), _STAT.iter_unpack(after), strict=True
-    ):
-        st = _made(closed)
-        yield None if st.error else (view[at : at + size], _made(opened), st)
-        at += size
+    return data, before, after
 
 
 def is_plain(mtime_ns: int) -> bool:

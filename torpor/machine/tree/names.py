@@ -284,15 +284,20 @@ class Names:
             first : first + count
         ].translate(None, _ARE_KNOWN)
 
-    def hold(self, position: int, content: Content, *, sure: bool) -> None:
-        """The content of a file was read."""
+    def hold(
+        self, positions: Sequence[int], contents: Iterable[Content], unsure: Iterable[int] = ()
+    ) -> None:
+        """The contents of files were read. ``unsure``: the positions of those whose change may not
+        change the signature."""
         with self._lock:
             if not self._read_at:
                 self._read_at = array("q", (-1,)) * len(self)
-            self._read.append(content)
-            self._read_at[position] = len(self._read) - 1
-            self.marks[position] |= HELD | SURE
-            if not sure:
+            first = len(self._read)
+            self._read.extend(contents)
+            for number, position in enumerate(positions, first):
+                self._read_at[position] = number
+                self.marks[position] |= HELD | SURE
+            for position in unsure:
                 self.distrust(position)
 
     def drop(self, position: int) -> None:
@@ -361,6 +366,29 @@ class Unread(msgspec.Struct, frozen=True, gc=False):
     mapped: str = ""  # the process that can change it without moving its times
 
 
+class SmallFiles(NamedTuple):
+    """Files below one root that must be read, and of which nothing was known before."""
+
+    positions: list[int]  # among the names
+    root: int
+    paths: list[bytes]
+    signatures: bytes  # 32 bytes each
+
+    @property
+    def sizes(self) -> list[int]:
+        """In bytes."""
+        return self._numbers(_SIZE_AT)
+
+    @property
+    def changed_ns(self) -> list[int]:
+        """Their ctimes."""
+        return self._numbers(_CTIME_AT)
+
+    def _numbers(self, at: int) -> list[int]:
+        numbers: list[int] = memoryview(self.signatures).cast("q")[at // 8 :: 4].tolist()
+        return numbers
+
+
 class UnreadFiles(Computed[Unread]):
     """Those of ``names`` whose content must be read. ``held``: what was known before."""
 
@@ -392,6 +420,18 @@ class UnreadFiles(Computed[Unread]):
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def together(self, numbers: Sequence[int]) -> SmallFiles | None:
+        """These files, without an object for each. None where there is more to say of one."""
+        if len(self._held) or self._mapped:
+            return None
+        positions = [self.positions[number] for number in numbers]
+        places = self._names.entries.places(positions)
+        root = places[0].root
+        if any(place.root != root for place in places):
+            return None
+        signatures = b"".join(map(self._names.packed_signature, positions))
+        return SmallFiles(positions, root, [place.path for place in places], signatures)
 
     def at(self, number: int) -> Unread:
         position = self.positions[number]

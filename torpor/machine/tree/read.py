@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
+from torpor.machine.tree import batch
 from torpor.machine.tree.batch import Stat, read_files
-from torpor.machine.tree.names import Signature
+from torpor.machine.tree.names import Signature, SmallFiles
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import WorkspaceInvalid
 
@@ -66,6 +67,18 @@ def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Re
             else Read(read[0], stable=seen.is_of(read[2]))
             for (path, seen), read in zip(files, found, strict=True)
         ]
+    finally:
+        os.close(place)
+
+
+def read_unchanged(root: bytes, files: SmallFiles) -> bytearray | None:
+    """The content of all of them, one after the other; None unless each is as it was seen."""
+    try:
+        place = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return batch.read_unchanged(place, files.paths, files.sizes, files.signatures)
     finally:
         os.close(place)
 

@@ -23,7 +23,16 @@ from torpor.machine.tree.batch import (
     packed_signature,
 )
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
-from torpor.machine.tree.names import HELD, READ, SURE, Names, Signature, Unread, UnreadFiles
+from torpor.machine.tree.names import (
+    HELD,
+    READ,
+    SURE,
+    Names,
+    Signature,
+    SmallFiles,
+    Unread,
+    UnreadFiles,
+)
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
 
@@ -57,6 +66,16 @@ class Walk(NamedTuple):
     def rests(self, file: Unread) -> bool:
         """Whether any change after the walk is sure to change the signature of ``file``."""
         return not file.mapped and settled(file.signature, self.started_ns, self.walked_ns)
+
+    def restless(self, files: SmallFiles) -> list[int]:
+        """The positions of those that do not rest; none has a mapping."""
+        if max(files.changed_ns) < self.started_ns - RACY_COARSE_NS:
+            return []
+        return [
+            position
+            for position in files.positions
+            if not settled(self.names.seen(position), self.started_ns, self.walked_ns)
+        ]
 
 
 def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) -> bool:

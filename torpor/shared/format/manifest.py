@@ -73,6 +73,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: bool = False
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of an entry."""
+
+    kind: int
+    root: int
+    path: bytes
+
+
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an entry lacks until its file is read. ``changed``: the file did while it was read."""
 
@@ -99,8 +107,13 @@ class ReadContents(Computed[Content]):
         self.ends = array("Q", (0,))
 
     def append(self, content: Content) -> None:
-        self.rows += _encode(content)
-        self.ends.append(len(self.rows))
+        self.extend([content])
+
+    def extend(self, contents: Iterable[Content]) -> None:
+        packed = [*map(_encode, contents)]
+        ends = accumulate(map(len, packed), initial=len(self.rows))
+        self.rows += b"".join(packed)
+        self.ends.extend(islice(ends, 1, None))
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -113,6 +126,7 @@ _LARGE: Final = 1024  # bytes of an entry
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_content: Final = msgspec.msgpack.Decoder(Content).decode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
+_decode_place: Final = msgspec.msgpack.Decoder(Place).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
@@ -234,6 +248,11 @@ class Entries(Computed[Entry]):
         if number not in self._large:
             self._large[number] = _decode(self._rows[start:end])
         return self._large[number]
+
+    def places(self, numbers: Iterable[int]) -> list[Place]:
+        """What the entries of these numbers begin with."""
+        with memoryview(self._rows) as rows:
+            return [_decode_place(rows[self._ends[n] : self._ends[n + 1]]) for n in numbers]
 
     def __iter__(self) -> Iterator[Entry]:
         rows = memoryview(self._rows)
