@@ -373,20 +373,8 @@ class SmallFiles(NamedTuple):
     root: int
     paths: list[bytes]
     signatures: bytes  # 32 bytes each
-
-    @property
-    def sizes(self) -> list[int]:
-        """In bytes."""
-        return self._numbers(_SIZE_AT)
-
-    @property
-    def changed_ns(self) -> list[int]:
-        """Their ctimes."""
-        return self._numbers(_CTIME_AT)
-
-    def _numbers(self, at: int) -> list[int]:
-        numbers: list[int] = memoryview(self.signatures).cast("q")[at // 8 :: 4].tolist()
-        return numbers
+    sizes: list[int]  # bytes
+    changed_ns: list[int]  # ctimes
 
 
 class UnreadFiles(Computed[Unread]):
@@ -407,7 +395,7 @@ class UnreadFiles(Computed[Unread]):
             self._mapped[position] = mapped
 
     def paths(self) -> Iterator[bytes]:
-        return (self._names.entries.at(position).path for position in self.positions)
+        return (place.path for place in self._names.entries.places(self.positions))
 
     def processes(self) -> dict[bytes, str]:
         """By path, the process that can change a file without moving its times."""
@@ -426,12 +414,16 @@ class UnreadFiles(Computed[Unread]):
         if len(self._held) or self._mapped:
             return None
         positions = [self.positions[number] for number in numbers]
-        places = self._names.entries.places(positions)
+        places = [*self._names.entries.places(positions)]
         root = places[0].root
         if any(place.root != root for place in places):
             return None
         signatures = b"".join(map(self._names.packed_signature, positions))
-        return SmallFiles(positions, root, [place.path for place in places], signatures)
+        _, sizes, _, changed_ns = (
+            memoryview(signatures).cast("q")[at :: _SIGNED.size // 8].tolist() for at in range(4)
+        )
+        paths = [place.path for place in places]
+        return SmallFiles(positions, root, paths, signatures, sizes, changed_ns)
 
     def at(self, number: int) -> Unread:
         position = self.positions[number]

@@ -249,10 +249,10 @@ class Entries(Computed[Entry]):
             self._large[number] = _decode(self._rows[start:end])
         return self._large[number]
 
-    def places(self, numbers: Iterable[int]) -> list[Place]:
+    def places(self, numbers: Iterable[int]) -> Iterator[Place]:
         """What the entries of these numbers begin with."""
-        with memoryview(self._rows) as rows:
-            return [_decode_place(rows[self._ends[n] : self._ends[n + 1]]) for n in numbers]
+        for number in numbers:
+            yield _decode_place(self._rows[self._ends[number] : self._ends[number + 1]])
 
     def __iter__(self) -> Iterator[Entry]:
         rows = memoryview(self._rows)
