@@ -425,7 +425,7 @@ _SEE_PRIVATE_NAMES = {
     "flows/test_replicate.py",
     "machine/agent/test_path_restores.py",
 }
-_PATCHING = (".setattr", "patch.object", "patch")
+_PATCHING = (".setattr", ".delattr", "patch.object", "patch")
 _OF_LIBRARIES = {"_fields", "_exit", "_asdict", "_replace", "_logo_url"}
 _OF_LIBRARIES |= {"_attr_to_rest_field", "_rest_name", "_visibility"}  # Microsoft's models
 

@@ -78,7 +78,7 @@ def test_the_files_of_a_first_snapshot_are_not_taken_one_by_one(
         (was / str(number % 7)).mkdir(parents=True, exist_ok=True)
         (was / str(number % 7) / str(number)).write_bytes(content(number, 1 + number * 50))
     let_settle()
-    monkeypatch.delattr(upload, "_store_each")
+    monkeypatch.delattr(upload, "read_whole")
     engine.restore(engine.snapshot([was]), [back])
     assert differences(kept(was), facts(back)) == []
 

@@ -7,14 +7,15 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.tree.names import SURE, Held, Names, Signature, UnreadFiles
 from torpor.machine.tree.plan import Group, Job, Piece
 from torpor.machine.tree.read import Read
-from torpor.machine.tree.walk import Walk
-from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent
+from torpor.machine.tree.walk import Walk, settled
+from torpor.shared.format.manifest import FILE, HOLE, Entries, Entry, Extent
 
 NOW = 1_800_000_000 * 10**9
 OLD = NOW - 10**10
@@ -26,7 +27,9 @@ def _seen(*sizes: int, ctime: int = OLD + 1, mapped: str = "") -> Walk:
     seen = Walk(names, UnreadFiles(names, Names(1)), [], NOW, NOW + 1, [], array("Q"))
     for n, size in enumerate(sizes):
         entry = Entry(FILE, 0, b"%d" % n, 0o600, 1, 2, 3, 0, xattrs=((b"user.x", b"y"),))
-        names.add(entry, Signature(n, size, OLD + 1, ctime).packed(), SURE)
+        signature = Signature(n, size, OLD + 1, ctime)
+        is_sure = not mapped and settled(signature, NOW, NOW + 1)
+        names.add(entry, signature.packed(), SURE if is_sure else 0)
         seen.unread.add(n, sparse=False, mapped=mapped)
     names.end_run(0, b"", [b"%d" % n for n in range(len(sizes))])
     return seen
@@ -183,6 +186,11 @@ def test_small_files_held_at_once_are_as_those_held_one_by_one(ctime: int) -> No
 
 
 def test_files_of_which_there_is_more_to_say_are_not_taken_together() -> None:
+    roots = _seen(5, 7)
+    roots.names.entries = Entries(
+        msgspec.structs.replace(entry, root=root) for root, entry in enumerate(roots.names.entries)
+    )
+    assert roots.unread.together([0, 1]) is None
     assert _seen(5, 7, mapped="process 1 (init)").unread.together([0, 1]) is None
     known = UnreadFiles(_seen(5).names, _seen(5).names)
     known.add(0, sparse=False, mapped="")

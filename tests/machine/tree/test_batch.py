@@ -97,6 +97,8 @@ def test_files_are_read_at_once_only_if_all_are_as_they_were_seen(
 ) -> None:
     (tmp_path / "one").write_bytes(b"0123")
     (tmp_path / "two").write_bytes(b"456")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("two")
     seen = [Signature.of(os.stat(tmp_path / name)) for name in ("one", "two")]
 

@@ -91,7 +91,7 @@ def test_a_file_that_a_program_can_change_unseen_is_new_in_each_walk(in_memory: 
         seen = _walk(in_memory, held)
         assert [u.entry.path for u in seen.unread] == [b"mapped"]
         assert seen.unread[0].mapped == program.name
-        assert not seen.rests(seen.unread[0])
+        assert seen.names.signature(seen.unread.positions[0]) is None
     assert not _walk(in_memory, held).unread
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def _walk(root: Path, held: Names | None = None, exclude: Sequence[str] = ()) ->
 
 def _unread(root: Path, held: Names) -> set[bytes]:
     return {u.entry.path for u in _walk(root, held).unread}
+
+
+@pytest.mark.parametrize("year", [1601, 2700])
+def test_a_time_that_no_manifest_holds_is_refused_in_words(year: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "old").touch()
+        second = int(datetime(year, 1, 1, tzinfo=timezone.utc).timestamp())
+        os.utime(Path(folder) / "old", ns=(second * 10**9,) * 2)
+        with pytest.raises(WorkspaceInvalid, match=r"old was last written before 1677 or after"):
+            _walk(Path(folder))
 
 
 def test_devices_are_named_as_skipped(tmp_path: Path) -> None:

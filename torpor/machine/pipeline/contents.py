@@ -80,23 +80,21 @@ class Contents:
         seen."""
         sizes = files.sizes
         starts = accumulate(sizes[:-1], initial=0)
-        restless = self._seen.restless(files)
         with self._lock:
             before = self._unstable.intersection(numbers)  # by an earlier try of this part
             contents = [
                 Content(size, (Extent(chunk, start, size),), digest, number in before)
                 for number, size, start, digest in zip(numbers, sizes, starts, digests, strict=True)
             ]
-            changed = (self._seen.unread.positions[number] for number in before)
-            self._seen.names.hold(files.positions, contents, [*restless, *changed])
+            changed = [self._seen.unread.positions[number] for number in before]
+            self._seen.names.hold(files.positions, contents, changed)
 
     def _hold(self, number: int, file: Unread, extents: dict[int, Extent], digest: bytes) -> None:
         size = file.signature.size
         changed = number in self._unstable
         content = Content(size, _without_gaps(extents, size), digest, changed)
-        sure = self._seen.rests(file) and not changed
         position = self._seen.unread.positions[number]
-        self._seen.names.hold([position], [content], [] if sure else [position])
+        self._seen.names.hold([position], [content], [position] if changed else [])
 
     def _drop(self, number: int) -> None:
         position = self._seen.unread.positions[number]

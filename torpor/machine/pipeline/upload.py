@@ -102,6 +102,7 @@ def _store_group(group: Group, source: Source, packer: _Packer, report: PartStor
     files = source.unread.together(group.files)
     data = None if files is None else read_unchanged(source.roots[files.root], files)
     if files is None or not data:
+        del files
         _store_each(group, source, packer, report)
         return
     ends = [*accumulate(files.sizes, initial=0)]

@@ -287,8 +287,8 @@ class Names:
     def hold(
         self, positions: Sequence[int], contents: Iterable[Content], unsure: Iterable[int] = ()
     ) -> None:
-        """The contents of files were read. ``unsure``: the positions of those whose change may not
-        change the signature."""
+        """The contents of files were read. ``unsure``: the positions of those that changed then;
+        of others the walk has said whether a change is sure to change the signature."""
         with self._lock:
             if not self._read_at:
                 self._read_at = array("q", (-1,)) * len(self)
@@ -296,7 +296,7 @@ class Names:
             self._read.extend(contents)
             for number, position in enumerate(positions, first):
                 self._read_at[position] = number
-                self.marks[position] |= HELD | SURE
+                self.marks[position] |= HELD
             for position in unsure:
                 self.distrust(position)
 
@@ -374,7 +374,6 @@ class SmallFiles(NamedTuple):
     paths: list[bytes]
     signatures: bytes  # 32 bytes each
     sizes: list[int]  # bytes
-    changed_ns: list[int]  # ctimes
 
 
 class UnreadFiles(Computed[Unread]):
@@ -419,11 +418,8 @@ class UnreadFiles(Computed[Unread]):
         if any(place.root != root for place in places):
             return None
         signatures = b"".join(map(self._names.packed_signature, positions))
-        _, sizes, _, changed_ns = (
-            memoryview(signatures).cast("q")[at :: _SIGNED.size // 8].tolist() for at in range(4)
-        )
-        paths = [place.path for place in places]
-        return SmallFiles(positions, root, paths, signatures, sizes, changed_ns)
+        paths, sizes = [place.path for place in places], [*map(self._names.size, positions)]
+        return SmallFiles(positions, root, paths, signatures, sizes)
 
     def at(self, number: int) -> Unread:
         position = self.positions[number]

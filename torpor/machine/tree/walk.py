@@ -23,16 +23,7 @@ from torpor.machine.tree.batch import (
     packed_signature,
 )
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
-from torpor.machine.tree.names import (
-    HELD,
-    READ,
-    SURE,
-    Names,
-    Signature,
-    SmallFiles,
-    Unread,
-    UnreadFiles,
-)
+from torpor.machine.tree.names import HELD, READ, SURE, Names, Signature, UnreadFiles
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
 
@@ -62,20 +53,6 @@ class Walk(NamedTuple):
     """Root and path of names whose file has a name in an earlier root too: a manifest has no hard
     links between roots, so they come back as files of their own."""
     fresh: array[int]  # positions of the names that are not as they were held
-
-    def rests(self, file: Unread) -> bool:
-        """Whether any change after the walk is sure to change the signature of ``file``."""
-        return not file.mapped and settled(file.signature, self.started_ns, self.walked_ns)
-
-    def restless(self, files: SmallFiles) -> list[int]:
-        """The positions of those that do not rest; none has a mapping."""
-        if max(files.changed_ns) < self.started_ns - RACY_COARSE_NS:
-            return []
-        return [
-            position
-            for position in files.positions
-            if not settled(self.names.seen(position), self.started_ns, self.walked_ns)
-        ]
 
 
 def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) -> bool:
@@ -309,7 +286,14 @@ class _Look:
             marks &= ~HELD
             self._found.unread.add(position, sparse=blocks * 512 < size, mapped=process)
         self._found.fresh.append(position)
-        self._names.add(new, signature, marks & ~SURE if process else marks)
+        try:
+            self._names.add(new, signature, marks & ~SURE if process else marks)
+        except OverflowError:  # nanoseconds in 64 bits; some file systems have more
+            raise WorkspaceInvalid(
+                f"{os.fsdecode(self._within + path)} was last written before 1677 or after 2554, by"
+                " its time, which no snapshot can hold: set another one (touch), or exclude it in "
+                "the workspace block"
+            ) from None
         return is_directory
 
 
