@@ -15,6 +15,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.shared.errors import RunCancelled
+from torpor.shared.values import MachineId
 
 _ID = "3f2a9c81d04e"
 
@@ -51,6 +52,28 @@ def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: Lab) -> None:
     assert stored.machines() == []
     assert ended.final == stored.snapshots()[0].snapshot
     assert len(stored.snapshots()) == 2
+
+
+def test_a_job_whose_command_never_began_wakes_what_others_have_saved_since(
+    needs_server: None, stored: Lab
+) -> None:
+    """Its machine was used by a job that came first, which hibernated it."""
+    (before,) = stored.snapshots()
+    (stored.workspace(MachineId(wake_plainly(stored.opened).machine)) / "theirs").touch()
+    hibernate_plainly(stored.opened)
+    jobs = Jobs(stored.store, WORKSPACE)
+    begun = Job(
+        id=_ID,
+        workspace=WORKSPACE,
+        block=WORKSPACE,
+        command=["ls", "theirs"],
+        created_unix=1.0,
+        newest=before.snapshot,
+        rented=MachineId("m-0123456789ab-01234567"),
+    )
+    jobs.leave(jobs.take(begun, "killed"))
+    with PlainRunner(stored.opened, wait_factor=0.1):
+        assert job.fn(WORKSPACE, [], job=_ID).job.state == "succeeded"
 
 
 def test_watch_names_a_machine_whose_wake_ended_before_it_started_the_programs(

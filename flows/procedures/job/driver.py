@@ -203,6 +203,8 @@ class Driver:
             return Seen(JobMachine(*found, ours=self._is_ours(*found)))
         if found is None and self._may_show_again():
             return Seen(hidden=True)
+        if self.job.newest and not self.job.attempts:  # others may have saved since: wake that
+            self._driven.change(newest=None)
         self._record_loss()
         asked = stop is not None or self.job.nodes > 1
         return Seen(left=asked and bool(self._left_rentals()))
@@ -393,9 +395,7 @@ class Driver:
         self.end_others()
         spec = self.opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
-        spec = msgspec.structs.replace(
-            spec, want=want, programs=[]
-        )  # its machine runs nothing else
+        spec = msgspec.structs.replace(spec, want=want, programs=[])  # nothing else runs there
         thaws = self.job.frozen is not None
         return replace(self.opened, spec=spec, job=self.job.id, thaws=thaws)
 
