@@ -1,8 +1,6 @@
-"""The agent's own limits: time to attach to it, time for a tree that did not change, memory and
-connections for one file.
+"""The agent's own limits: time to attach to it, memory and connections for one file.
 
 python -m benchmarks.agent attach [--times 20]
-python -m benchmarks.agent unchanged [--files 100000]
 python -m benchmarks.agent bigfile [--gib 8]
 """
 
@@ -28,9 +26,8 @@ from torpor.shared.values import GIB, MIB
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["attach", "unchanged", "bigfile"])
+    parser.add_argument("what", choices=["attach", "bigfile"])
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--gib", type=float, default=8.0)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
@@ -44,8 +41,6 @@ def main() -> None:
         ):
             if options.what == "attach":
                 figures = attach(machine, options.times)
-            elif options.what == "unchanged":
-                figures = _unchanged(machine, options.files)
             else:
                 figures = _bigfile(machine, store, folder, options.gib)
     result = {"benchmark": f"agent {options.what}", "host": host_facts(), **figures}
@@ -65,24 +60,6 @@ def attach(machine: BenchMachine, times: int) -> dict[str, Any]:
         "attach_least_wall_s": walls_s[0],
         "attach_most_wall_s": walls_s[-1],
         "attach_cpu_s": statistics.median(cost.cpu_s for cost in costs),
-    }
-
-
-def _unchanged(machine: BenchMachine, files: int) -> dict[str, Any]:
-    for number in range(files):
-        folder = machine.workspace / f"d{number // 500:04}"
-        if number % 500 == 0:
-            folder.mkdir(parents=True)
-        (folder / f"file-{number:06}.py").write_bytes(b"x = %d\n" % number * (number % 40 + 1))
-    first = machine.snapshot()
-    again = [machine.snapshot() for _ in range(5)]
-    return {
-        "files": files,
-        "first_wall_s": first.wall_s,
-        "unchanged_wall_s": sorted(cost.wall_s for cost in again)[2],
-        "unchanged_cpu_s": sorted(cost.cpu_s for cost in again)[2],
-        "unchanged_agent_cpu_s": sorted(cost.agent_cpu_s for cost in again)[2],
-        "agent_peak_mib": machine.peak_bytes() / MIB,
     }
 
 
