@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,7 +24,7 @@ from tests.fixtures.waiting import until
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.machine.pipeline import upload
 from torpor.machine.sampler.save_lock import end_save, is_saving, saving
-from torpor.machine.supervisor.autosave import REST, Schedule
+from torpor.machine.supervisor.autosave import CLOCK_REST, REST, Schedule, usable_cores
 from torpor.machine.supervisor.saves import RESERVE, Orders, Rescued, RescueSaves
 from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.job import Notice, OwnSave
@@ -168,21 +170,51 @@ def test_grants_that_were_not_used_are_used_later(saver: Saver, tmp_path: Path) 
 
 
 def test_saves_are_as_seldom_as_their_cost_demands(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
+    clock, used = [1000.0], [7.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    schedule = Schedule(60.0)
+    monkeypatch.setattr(
+        resource, "getrusage", lambda who: SimpleNamespace(ru_utime=used[0], ru_stime=0.0)
+    )
+    schedule = Schedule(60.0, cores=4.0)
     assert schedule.wait_s == 60.0
-    for took_s, wait_s in ((0.5, 60.0), (3.0, 3 * REST)):
+    for took_s, sent_s, cpu_s, wait_s in (
+        (0.5, 0.1, 1.0, 60.0),
+        (3.0, 2.0, 1.0, 2 * REST),
+        (3.0, 9.0, 1.0, 3 * REST),  # it was not sending for longer than it lived
+        (3.0, None, 1.0, 3 * REST),
+        (3.0, 0.0, 16.0, 4 * REST),
+        (30.0, 0.0, 1.0, 30 * CLOCK_REST),
+    ):
         clock[0] += schedule.wait_s
         schedule.begin()
         clock[0] += took_s
-        schedule.end()
-        assert schedule.wait_s == pytest.approx(wait_s - took_s, abs=1.0)
-    schedule.end()  # of a save after a notice
-    assert schedule.wait_s == pytest.approx(3 * REST - 3.0, abs=1.0)
+        used[0] += cpu_s
+        schedule.end(sent_s)
+        assert schedule.wait_s == pytest.approx(wait_s - took_s)
+    schedule.end(99.0)  # of a save after a notice
+    assert schedule.wait_s == pytest.approx(30 * CLOCK_REST - 30.0)
     clock[0] += 60.0
     schedule.rest_no_longer()  # what it failed for is mended
     assert schedule.wait_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "50000 100000\n"}, 0.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "25000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.25),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_may_use_fewer_cores_than_it_sees(
+    tmp_path: Path, files: dict[str, str], cores: float | None
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == (cores or len(os.sched_getaffinity(0)))
 
 
 def test_a_save_under_way_is_seen_and_ended(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class Rescue:
         self._freeze = orders.freeze
         self._ends = ends
         self._killed = False
-        self._stored_s = 0.0
+        self._stored_s = self._committed_s = 0.0
         self._book = orders.book
         self._given_unix = orders.given_unix
         self._left_s = orders.left_s
@@ -184,12 +184,14 @@ class Rescue:
                 except CheckpointFailed as why:  # before anything was sent
                     return Rescued(None, str(why), packs=run.filled_packs, unsent=True)
                 packs = run.filled_packs
+                sent_s = run.sent_s + self._committed_s
                 if saved is None:
-                    return Rescued(None, error, unchanged=True, packs=packs, unsent=True)
+                    return Rescued(
+                        None, error, unchanged=True, packs=packs, unsent=True, sent_s=sent_s
+                    )
                 moved = self._new_bytes if self._new_bytes >= LEAST_BYTES else 0
-                return Rescued(
-                    saved, error, packs=packs, bytes_s=moved / max(self._stored_s, 0.001)
-                )
+                bytes_s = moved / max(self._stored_s, 0.001)
+                return Rescued(saved, error, packs=packs, bytes_s=bytes_s, sent_s=sent_s)
             finally:
                 run.end("the machine's own save is over")
 
@@ -362,7 +364,7 @@ class Rescue:
         return self._left_s is None or now + 2 * (now - began) < self._began + self._left_s
 
     def _commit(self, run: SnapshotRun) -> OwnSave:
-        save = self._book.saves[0]
+        save, began = self._book.saves[0], time.monotonic()
         committed = run.commit(
             Commit(
                 run.id,
@@ -375,6 +377,7 @@ class Rescue:
             self._call,
             sending=partial(self._end_command, run),
         )
+        self._committed_s += time.monotonic() - began
         run.keep_own_save()
         return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())
 

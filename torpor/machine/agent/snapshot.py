@@ -418,6 +418,11 @@ class SnapshotRun(AgentRun):
             self._journal.clear()
 
     @property
+    def sent_s(self) -> float:
+        """Seconds in which packs were on their way."""
+        return self._has_begun().encoder.effort.sent_s
+
+    @property
     def filled_packs(self) -> int:
         """How many grants for packs were used."""
         return len(self._filled_packs)

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,10 @@ from torpor.shared.wire.request import Nothing, parse_request
 AUTOSAVES: Final = "autosaves"
 TICK_S: Final = 1.0
 REST: Final = 50.0
-"""A save comes this many times as long after the last one as that took, so that saves take at most
-2 % of the machine's time and of one core."""
+"""A save comes this many times as long after the last one as that kept all cores or the line busy,
+so that saves take at most 2 % of either."""
+CLOCK_REST: Final = 10.0
+"""Also this many times as long as it took: most of what it does besides is reading the disk."""
 
 
 class AutosaveFolder(ProcessFolder):
@@ -88,7 +91,7 @@ class Autosaver:
         self._shuts_down = self._leaving = False
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True, interval_s=request.every_s)
-        self._schedule = Schedule(request.every_s)
+        self._schedule = Schedule(request.every_s, usable_cores())
         self._heard_unix: deque[float] = deque()  # of saves that have not ended
         self._failed = False
         self._hand_over(request)
@@ -111,7 +114,7 @@ class Autosaver:
                     self._hear(news)
 
     def _hear(self, done: Rescued) -> None:
-        self._schedule.end()
+        self._schedule.end(done.sent_s)
         began_unix = self._heard_unix.popleft()  # saves end in the order of what asked for them
         if done.gave_way:  # to a run, which stores all of it
             return
@@ -154,10 +157,11 @@ class Autosaver:
 
 class Schedule:
     """When the next save is due: so often as is wanted, and seldom enough for what the last one
-    took of the clock and of a core."""
+    took of the ``cores``, of the line and of the clock."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, cores: float) -> None:
         self._every_s = every_s
+        self._cores = cores
         self._rest_s = 0.0
         self._last_s: float | None = None
         self._saves = False
@@ -186,13 +190,27 @@ class Schedule:
         """What the last save failed for may be mended."""
         self._rest_s = 0.0
 
-    def end(self) -> None:
-        """A save has ended. One after a notice counts for nothing here."""
+    def end(self, sent_s: float | None) -> None:
+        """A save has ended, which was sending for so long; None: nobody knows. One after a notice
+        counts for nothing here."""
         if not self._saves:
             return
         self._saves = False
-        took_s = max(time.monotonic() - self._began_s, _cpu_of_saves_s() - self._cpu_s)
-        self._rest_s = REST * took_s
+        took_s = time.monotonic() - self._began_s
+        cores_s = (_cpu_of_saves_s() - self._cpu_s) / self._cores
+        line_s = took_s if sent_s is None else min(sent_s, took_s)
+        self._rest_s = max(REST * max(cores_s, line_s), CLOCK_REST * took_s)
+
+
+def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """How much processor this process may use: a container sees all cores of its host."""
+    cores = float(len(os.sched_getaffinity(0)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # none, or without a limit
+            quota, period = " ".join((root / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                return min(cores, int(quota) / int(period))
+    return cores
 
 
 def _cpu_of_saves_s() -> float:

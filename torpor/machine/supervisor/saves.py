@@ -49,7 +49,8 @@ class Rescued(msgspec.Struct, frozen=True):
     although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
     ``gave_way``: to a run, which holds the workspace. ``packs``: how many grants for packs were
     used, from the first on; None where nobody knows. ``unsent``: no manifest was sent. ``bytes_s``:
-    how fast it stored what was new; 0 where that was too little to say."""
+    how fast it stored what was new; 0 where that was too little to say. ``sent_s``: seconds in
+    which it was sending, at most; None where nobody knows."""
 
     saved: OwnSave | None
     error: str = ""
@@ -58,6 +59,7 @@ class Rescued(msgspec.Struct, frozen=True):
     packs: int | None = None
     unsent: bool = False
     bytes_s: float = 0.0
+    sent_s: float | None = None
 
 
 class RescueSaves:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -48,6 +49,17 @@ class Effort:
         self._recent: deque[Pace] = deque(maxlen=_LOOKS)
         self._filled = self._sent = 0.0
         self._cores_limit = False
+        self._sendings: list[tuple[float, float]] = []  # when each began and ended
+
+    @property
+    def sent_s(self) -> float:
+        """Seconds in which at least one pack was on its way."""
+        with self._lock:
+            total = until = 0.0
+            for began, ended in sorted(self._sendings):
+                total += max(0.0, ended - max(began, until))
+                until = max(until, ended)
+            return total
 
     @property
     def cores_limit(self) -> bool:
@@ -63,6 +75,8 @@ class Effort:
         with self._lock:
             self._filled += pace.filled
             self._sent += pace.sent
+            now = time.monotonic()
+            self._sendings.append((now - pace.sent, now))
             self._recent.append(pace)
             if len(self._recent) < _LOOKS:
                 return
