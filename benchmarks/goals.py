@@ -155,7 +155,7 @@ def _million_peak_gib(of: str) -> Callable[[], float]:
 
 
 def _lost_s() -> float:
-    (size,) = _result("vanished")["sizes"]
+    (size,) = _result("vanished-large")["sizes"]
     return float(size["lost_s"]["p95"])
 
 
