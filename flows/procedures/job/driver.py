@@ -203,8 +203,8 @@ class Driver:
             return Seen(JobMachine(*found, ours=self._is_ours(*found)))
         if found is None and self._may_show_again():
             return Seen(hidden=True)
-        if self.job.newest and not self.job.attempts:  # others may have saved since: wake that
-            self._driven.change(newest=None)
+        if self.job.newest and not (found or self._missing_since or self.job.attempts):
+            self._driven.change(newest=None)  # others may have saved since: wake that
         self._record_loss()
         asked = stop is not None or self.job.nodes > 1
         return Seen(left=asked and bool(self._left_rentals()))

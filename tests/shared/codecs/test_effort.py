@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sysconfig
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.effort import LEVELS, SMALLEST_LEVEL, Effort, Pace
 from torpor.shared.codecs.stock import ZSTD
+from torpor.shared.errors import StoreUnavailable
 
 WAITS_FOR_THE_LINK = Pace(filled=1, encoded=0.8, encoded_cpu=0.8, sent=9)
 WAITS_FOR_CORES = Pace(filled=5, encoded=4, encoded_cpu=1.5, sent=5)
@@ -64,3 +67,21 @@ def test_the_level_reaches_the_encoder() -> None:
     hard = Encoder(Effort(smallest=True)).encode(TEXT)
     assert usual[0] == hard[0] == ZSTD.code
     assert len(hard[1]) < len(usual[1]) < len(ZSTD.encode(TEXT))
+
+
+def test_the_line_is_busy_while_any_pack_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    effort = Effort()
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(effort.sending())
+        clock[0] = 102.0
+        second.enter_context(effort.sending())
+        clock[0] = 103.0
+        first.close()
+        clock[0] = 105.0
+    clock[0] = 106.0
+    with pytest.raises(StoreUnavailable), effort.sending():
+        clock[0] = 107.0
+        raise StoreUnavailable("503")
+    assert effort.line_s == 5.0 + 1.0

@@ -184,7 +184,7 @@ class Rescue:
                 except CheckpointFailed as why:  # before anything was sent
                     return Rescued(None, str(why), packs=run.filled_packs, unsent=True)
                 packs = run.filled_packs
-                sent_s = run.sent_s + self._committed_s
+                sent_s = run.line_s + self._committed_s
                 if saved is None:
                     return Rescued(
                         None, error, unchanged=True, packs=packs, unsent=True, sent_s=sent_s
@@ -365,19 +365,12 @@ class Rescue:
 
     def _commit(self, run: SnapshotRun) -> OwnSave:
         save, began = self._book.saves[0], time.monotonic()
-        committed = run.commit(
-            Commit(
-                run.id,
-                save.snapshot,
-                save.created_unix,
-                self._statistics(),
-                self._book.accepted,
-                save.grant,
-            ),
-            self._call,
-            sending=partial(self._end_command, run),
-        )
-        self._committed_s += time.monotonic() - began
+        statistics, accepted = self._statistics(), self._book.accepted
+        commit = Commit(run.id, save.snapshot, save.created_unix, statistics, accepted, save.grant)
+        try:
+            committed = run.commit(commit, self._call, sending=partial(self._end_command, run))
+        finally:
+            self._committed_s += time.monotonic() - began
         run.keep_own_save()
         return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())
 

@@ -418,9 +418,9 @@ class SnapshotRun(AgentRun):
             self._journal.clear()
 
     @property
-    def sent_s(self) -> float:
+    def line_s(self) -> float:
         """Seconds in which packs were on their way."""
-        return self._has_begun().encoder.effort.sent_s
+        return self._has_begun().encoder.effort.line_s
 
     @property
     def filled_packs(self) -> int:

@@ -246,7 +246,8 @@ class _Packer:
         md5 = hashlib.md5(filled, usedforsecurity=False).digest()
         started = time.perf_counter()
         pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
-        self._sender.put(self._grant, [filled], md5)
+        with self._source.encoder.effort.sending():
+            self._sender.put(self._grant, [filled], md5)
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
         ended = time.perf_counter()

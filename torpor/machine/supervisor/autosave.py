@@ -36,6 +36,8 @@ TICK_S: Final = 1.0
 REST: Final = 50.0
 """A save comes this many times as long after the last one as that kept all cores or the line busy,
 so that saves take at most 2 % of either."""
+MOST_CORES: Final = 8.0
+"""More than this no save keeps busy."""
 CLOCK_REST: Final = 10.0
 """Also this many times as long as it took: most of what it does besides is reading the disk."""
 
@@ -117,6 +119,7 @@ class Autosaver:
         self._schedule.end(done.sent_s)
         began_unix = self._heard_unix.popleft()  # saves end in the order of what asked for them
         if done.gave_way:  # to a run, which stores all of it
+            self._schedule.rest_no_longer()
             return
         replace = msgspec.structs.replace
         self._state = replace(self._state, error=done.error, interval_s=self._schedule.interval_s)
@@ -187,7 +190,7 @@ class Schedule:
         self._cpu_s = _cpu_of_saves_s()
 
     def rest_no_longer(self) -> None:
-        """What the last save failed for may be mended."""
+        """What the last save failed for may be mended, or a run has taken its place."""
         self._rest_s = 0.0
 
     def end(self, sent_s: float | None) -> None:
@@ -203,10 +206,11 @@ class Schedule:
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """How much processor this process may use: a container sees all cores of its host."""
-    cores = float(len(os.sched_getaffinity(0)))
+    """How many cores a save may count on: a container sees all of its host's, and has a limit at
+    most where this one can be read."""
+    cores = min(MOST_CORES, float(len(os.sched_getaffinity(0))))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # none, or without a limit
+        with suppress(OSError, ValueError, ZeroDivisionError):  # none, or without a limit
             quota, period = " ".join((root / name).read_text() for name in names).split()
             if int(quota) > 0:
                 return min(cores, int(quota) / int(period))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 LEVELS: Final = (1, 3, 6, 9)
@@ -51,8 +53,18 @@ class Effort:
         self._cores_limit = False
         self._sendings: list[tuple[float, float]] = []  # when each began and ended
 
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """A pack is on its way, also where it does not arrive."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sendings.append((began, time.monotonic()))
+
     @property
-    def sent_s(self) -> float:
+    def line_s(self) -> float:
         """Seconds in which at least one pack was on its way."""
         with self._lock:
             total = until = 0.0
@@ -75,8 +87,6 @@ class Effort:
         with self._lock:
             self._filled += pace.filled
             self._sent += pace.sent
-            now = time.monotonic()
-            self._sendings.append((now - pace.sent, now))
             self._recent.append(pace)
             if len(self._recent) < _LOOKS:
                 return
