@@ -16,6 +16,7 @@ from torpor.shared.errors import (
     NoCapacity,
     ProviderDenied,
     ProviderUnavailable,
+    TorporError,
     UnexpectedAnswer,
 )
 from torpor.shared.values import Machine, Want
@@ -187,10 +188,19 @@ class TestVerda(MarketContract):
         assert shop.plain.offers(Want(spot="allowed")) == []
         assert shop.find(machine).state == "running"
 
+    def test_a_destroy_that_ends_after_the_instance_leaves_no_key(self, shop: Shop) -> None:
+        """Nobody comes back for it: the next look proves that the instance is gone."""
+        machine = shop.create()
+        shop.arm("error after", "destroy", count=100)
+        with pytest.raises(TorporError):
+            shop.destroy(machine)
+        assert shop.find(machine).proof
+        assert shop.fake.kept == {"sshkeys": [], "scripts": []}
+
     @pytest.mark.parametrize("in_207", [False, True])
     def test_what_is_provisioned_is_told_to_end_later(self, shop: Shop, in_207: bool) -> None:
         shop.fake.refuses_in_207 = in_207
-        shop.market.next_starting_looks = 3
+        shop.market.next_starting_looks = 4
         machine = shop.create()
         with pytest.raises(ProviderUnavailable, match=r"not delete instance .* yet"):
             shop.destroy(machine)

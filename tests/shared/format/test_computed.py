@@ -21,7 +21,7 @@ def _signatures() -> Signatures:
 def _contents() -> ReadContents:
     made = ReadContents()
     for size in range(3):
-        made.append(Content(size, (), b""))
+        made.extend([Content(size, (), b"")])
     return made
 
 

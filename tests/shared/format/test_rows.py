@@ -156,7 +156,8 @@ def _filled(entries: Entries) -> list[Entry]:
     files = [number for number, item in enumerate(entries) if item.kind == FILE]
     for number in reversed(files[1:]):
         at[number] = len(contents)
-        contents.append(Content(1 << number, (Extent(number, 5, 1 << number),), b"n" * 16, True))
+        content = Content(1 << number, (Extent(number, 5, 1 << number),), b"n" * 16, True)
+        contents.extend([content])
     return list(entries.filled(contents, array("q", at)))
 
 

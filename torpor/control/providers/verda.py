@@ -201,6 +201,8 @@ class VerdaProvider:
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         live = warranted(self, machine, warrant)
+        with suppress(ProviderError):  # first: who finds the instance gone destroys nothing more
+            self._tidy(machine.label, self._labels_beside(machine))
         if live is not None and (row := self._shown(machine.id)):
             # A disk that is not named may be kept, and billed. That of an adopted machine goes to
             # the trash, where its user finds it for 96 h.
@@ -208,7 +210,7 @@ class VerdaProvider:
             more = {"volume_ids": [disk], "delete_permanently": ours} if disk else {}
             body = {"id": [machine.id], "action": "delete", **more}
             self._end("/instances", f"delete instance {machine.id}", body)
-        others = {own.label for own in self.list_own() if own.id != machine.id}
+        others = self._labels_beside(machine)
         if machine.label in others:
             return  # the rest is of another machine of this label
         for left in self._things("/volumes") if live is None else ():
@@ -270,6 +272,9 @@ class VerdaProvider:
         with suppress(ProviderError):
             self._tidy(order.label, {machine.label for machine in self.list_own()})
         return create_refused("Verda", order, refusal, denied=_denies(refusal))
+
+    def _labels_beside(self, machine: Machine) -> set[Label | None]:
+        return {own.label for own in self.list_own() if own.id != machine.id}
 
     def _shown(self, machine: MachineId) -> _Instance | None:
         path, known = f"/instances/{machine}", _ID.fullmatch(machine)

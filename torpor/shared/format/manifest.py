@@ -106,9 +106,6 @@ class ReadContents(Computed[Content]):
         self.rows = bytearray()
         self.ends = array("Q", (0,))
 
-    def append(self, content: Content) -> None:
-        self.extend([content])
-
     def extend(self, contents: Iterable[Content]) -> None:
         packed = [*map(_encode, contents)]
         ends = accumulate(map(len, packed), initial=len(self.rows))
