@@ -19,7 +19,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+import zmq
 from jupyter_client import BlockingKernelClient
+from zmq.utils.monitor import recv_monitor_message
 
 from deployments.stacks import ready_made
 from flows import create, hibernate, job, wake
@@ -294,8 +296,7 @@ def test_a_jupyter_kernel_goes_on_in_the_middle_of_a_cell(world: World) -> None:
     with Watch(world) as watch:
         create.fn("demo")
         until(lambda: file.exists() and file.read_text().endswith("}"), "the kernel is there")
-        with _connected(file) as client:
-            client.wait_for_ready(timeout=PATIENCE_S)
+        with _connected(file) as (client, connects):
             watch.prints("a fresh start")
             client.execute("import os, time; steps = []", reply=True, timeout=PATIENCE_S)
             for number in (1, 2):
@@ -306,6 +307,7 @@ def test_a_jupyter_kernel_goes_on_in_the_middle_of_a_cell(world: World) -> None:
                 time.sleep(1.0)
                 watch.hibernates(world)
                 watch.wakes()
+                recv_monitor_message(connects)  # ZeroMQ drops what is sent to a client not there
                 (_place(world) / f"stop-{number}").touch()
                 said = client.get_shell_msg(timeout=PATIENCE_S)
                 watch.prints("the kernel's reply")
@@ -314,13 +316,19 @@ def test_a_jupyter_kernel_goes_on_in_the_middle_of_a_cell(world: World) -> None:
 
 
 @contextmanager
-def _connected(file: Path) -> Iterator[BlockingKernelClient]:
+def _connected(file: Path) -> Iterator[tuple[BlockingKernelClient, zmq.Socket[bytes]]]:
+    """A client of the kernel, and a message for each time that it connects again."""
     client = BlockingKernelClient(connection_file=str(file))
     client.load_connection_file()
     client.start_channels()
+    channel = cast("zmq.Socket[bytes]", client.shell_channel.socket)
     try:
-        yield client
+        client.wait_for_ready(timeout=PATIENCE_S)
+        connects = channel.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        connects.rcvtimeo = int(PATIENCE_S * 1000)
+        yield client, connects
     finally:
+        channel.disable_monitor()
         client.stop_channels()
 
 
