@@ -39,6 +39,7 @@ from torpor.shared.errors import (
     HandedOver,
     JobFailed,
     MachineUnreachable,
+    SnapshotDamaged,
     StoreDenied,
     StoreUnavailable,
 )
@@ -250,6 +251,25 @@ def test_a_job_looks_again_before_it_rents(
     assert first.state == "succeeded"
 
 
+def test_a_job_keeps_its_snapshot_while_a_rental_of_it_is_open(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine, which no market shows and no proof ends, may hold what nobody has saved."""
+    machine, _ = handed_over(lab.opened)
+    lab.market.proofs, lab.market.hidden = False, 1000
+    woken: list[str] = []
+
+    def wake(_: Any, snapshot: str, **__: Any) -> Any:
+        woken.append(snapshot)
+        lab.market.hidden = 0
+        return SimpleNamespace(machine=machine.id, snapshot=snapshot)
+
+    monkeypatch.setattr(driver, "UNPROVEN_S", 0.0)
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    drive_job(lab, left_job(lab, rented=machine.id, newest=SnapshotId("s-1")))
+    assert woken == ["s-1"]
+
+
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
     lab: Lab, story: Story, mine: bool
@@ -303,16 +323,19 @@ def test_a_stopped_job_ends_without_a_proof_of_what_its_killed_wake_rented(
     assert lab.states() == ["standing"]
 
 
-@pytest.mark.parametrize("error", [MachineUnreachable, CreateFailed])
+@pytest.mark.parametrize("error", [MachineUnreachable, CreateFailed, SnapshotDamaged])
 def test_a_stopped_job_waits_once_for_a_machine_that_never_answers(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
+    """Or whose snapshot nobody can read."""
+
     def silent(*_: Any, **__: Any) -> Machine:
         raise error("no banner")
 
     monkeypatch.setattr(driver, "UNPROVEN_S", 1.0)
+    damaged = error is SnapshotDamaged
     monkeypatch.setattr(renting, "wait_until_reachable", silent)
-    monkeypatch.setattr(unfinished, "pick_snapshot", lambda *_: None)
+    monkeypatch.setattr(unfinished, "pick_snapshot", silent if damaged else lambda *_: None)
     machine, rental = standing(lab.opened)
     lab.opened.rentals.change(rental, job=_ID)
     ended = _stopped(lab)

@@ -22,6 +22,7 @@ from torpor.control.jobs.records import Stop
 from torpor.shared.errors import (
     AgentLost,
     InvalidInput,
+    LacksWork,
     MachineUnreachable,
     SnapshotDamaged,
     StoreDenied,
@@ -69,6 +70,22 @@ def test_wakes_that_fail_again_and_again_end_the_job(
     ended = drive_job(lab, left_job(lab))
     assert (ended.state, len(tries)) == ("failed", 2)  # the run that left it failed too
     assert "could not be woken: the agent was killed" in ended.why
+
+
+def test_a_wake_that_a_hibernation_overtakes_is_tried_again(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakes: list[str] = []
+
+    def wake(*_: Any, **__: Any) -> Any:
+        if not wakes:
+            wakes.append("overtaken")
+            raise LacksWork("workspace demo was stored after this run had picked its snapshot")
+        return SimpleNamespace(machine=handed_over(lab.opened)[0].id, snapshot="s-2")
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    ended = drive_job(lab, left_job(lab))
+    assert (ended.state, ended.newest, wakes) == ("succeeded", "s-2", ["overtaken"])
 
 
 @pytest.mark.parametrize("fault", [InvalidInput("d is gone"), SnapshotDamaged("a pack is gone")])

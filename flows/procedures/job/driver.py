@@ -45,6 +45,7 @@ from torpor.shared.errors import (
     CreateFailed,
     EndUnproven,
     HandedOver,
+    LacksWork,
     MachineError,
     MachineInUse,
     NoOffer,
@@ -181,7 +182,7 @@ class Driver:
             yield
             self._troubles = 0
         except TorporError as error:
-            again = isinstance(error, UnexpectedAnswer | WorkspaceBusy | WorkspaceAwake)
+            again = isinstance(error, UnexpectedAnswer | WorkspaceBusy | WorkspaceAwake | LacksWork)
             if not (error.retryable or again):
                 raise
             self._troubles += 1
@@ -289,9 +290,9 @@ class Driver:
         why = "its provider does not show it"
         try:
             whole = end_leftovers(opened, self.job.newest)
-        except HandedOver as error:  # its rental, not the job: the next look shows whose it is
+        except (HandedOver, WorkspaceBusy) as error:  # the next look shows whose it is
             raise WorkspaceAwake(str(error)) from error
-        except (MachineError, CreateFailed) as error:
+        except (MachineError, CreateFailed, SnapshotError) as error:
             if stop is None:
                 self.wait_after(error)
                 return
@@ -439,9 +440,11 @@ class Driver:
     def wait_after(self, error: TorporError) -> None:
         """Wait after a wake that failed, or end the job. A command that was started during the wake
         is lost with its machine; the next one waits for the restore."""
-        met = isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver)
+        if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
+            self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
+            raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
         attempt, now_unix = self.job.attempt, time.time()
-        if attempt is not None and not met:
+        if attempt is not None:
             self._driven.change_attempt(
                 end="machine lost",
                 ended_unix=now_unix,
@@ -461,11 +464,8 @@ class Driver:
     def _wait_after_failed_wake(self, error: TorporError) -> None:
         """Nothing runs, and what it had saved is stored: try again for a while, at growing
         intervals, because each try may rent a machine."""
-        if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
-            self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
-            raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
         early = isinstance(error, StoreError | ProviderError) and error.retryable
-        if early or isinstance(error, UnexpectedAnswer):
+        if early or isinstance(error, UnexpectedAnswer | LacksWork):
             raise error
         failures = self.job.failures + 1
         if not isinstance(error, MachineError) or failures >= MOST_FAILURES:
