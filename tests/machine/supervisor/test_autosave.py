@@ -14,6 +14,7 @@ import pytest
 
 from tests.fixtures.waiting import until
 from torpor.machine.agent.processes import ask
+from torpor.machine.supervisor import autosave
 from torpor.machine.supervisor.autosave import AutosaveFolder, Autosaver
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
@@ -61,16 +62,10 @@ def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     save = [sys.executable, "-c", f"print({line!r})"]
     process = Autosaver(tmp_path, Autosave(_book(), 600.0, []), save)
 
-    def asked(request: Request[Any]) -> Any:
-        with folder.connect() as peer:
-            answer = ask(peer, request_line("look", request))
-        assert answer is not None
-        return parse_answer(type(request), answer.result or {})
-
     def seen() -> AutosaveState:
-        found = until(lambda: (now := asked(LookAtAutosave(DEMO))).saved and now, "it has saved")
-        asked(Bye())
-        return found
+        looked = until(lambda: (now := _look(folder)).saved and now, "it has saved")
+        _asked(folder, Bye())
+        return looked
 
     began_unix = time.time()
     handlers[signal.SIGTERM](signal.SIGTERM, None)
@@ -83,33 +78,51 @@ def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     assert began_unix <= state.stored_unix <= time.time()
 
 
-def test_a_save_that_failed_comes_again_with_the_next_book(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        (Rescued(None, "its grants did not suffice"), True),
+        (Rescued(None, gave_way=True, unsent=True), False),
+    ],
+    ids=["failed, and there is a new book", "gave way to a run"],
+)
+def test_the_next_save_does_not_rest_after_one_that_stored_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Rescued, again: bool
 ) -> None:
     """Else a first save of an hour, whose grants did not suffice, would go on two days later."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: -1)
+    monkeypatch.setattr(autosave, "CLOCK_REST", 1e6)
     folder = AutosaveFolder(tmp_path, DEMO)
     folder.make()
     begun = tmp_path / "begun"
-    line = msgspec.json.encode(Rescued(None, "its grants did not suffice")).decode()
-    code = f"import time; open({str(begun)!r}, 'a').write('.'); time.sleep(0.3); print({line!r})"
+    line = msgspec.json.encode(said).decode()
+    code = f"open({str(begun)!r}, 'a').write('.'); print({line!r})"
     process = Autosaver(tmp_path, Autosave(_book(), 0.1, []), [sys.executable, "-c", code])
 
-    def asked(request: Request[Any]) -> Any:
-        with folder.connect() as peer:
-            answer = ask(peer, request_line("look", request))
-        assert answer is not None and answer.error is None
-        return parse_answer(type(request), answer.result or {})
-
     def seen() -> None:
-        until(lambda: asked(LookAtAutosave(DEMO)).error, "the first save has failed")
-        assert begun.read_text() == "."
-        asked(Autosave(_book(), 0.1, []))
-        until(lambda: begun.read_text() == "..", "the next save begins")
-        asked(Bye())
+        try:
+            if again:
+                until(lambda: _look(folder).error, "the first save has failed")
+                assert begun.read_text() == "."
+                _asked(folder, Autosave(_book(), 0.1, []))
+            until(lambda: begun.exists() and begun.read_text() >= "..", "the next save begins")
+        finally:
+            _asked(folder, Bye())
 
     with ThreadPoolExecutor(1) as threads:
         looks = threads.submit(seen)
         process.run()
     looks.result()
+
+
+def _look(folder: AutosaveFolder) -> AutosaveState:
+    state: AutosaveState = _asked(folder, LookAtAutosave(DEMO))
+    return state
+
+
+def _asked(folder: AutosaveFolder, request: Request[Any]) -> Any:
+    with folder.connect() as peer:
+        answer = ask(peer, request_line("look", request))
+    assert answer is not None and answer.error is None
+    return parse_answer(type(request), answer.result or {})
