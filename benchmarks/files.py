@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.kept import write_result
-from benchmarks.machine import BenchMachine, touch_memory
+from benchmarks.machine import BenchMachine
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.measure.peers import Cost, timed
@@ -49,7 +49,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
-    touch_memory()
     with tempfile.TemporaryDirectory(prefix="torpor-files-", dir=options.folder) as scratch:
         rounds = [
             _round(Path(scratch) / str(n), options.files, options.alone)

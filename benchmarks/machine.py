@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import secrets
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import Process
 from pathlib import Path
 
 import asyncssh
@@ -38,32 +36,12 @@ from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import (
-    KIB,
-    Label,
-    Machine,
-    StoredSnapshot,
-    Want,
-    WorkspaceName,
-    WorkspaceSpec,
-)
+from torpor.shared.values import Label, Machine, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
 from torpor.shared.wire.job import StartJob
 
 _NAME = WorkspaceName("bench")
 _LOOK_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def touch_memory() -> None:
-    """Use the host's free memory once, in a process of its own. A virtual machine gets each page
-    from its host when the page is first used, which takes as long as filling it: whichever tool
-    came first would pay."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    (free,) = [int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")]
-    size, flags = free * 8 // 10, mmap.MAP_PRIVATE | mmap.MAP_POPULATE
-    process = Process(target=mmap.mmap, args=(-1, size, flags))
-    process.start()
-    process.join()
 
 
 class BenchMachine:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.kept import write_result
-from benchmarks.machine import BenchMachine, touch_memory
+from benchmarks.machine import BenchMachine
 from benchmarks.shaping import Shaper
 from benchmarks.workspace import change_workspace, tree_bytes
 from torpor.control.measure.figures import summed_up
@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
-    touch_memory()
     rounds = []
     for _ in range(options.rounds):  # each in a folder of its own: memory holds one
         with tempfile.TemporaryDirectory(prefix="torpor-peers-", dir=options.folder) as scratch:
