@@ -54,6 +54,8 @@ def main(steps: str, points: str) -> None:
             save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
             print(f"step {step}: {loss.item()}", flush=True)
     destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort a usual exit (github.com/pytorch/pytorch/pull/179291)
 
 
 def save(state: dict[str, Any]) -> None:
