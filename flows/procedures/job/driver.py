@@ -287,12 +287,12 @@ class Driver:
         if left != self._left[0]:
             self._left = (left, time.monotonic())
         self._say_waiting("it ends the machine that a wake which was killed has left")
-        why = "its provider does not show it"
+        faults = (MachineError, CreateFailed, *([] if stop is None else [SnapshotError]))
         try:
-            whole = end_leftovers(opened, self.job.newest)
+            whole, why = end_leftovers(opened, self.job.newest), "its provider does not show it"
         except (HandedOver, WorkspaceBusy) as error:  # the next look shows whose it is
             raise WorkspaceAwake(str(error)) from error
-        except (MachineError, CreateFailed, SnapshotError) as error:
+        except faults as error:
             if stop is None:
                 self.wait_after(error)
                 return
