@@ -1,4 +1,4 @@
-"""The rooms of the project: who may import whom, and what every module keeps to."""
+"""The rooms of the project: who may import whom, and what runs on a machine."""
 
 from __future__ import annotations
 
@@ -105,10 +105,8 @@ ABOVE: dict[str, set[str]] = {
 SHIPPED = {"blake3", "zstandard", "lz4", "msgspec", "cryptography", "certifi", "pynvml"}
 """What the agent's bundle brings to a machine, besides Python itself."""
 
-BANNED = {"utils", "util", "base", "manager", "service", "helper", "helpers", "common", "misc"}
-MOST_LINES = 600
-PLAIN = ("torpor", "gpu_kernels", "benchmarks")
-"""Packages whose variables and docstrings are checked for words that need their neighbours."""
+MEANINGLESS = {"utils", "util", "helper", "helpers", "common", "misc"}
+"""A module of this name may hold anything."""
 
 
 def _modules(*tops: str) -> Iterator[Path]:
@@ -221,32 +219,16 @@ def test_nothing_beside_the_flows_imports_what_runs_on_machines(top: str) -> Non
             assert not name.startswith("torpor.machine"), f"{path} imports {name}"
 
 
-STORIES = ("hibernate", "wake", "replicate", "benchmark", "job", "deploy")
-"""The flows whose files tell what happens, what is retried, and what keeps a machine."""
-MOST_STORY_LINES = 30
-
-
-def _functions(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """The name of each function of a module, the lines of its body without its docstring, and
-    whether it is a flow."""
-    for node in _tree(path).body:
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
-            yield node.name, lines, any("flow(" in ast.unparse(d) for d in node.decorator_list)
-
-
 def test_each_flow_has_a_file_of_its_name_and_is_alone_in_it() -> None:
     for path in (ROOT / "flows").glob("*.py"):
         if path.name != "__init__.py":
-            flows = [name for name, _, is_flow in _functions(path) if is_flow]
+            functions = [node for node in _tree(path).body if isinstance(node, ast.FunctionDef)]
+            flows = [
+                function.name
+                for function in functions
+                if any("flow(" in ast.unparse(decorator) for decorator in function.decorator_list)
+            ]
             assert flows == [path.stem], path
-
-
-@pytest.mark.parametrize("flow", STORIES)
-def test_the_story_of_a_flow_is_short(flow: str) -> None:
-    for name, lines, _ in _functions(ROOT / "flows" / f"{flow}.py"):
-        assert lines <= MOST_STORY_LINES, f"{name} has {lines} lines"
 
 
 def test_the_engine_knows_nothing_of_prefect() -> None:
@@ -346,41 +328,9 @@ def test_the_bundle_brings_what_the_agent_imports() -> None:
 # -- what every module keeps to
 
 
-def test_no_module_is_over_600_lines() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in _modules(*TOPS, "tests")
-        if (lines := len(_text(path).splitlines())) > MOST_LINES
-    }
-    assert long == {}
-
-
-def test_every_module_says_what_it_is_and_is_named_for_one_thing() -> None:
+def test_no_module_has_a_name_that_says_nothing() -> None:
     for path in _modules(*TOPS, "tests"):
-        assert path.stem not in BANNED, path
-        assert not path.stem.endswith(tuple(f"_{word}" for word in BANNED)), path
-    for path in _modules(*TOPS):
-        assert not _text(path).strip() or ast.get_docstring(_tree(path)), f"{path} has no docstring"
-
-
-@pytest.mark.parametrize("top", PLAIN)
-def test_no_variable_is_named_one(top: str) -> None:
-    """A loop variable is the noun of the thing: rental, offer, entry."""
-    for path in _modules(top):
-        for node in _nodes(path):
-            if isinstance(node, ast.Name | ast.arg):
-                name = node.id if isinstance(node, ast.Name) else node.arg
-                assert name != "one", f"{path}:{node.lineno}"
-
-
-@pytest.mark.parametrize("top", PLAIN)
-def test_no_docstring_needs_its_neighbour_to_be_understood(top: str) -> None:
-    """What begins with "Of" or "The same" says nothing by itself. Strings below assignments too."""
-    for path in _modules(top):
-        for node in _nodes(path):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                words = str(node.value.value).split()
-                assert words[:1] != ["Of"] and words[:2] != ["The", "same"], f"{path}:{node.lineno}"
+        assert not MEANINGLESS & {path.stem, path.stem.rpartition("_")[2]}, path
 
 
 def test_types_are_learned_before_threads_decode_into_them() -> None:

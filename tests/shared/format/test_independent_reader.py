@@ -41,7 +41,7 @@ from torpor.shared.values import MIB
 KEY = bytes(range(32))
 
 
-def test_it_shares_no_code_and_stays_short() -> None:
+def test_it_shares_no_code_with_torpor() -> None:
     text = Path(reader.__file__).read_text()
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else alias.name) or ""
@@ -51,7 +51,6 @@ def test_it_shares_no_code_and_stays_short() -> None:
     }
     stock = {"lz4", "msgspec", "numpy", "zstandard", "blake3", "cryptography"}
     assert {name.split(".")[0] for name in imported} <= stock | sys.stdlib_module_names
-    assert len(text.splitlines()) <= 350
 
 
 # -- trees
