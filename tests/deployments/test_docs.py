@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from cyclopts import CycloptsError
+from prefect.utilities.callables import parameter_schema
 
 import flows
 from deployments.installation import Installation
@@ -26,7 +27,7 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 README: Final = PROJECT / "README.md"
 GUIDE: Final = sorted((PROJECT / "docs" / "guide").rglob("*.md"))
 QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
-SETTINGS: Final = PROJECT / "docs" / "guide" / "settings.md"
+COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
 RULES: Final = PROJECT / "docs" / "contributing" / "safety.md"
 PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
@@ -150,8 +151,8 @@ def test_examples_call_what_exists(page: Path) -> None:
     assert wrong == []
 
 
-def test_the_settings_name_calls_and_deployments_that_are_there() -> None:
-    rows = re.findall(r"^\| [a-z ,]+ \|.*\|$", SETTINGS.read_text(), re.MULTILINE)
+def test_the_table_of_commands_names_calls_and_deployments_that_are_there() -> None:
+    rows = re.findall(r"^\| [a-z ,]+ \|.*\|$", COMMANDS.read_text(), re.MULTILINE)
     cells = [row.strip("|").split(" | ") for row in rows]
     calls = [call for row in cells for call in re.findall(r"`(\w+\([^`]*\))`", row[-1])]
     assert len(calls) > 20
@@ -174,6 +175,18 @@ def test_each_deployment_has_one_subject_and_a_description() -> None:
         assert len(SUBJECTS & set(deployment["tags"])) == 1, deployment["name"]
         assert deployment["description"].strip(), deployment["name"]
     assert {tag for deployment in deployments for tag in deployment["tags"][1:]} == SUBJECTS
+
+
+def test_every_field_of_a_form_says_what_it_means() -> None:
+    """Forms are the only list of all settings. Prefect's suite asks the same of blocks."""
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    fields = [
+        (name, field, said.get("description", "").strip())
+        for name in sorted({deployment["entrypoint"].split(":")[1] for deployment in deployments})
+        for field, said in parameter_schema(getattr(flows, name)).properties.items()
+    ]
+    assert len(fields) > 100
+    assert [(name, field) for name, field, description in fields if not description] == []
 
 
 def _commands(page: Path) -> list[str]:
