@@ -40,7 +40,8 @@ class LookAtAutosave(Request[AutosaveState], frozen=True):
 
 
 class EndAutosave(Request[Nothing], frozen=True):
-    """End the process that saves the workspace, and the save that it makes. Idempotent."""
+    """End the process that saves the workspace, and the save that it makes: a machine that is
+    destroyed must not take that for a notice. Idempotent."""
 
     op = "autosave.end"
     workspace: WorkspaceName
@@ -48,7 +49,12 @@ class EndAutosave(Request[Nothing], frozen=True):
 
 class Autosave(Request[Nothing], frozen=True):
     """Save the workspace of ``book`` every ``every_s`` seconds, and when the machine will be taken
-    away, until the grants end. Starts a process for it, or hands the book to the one that lives."""
+    away, until the grants end. Starts a process for it, or hands the book to the one that lives;
+    one of another bundle is replaced.
+
+    The next save comes 50 times as long after the last one as that kept all cores or the line busy,
+    and 10 times as long as it took, or later. After one that failed it comes with the next book,
+    and goes on with what that one stored."""
 
     op = "autosave"
     book: StandBy

@@ -40,8 +40,9 @@ class OwnSave(msgspec.Struct, frozen=True):
 class JobState(msgspec.Struct, frozen=True):
     """The command of a job on this machine.
 
-    ``lost``: its supervisor ended without a word on how the command ended; whatever was left of the
-    command is ended before it is started again. ``status``: its exit status, negative for a signal.
+    ``lost``: its supervisor ended without a word on how the command ended, or the machine started
+    again; the same attempt is not started again, and whatever was left of the command is ended
+    before the next one. ``status``: its exit status, negative for a signal.
     ``error``: why the command could not be started; its status is then 126 or 127, as a shell's.
     ``log_from``: how long the log was when this attempt began; shorter than what an earlier machine
     wrote, if that was not saved. ``went_on``: its processes went on where they
@@ -78,7 +79,12 @@ class NoticeSource(msgspec.Struct, frozen=True):
 
 class StartJob(Request[JobState], frozen=True):
     """Start the command unless this attempt was started before, or an earlier one still runs.
+    First end what an earlier attempt left. InvalidInput for what can never be started.
     ``folder`` and ``log`` may begin with ~/; the log is appended to.
+
+    The command has a session of its own and the agent's environment, with TORPOR_JOB,
+    TORPOR_ATTEMPT and TORPOR_JOB_FOLDER; on several machines also TORPOR_NODES (how many),
+    TORPOR_NODE_RANK, TORPOR_NODE_IPS (separated by commas) and TORPOR_MASTER (that of rank 0).
 
     ``environment``: variables for the command, which may be secrets: they stay in memory.
     ``serves``: the command is a server, which also runs while nobody uses it. ``forget``: the jobs
@@ -120,8 +126,9 @@ class JobLook(msgspec.Struct, frozen=True):
 
 
 class LookAtJob(Request[JobLook], frozen=True):
-    """How the command stands, and the next ``most_bytes`` of its log from ``offset``. Text is cut
-    between characters."""
+    """How the command stands, and the next ``most_bytes`` (1 MiB at most) of its log from
+    ``offset``. Text is cut between characters, and bytes that are none are replaced. A log that is
+    shorter than ``offset`` is read from ``log_from``."""
 
     op = "job.look"
     job: str
@@ -131,7 +138,7 @@ class LookAtJob(Request[JobLook], frozen=True):
 
 class StopJob(Request[JobState], frozen=True):
     """End the command and everything in its session: SIGTERM, then SIGKILL after ``grace_s``. Also
-    ends what the command left in the background. Idempotent."""
+    ends what the command left in the background. Idempotent, and needs no supervisor."""
 
     op = "job.stop"
     job: str

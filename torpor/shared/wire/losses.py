@@ -63,8 +63,9 @@ class LookForLosses(OfRun[Losses], frozen=True):
     ``wait_s``: how long the answer may wait for its end; then it holds what was found until then.
     ``whole``: look at the whole machine, not only at where links lead. ``rented``: what is older
     than the agent's folder came with the machine; on a whole machine that is not, what is older
-    than its first start. ``accepted``: directories to leave out; they may begin with ~/.
-    ``volumes``: where disks are mounted that outlive the machine.
+    than its first start, and nothing of its other disks or behind links. ``accepted``: directories
+    to leave out; they may begin with ~/. ``volumes``: where disks are mounted that outlive the
+    machine.
     """
 
     op = "snapshot.losses"

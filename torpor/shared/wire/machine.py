@@ -77,7 +77,8 @@ class LineRate(msgspec.Struct, frozen=True):
 
 
 class MeasureLine(Request[LineRate], frozen=True):
-    """Move random bytes to each of ``puts`` and back from ``gets``, and compare."""
+    """Move random bytes to each of ``puts`` and back from ``gets``, and compare; at most
+    256 MiB."""
 
     op = "line"
     puts: list[Grant]

@@ -12,7 +12,8 @@ from torpor.shared.wire.request import A, BeginsRun, Count, Names, Nothing, OfRu
 
 class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
     """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and ``key``
-    (the workspace key) in hex. ``paths``: the directories that its manifest may name."""
+    (the workspace key) in hex. ``paths``: the directories that its manifest may name; any other is
+    refused (OtherPaths)."""
 
     snapshot: SnapshotId
     root: str
@@ -24,7 +25,8 @@ class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
 
 class RestorePart(msgspec.Struct, frozen=True):
     """A part of a plan: which packs it reads. ``pieces``: which piece of each, where the part comes
-    first; else empty."""
+    first; else empty. Parts that come first stand before the others, and what is in a piece is in
+    no other part."""
 
     part: Count
     bytes: Count
@@ -62,7 +64,8 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
-    run may have begun or completed this restore. ``first``: patterns of what comes first; without
+    run may have begun or completed this restore; RestoreUnfinished where the machine holds an
+    unfinished restore of another snapshot. ``first``: patterns of what comes first; without
     any, what the snapshot says that was used.
     ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
     these directories themselves. ``aside``: a target that holds something is renamed, where nothing
@@ -82,7 +85,9 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
 
 class BeginPath(OfSnapshot[RestorePlan], frozen=True):
     """Begin to restore one file or directory: ``path`` (hex: a name may be any bytes) below root
-    ``root_number``, to ``into``. ``aside``: what has the name there is renamed in the end."""
+    ``root_number``, to ``into``. ``restore.part``, ``finish``, ``check`` and ``end`` follow. The
+    check puts it there when every byte is equal, and never replaces anything. ``aside``: what has
+    the name there is renamed to NAME.before-SNAPSHOT first."""
 
     op = "restore.path"
     root_number: int
@@ -94,7 +99,8 @@ class BeginPath(OfSnapshot[RestorePlan], frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Where this machine serves packs; ``url`` is the first part of every path: a token."""
+    """Where this machine serves packs: https://HOST:PORT/URL/PACK. ``url`` is a token, and
+    ``certificate`` is PEM."""
 
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     url: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -106,8 +112,8 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class ServePacks(OfRun[Served], frozen=True):
-    """Keep what is fetched, at most ``most_bytes`` of it, and serve it on ``host`` to clients
-    that send the token, until the end of the run."""
+    """Keep what is fetched, at most ``most_bytes`` of it and as far as the disk has room, and serve
+    it on ``host`` to clients that send the token, until the end of the run."""
 
     op = "restore.serve"
     host: str
@@ -175,7 +181,9 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class FinishRestore(OfRun[Finished], frozen=True):
-    """Set attributes, links and directories, once every part is there."""
+    """Set attributes, links and directories, once every part is there. InvalidInput names what a
+    program made under the names of files that have not got theirs; nothing is overwritten, and the
+    request may be sent again."""
 
     op = "restore.finish"
 
@@ -193,13 +201,20 @@ class Checked(msgspec.Struct, frozen=True):
 
 class FinishFirst(OfRun[Checked], frozen=True):
     """Finish what comes first, once those parts are there, and compare its names and attributes,
-    while the rest follows."""
+    while the rest follows. Contents were checked before they were written, and what an earlier run
+    wrote is read back.
+
+    Without differences, programs may use it: ``restore.finish`` leaves it alone, also after a kill
+    of the agent, but not after a start of the machine. Directories that the rest is still written
+    into stay writable for the agent until then. Where anything comes first, all files are in the
+    directory .torpor-... of their target until they are finished."""
 
     op = "restore.first"
 
 
 class CheckRestore(OfRun[Checked], frozen=True):
-    """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
+    """Compare the disk with the snapshot; ``full`` reads and hashes every byte. Without differences
+    the restore is finished, and the agent keeps its index."""
 
     op = "restore.check"
     full: bool

@@ -33,7 +33,9 @@ class SnapshotBegun(msgspec.Struct, frozen=True):
 
 
 class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
-    """Take the workspace. ``key`` is the workspace key in hex; ``known`` is newest first."""
+    """Take the workspace. ``key`` is the workspace key in hex; ``known`` is newest first, at most
+    8. Images of programs that no run has frozen are removed, so that no snapshot holds older memory
+    than files."""
 
     op = "snapshot.begin"
     roots: list[str]
@@ -88,8 +90,11 @@ class Scanned(msgspec.Struct, frozen=True):
 
 class Scan(OfRun[Scanned], frozen=True):
     """Walk the workspace and plan what to read. ``resumed``: the resumable packs that the store
-    still has; ``lost``: packs that are gone from the store; ``accept_lost``: directories that count
-    as kept, which may begin with ~/."""
+    still has; ``lost``: packs that are gone from the store; ``accepted``: patterns of files that
+    may change; ``accept_lost``: directories that count as kept, which may begin with ~/.
+
+    A pass is a scan and its parts; ``pass`` counts from 1. A scan that finds nothing unaccepted
+    ends the passes: the journal then holds everything that is on the disk."""
 
     op = "snapshot.scan"
     number: int = msgspec.field(name="pass")
@@ -109,7 +114,8 @@ class PartReport(msgspec.Struct, frozen=True):
 
 
 class StorePart(OfRun[PartReport], frozen=True):
-    """Read, encode and store one part of a pass."""
+    """Read, encode and store one part of a pass. A part of a pass that another agent planned stores
+    nothing: the next pass finds what is missing."""
 
     op = "snapshot.part"
     number: int = msgspec.field(name="pass")
@@ -146,8 +152,9 @@ class Quiesce(OfRun[Quiesced], frozen=True):
     """Run the user's hook, if there is one; HookFailed unless it exits with 0. Then freeze the
     ``programs`` that run, by the CRIU in the folder ``criu``. Each may take ``timeout_s``.
     ``resume``: a command for the end of the run, as long at most, unless the machine ends; whatever
-    becomes of the run. Then the programs go on, too, and their images are removed; when the machine
-    ends, they are killed: they may go on elsewhere."""
+    becomes of the run: within two minutes after the agent or the control side was killed, a process
+    of its own runs it. Then the programs go on, too, and their images are removed; when the machine
+    ends, they are killed: they may go on elsewhere. A program that is frozen already stays so."""
 
     op = "snapshot.hook"
     argv: list[str]

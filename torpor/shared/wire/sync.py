@@ -30,7 +30,8 @@ class Intent(msgspec.Struct, frozen=True):
 
 class BeginSync(OfSnapshot[Intent], frozen=True):
     """Look at the disk and plan the sync. ``stored``: the workspace's snapshots in the store.
-    UnsavedWork names what would be lost, unless ``discard_local``."""
+    UnsavedWork names what would be lost, and files that go while a program has them open for
+    writing, unless ``discard_local``."""
 
     op = "sync.begin"
     exclude: list[str]
@@ -54,7 +55,7 @@ class StageSync(OfRun[SyncPlan], frozen=True):
 
 
 class SyncPart(OfRun[Nothing], frozen=True):
-    """Fetch, check and stage what the packs hold and the machine does not."""
+    """Fetch from the store, check and stage what the packs hold and the machine does not."""
 
     op = "sync.part"
     packs: list[Grant]
