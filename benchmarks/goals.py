@@ -1,9 +1,8 @@
-"""The performance goals beside the measured figures, as the table of docs/figures.md.
+"""Print the performance goals beside the measured figures, as a Markdown table.
 
     python -m benchmarks.goals
 
-Reads benchmarks/results/*.json and prints Markdown. After a new measurement, paste the table into
-docs/figures.md and the quoted lines into README.md: a test compares them.
+Reads benchmarks/results/*.json.
 """
 
 from __future__ import annotations

@@ -1,22 +1,17 @@
-"""Write the table of docs/providers.md: what each market can do, as its adapter says.
+"""Print what each market can do, as its adapter says, as a Markdown table.
 
     python -m deployments.market_table
 
-Run it after a change of an adapter's abilities; a test compares the page with the code.
+docs/providers.md explains the properties.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, get_type_hints
 
 from blocks import PROVIDERS, ProviderBlock
-from deployments.installation import CHECKOUT
 from torpor.control.providers.seam import Abilities
-
-PAGE: Final = CHECKOUT / "docs" / "providers.md"
-_TABLE: Final = re.compile(r"^\| property \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 
 PROPERTIES: Final[dict[str, Callable[[Abilities], str]]] = {
     "machine": lambda able: able.kind,
@@ -58,17 +53,7 @@ PROPERTIES: Final[dict[str, Callable[[Abilities], str]]] = {
 
 
 def main() -> None:
-    page = PAGE.read_text()
-    PAGE.write_text(with_table(page))
-    print(f"{PAGE}: {'unchanged' if PAGE.read_text() == page else 'written'}")
-
-
-def with_table(page: str) -> str:
-    """The page with the table as it is now."""
-    replaced, count = _TABLE.subn(lambda _: table(), page)
-    if count != 1:
-        raise ValueError(f"{PAGE} has {count} tables that begin with a column `property`, not one")
-    return replaced
+    print(table(), end="")
 
 
 def table() -> str:

@@ -3,7 +3,7 @@
     python docs/pictures/draw.py             # bars.svg, life.svg and demo.svg, beside this file
     python docs/pictures/draw.py --record    # run `make demo` first, and keep what it printed
 
-A test draws them again and compares.
+bars.svg and life.svg come from benchmarks/results/peers.json, demo.svg from demo.json.
 """
 
 from __future__ import annotations

@@ -1,23 +1,16 @@
-"""docs/providers.md says what the adapters say."""
+"""What each market can do: the table, the guide and the page on adding one name all of them."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final
 
-import pytest
-
 from blocks import PROVIDERS, LocalProvider, VastProvider
 from deployments.installation import CHECKOUT
-from deployments.market_table import PAGE, PROPERTIES, abilities_of, name_of, table, with_table
+from deployments.market_table import PROPERTIES, abilities_of, name_of, table
 from torpor.control.providers.seam import Abilities
 
 GUIDE: Final = CHECKOUT / "docs" / "guide"
-
-
-def test_the_page_says_what_the_adapters_say() -> None:
-    page = PAGE.read_text()
-    assert with_table(page) == page, "run python -m deployments.market_table"
 
 
 def test_the_guide_says_what_becomes_of_a_job_at_every_market() -> None:
@@ -60,12 +53,6 @@ def test_every_provider_block_has_a_column_and_every_ability_a_line() -> None:
 def test_only_this_host_was_tried() -> None:
     """Whoever tries a market says so in its adapter, and here."""
     assert [kind for kind in PROVIDERS if abilities_of(kind).tried] == [LocalProvider]
-
-
-@pytest.mark.parametrize("page", ["", "| property |\n\n| property |\n"])
-def test_a_page_without_one_table_is_an_error(page: str) -> None:
-    with pytest.raises(ValueError, match="tables"):
-        with_table(page)
 
 
 def test_the_page_on_adding_a_market_names_what_is_there() -> None:
