@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fixtures.agent_operations import RunRegistry, operations
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
+from torpor.machine.agent.resume import Owed
+from torpor.machine.agent.state import WorkspaceState
+from torpor.machine.sampler.ring import boot_id
+from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
 
 
@@ -103,6 +108,16 @@ def test_it_says_hello_and_answers(peer: Peer) -> None:
     assert peer.ask("r1", "echo", words={"a": 1})["result"]["words"] == {"a": 1}
     peer.say(ping=True)
     assert peer.read() == {"pong": True}
+
+
+def test_its_start_resumes_what_a_killed_run_paused(tmp_path: Path) -> None:
+    """Everything of the account was killed, also the process that waits for that."""
+    folder, said = WorkspaceState(tmp_path, WorkspaceName("mywork")).folder, tmp_path / "said"
+    owed = Owed(["sh", "-c", f"echo resumed >> {said}"], 10.0, boot_id())
+    (folder / "resume").write_bytes(msgspec.json.encode(owed))
+    with agent_in(tmp_path, resume_s=0.0):
+        until(lambda: not (folder / "resume").exists(), "what was owed is settled")
+    assert said.read_text() == "resumed\n"
 
 
 def test_the_same_id_attaches_while_it_runs_and_gets_the_kept_answer_later(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.rescue import Rescue
+from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.supervisor.saves import Orders, Rescued, RescueSaves
 from torpor.shared.errors import GrantExpired, StoreUnavailable, WorkspaceBusy, WorkspaceInvalid
@@ -247,7 +249,105 @@ def test_grants_that_have_ended_or_are_too_few_are_an_error(saver: Saver) -> Non
     assert saver.engine.snapshots() == [saver.basis]
 
 
+# -- who pauses the user's program owes that it goes on
+
+
+def test_what_the_save_command_paused_goes_on_after_the_save(saver: Saver) -> None:
+    """The market may withdraw its notice."""
+    pauses = Pauses(saver)
+    saver.saved(pauses.book())
+    assert pauses.said == ["paused", "resumed"]
+    saver.change()
+    with pytest.raises(GrantExpired):
+        saver.rescued(msgspec.structs.replace(pauses.book(), packs=[]))
+    assert pauses.said == ["paused", "resumed"] * 2
+    saver.state.restore_journal.write_bytes(b"")
+    with pytest.raises(WorkspaceInvalid, match="only half restored"):
+        saver.rescued(pauses.book())
+    assert pauses.said == ["paused", "resumed"] * 3
+    assert not pauses.record.exists()
+
+
+def test_a_save_of_a_job_with_a_save_command_of_its_own_resumes_nothing(saver: Saver) -> None:
+    pauses = Pauses(saver)
+    saver.saved(pauses.book(resume=[]))
+    assert pauses.said == ["paused"]
+    assert saver.book(resume=["true"]).resume_argv == []  # nothing is paused
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_the_next_save_resumes_what_a_killed_one_paused(saver: Saver) -> None:
+    pauses = Pauses(saver)
+    pauses.save_is_killed()
+    assert pauses.said == ["paused"]
+    scheduled = saver.rescued(saver.book(), left_s=None, scheduled=True)
+    assert (scheduled.error, pauses.said) == ("", ["paused"])  # its own process would be slow
+    saver.saved(saver.book())
+    assert pauses.said == ["paused", "resumed"]
+
+
+def test_while_the_resume_command_of_an_earlier_run_is_at_work_nothing_is_paused(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.machine.agent.resume.WAIT_S", 0.0)
+    pauses = Pauses(saver)
+    at_work = Resumption(saver.state.folder)
+    at_work.owe(["true"], 10.0)
+    saver.change()
+    done = saver.rescued(pauses.book())
+    assert done.error.startswith("the save command did not run: the resume command of an earlier")
+    assert pauses.said == []
+    saver.whole(done.saved)
+    at_work.settle()
+
+
+class Pauses:
+    """What the user's commands did to the user's program."""
+
+    def __init__(self, saver: Saver) -> None:
+        self._saver = saver
+        self._said = saver.was.with_name("said")
+        self.record = saver.state.folder / "resume"
+
+    def book(self, more: str = "", **spec: Any) -> StandBy:
+        quiesce = f"echo paused >> {self._said}{more}"
+        resume = f"echo resumed >> {self._said}"
+        commands = {"quiesce": ["sh", "-c", quiesce], "resume": ["sh", "-c", resume]}
+        return self._saver.book(**{**commands, **spec})
+
+    @property
+    def said(self) -> list[str]:
+        return self._said.read_text().split() if self._said.exists() else []
+
+    def save_is_killed(self) -> None:
+        """The saving process gets SIGKILL when the save command has run."""
+        saves = process_saves(self._saver.engine.home)
+        saves.stand_by(self.book("; kill -KILL $PPID"))
+        assert "ended with status -9" in saves.save(SIGNAL).error
+
+
 # -- the process
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_a_save_whose_process_gets_sigterm_resumes_what_it_paused(saver: Saver) -> None:
+    pauses = Pauses(saver)
+    saves = process_saves(saver.engine.home)
+    saves.stand_by(pauses.book("; kill -TERM $PPID"))
+    saver.change()
+    saver.whole(saves.save(SIGNAL).saved)
+    assert pauses.said == ["paused", "resumed"]
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_what_the_users_commands_start_heeds_sigterm(saver: Saver, tmp_path: Path) -> None:
+    """The saving process itself does not."""
+    saves = process_saves(saver.engine.home)
+    status = tmp_path / "status"
+    saves.stand_by(saver.book(quiesce=["sh", "-c", f"grep SigIgn /proc/self/status > {status}"]))
+    assert saves.save(SIGNAL).error == ""
+    ignored = int(status.read_text().split()[1], 16)
+    assert ignored & (1 << (signal.SIGTERM - 1) | 1 << (signal.SIGHUP - 1)) == 0
 
 
 def process_saves(home: Path) -> RescueSaves:

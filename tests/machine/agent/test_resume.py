@@ -111,6 +111,25 @@ def test_a_killed_agent_leaves_nobody_paused(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "resumed\n"
 
 
+def test_a_command_that_was_frozen_and_ended_leaves_the_resume_command_owed(
+    tmp_path: Path,
+) -> None:
+    """The market may withdraw its notice, and what else was paused runs on."""
+    state = WorkspaceState(tmp_path / "home", WORKSPACE)
+    resumption = Resumption(state.folder)
+    program = Program("0" * 12, str(tmp_path / "images"))
+    resumption.owe([], 10.0, programs=[program])
+    resumption.owe(["touch", f"{tmp_path}/said"], 10.0)
+    resumption.end_programs()
+    owed = msgspec.json.decode((state.folder / "resume").read_bytes(), type=Owed)
+    assert (owed.argv[0], owed.programs) == ("touch", [])
+    assert resumption.settle() == ""
+    assert (tmp_path / "said").exists()
+    resumption.owe([], 10.0, programs=[program])
+    resumption.end_programs()
+    assert not (state.folder / "resume").exists()
+
+
 def test_after_a_start_of_the_machine_nothing_is_owed(tmp_path: Path) -> None:
     """What it paused is started by the machine, or by nobody."""
     state = WorkspaceState(tmp_path / "home", WORKSPACE)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.fixtures.metadata import Metadata
+from tests.fixtures.metadata import EVENTS, Metadata
 from tests.fixtures.own_saves import stored
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
@@ -57,6 +57,21 @@ def test_a_machine_that_shuts_down_is_saved_and_its_command_goes_on(machine: Mac
     assert state.notice is not None and state.notice.kind == "signal"
     (machine.work / "go").touch()
     until(lambda: machine.state().status == 6, "the command ends by itself")
+
+
+def test_a_notice_that_is_withdrawn_leaves_nothing_paused(
+    machine: Machine, metadata: Metadata
+) -> None:
+    """The machine lives on."""
+    machine.shell(WAITS, notices=[metadata.source("azure")])
+    said = machine.work.with_name("said")
+    commands = [["sh", "-c", f"echo {word} >> {said}"] for word in ("paused", "resumed")]
+    machine.stands_by(save_argv=commands[0], resume_argv=commands[1])
+    metadata.say(EVENTS, {"Events": [{"EventId": "1", "EventType": "Preempt", "NotBefore": ""}]})
+    saved(machine)
+    metadata.says.clear()
+    assert said.read_text().split() == ["paused", "resumed"]
+    (machine.work / "go").touch()
 
 
 def test_neither_key_nor_grants_reach_the_disk(machine: Machine) -> None:

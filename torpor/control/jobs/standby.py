@@ -116,6 +116,7 @@ def book_for(
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
         young=_young(there.values(), set(named), marked),
+        resume_argv=spec.resume if spec.quiesce else [],
     )
 
 

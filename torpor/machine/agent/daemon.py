@@ -23,6 +23,7 @@ from torpor.machine.agent.home import note_busy
 from torpor.machine.agent.jobs import dismiss_supervisors
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
+from torpor.machine.agent.resume import GRACE_S, watch_owed
 from torpor.machine.sampler.process import dismiss
 from torpor.shared.errors import DiskFull, InvalidInput, MachineError, TorporError, WorkspaceBusy
 from torpor.shared.values import MIB
@@ -44,6 +45,7 @@ class Patience:
     abandon_s: float = 60.0  # a run whose control side is gone ends after this time
     leave_s: float = 600.0  # neither connection nor run: the agent leaves
     tick_s: float = 1.0
+    resume_s: float = GRACE_S  # what a run left paused goes on, where no run takes it up
 
 
 class Daemon:
@@ -84,6 +86,7 @@ class Daemon:
     def serve(self, listener: socket.socket) -> None:
         """Serve until ``bye`` or ``forget`` comes, or until idle for ``leave_s``."""
         listener.setblocking(False)
+        watch_owed(self._home, self._patience.resume_s)
         try:
             while not self._should_leave():
                 self._note_busy()

@@ -31,6 +31,7 @@ from torpor.machine.agent.home import LIFE_LOCK, agent_alive
 from torpor.machine.agent.hook import SAVE, run_hook
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.memory import keep_freed_chunks
+from torpor.machine.agent.resume import watch_owed
 from torpor.machine.agent.runs import WORKERS
 from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.checkpoint.criu import CheckpointFailed
@@ -84,7 +85,7 @@ _POLL_S: Final = 0.1
 def rescue_by_stdin(home: Path) -> int:
     """Read the orders from stdin, save, and print what became of it; 0 if there is a save."""
     for number in (signal.SIGHUP, signal.SIGTERM):  # how a machine that shuts down ends the others
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _unheard)  # not SIG_IGN: what the user's commands start inherits that
     log = Log(home / LOG_FILE)
     try:
         orders = msgspec.convert(json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), learned(Orders))
@@ -96,6 +97,7 @@ def rescue_by_stdin(home: Path) -> int:
         if orders.freeze is not None:
             signal.signal(signal.SIGTERM, lambda _number, _frame: ends.set())
         if orders.scheduled:
+            watch_owed(home)  # before this process stands behind the user's programs
             os.nice(NICE)
             signal.signal(signal.SIGTERM, _give_way)
         with saving(home, orders.book.workspace) if orders.scheduled else nullcontext():
@@ -106,6 +108,10 @@ def rescue_by_stdin(home: Path) -> int:
     sys.stdout.buffer.write(encode_line(msgspec.to_builtins(done)))
     sys.stdout.flush()
     return 0 if done.saved else 1
+
+
+def _unheard(_number: int, _frame: object) -> None:
+    """Go on."""
 
 
 def _give_way(_number: int, _frame: object) -> None:
@@ -160,7 +166,6 @@ class Rescue:
         if not self._book.saves:
             raise InvalidInput("a save needs a grant for its manifest")
         with ThreadPoolExecutor(WORKERS, "rescue") as threads:
-            words = threads.submit(self._run_save_command)
             if not self._scheduled:  # which most often needs no manifest
                 threads.submit(record_environment)  # nvidia-smi may take seconds
             try:
@@ -169,7 +174,9 @@ class Rescue:
                 if self._scheduled:
                     return Rescued(None, gave_way=True, packs=0, unsent=True)
                 raise
+            words = None
             try:
+                words = threads.submit(self._run_save_command, self._owe_resume(run))
                 with run.starting(self._call):
                     self._begin(run)
                 error = words.result()
@@ -193,16 +200,35 @@ class Rescue:
                 bytes_s = moved / max(self._stored_s, 0.001)
                 return Rescued(saved, error, packs=packs, bytes_s=bytes_s, sent_s=sent_s)
             finally:
+                if words is not None:
+                    wait([words])
+                if not self._scheduled and (fault := run.settle()):
+                    self._say(fault)
                 run.end("the machine's own save is over")
 
-    def _run_save_command(self) -> str:
+    def _owe_resume(self, run: SnapshotRun) -> str:
+        """From now on the counterpart of the save command has to run; why the save command must not
+        run, in words."""
+        if not self._book.save_argv:
+            return ""
+        try:
+            run.owe_resume(self._book.resume_argv, self._book.save_timeout_s)
+        except WorkspaceBusy as error:
+            return f"the save command did not run: {error}"
+        return ""
+
+    def _run_save_command(self, why_not: str) -> str:
         """Let the user's program write its state; what went wrong, in words. An older state is
         better than none."""
+        if why_not:
+            self._say(why_not)
+            return why_not
         argv, most_s = self._book.save_argv, self._book.save_timeout_s
         if not argv:
             return ""
         if self._left_s is not None:
-            most_s = min(most_s, self._left_s / 2)
+            left_s = self._left_s - (time.monotonic() - self._began)
+            most_s = min(most_s, max(left_s, 0.0) / 2)
         try:
             run_hook(argv, most_s, lambda: None, SAVE)
         except HookFailed as error:
@@ -309,7 +335,7 @@ class Rescue:
                 ) from None
         finally:
             self._late.cancel()
-            if fault := run.let_go_on():
+            if fault := run.settle():
                 self._say(fault)
 
     def _end_command(self, run: SnapshotRun) -> None:

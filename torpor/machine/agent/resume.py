@@ -1,10 +1,13 @@
 """The counterpart of the quiesce hook: a machine that is kept goes on with what the hook stopped,
 and with the programs that were frozen.
 
-A run that quiesces leaves a record, and holds a lock as long as it lives. In the end it runs the
-command itself. A process of its own waits for the lock beside it: where the run has ended without
-that, or the agent was killed, and no other run takes the lock up for GRACE_S, that process runs the
-command. So whoever is killed, the user's program does not stay stopped.
+A run that quiesces, or a save that the machine makes by itself, leaves a record, and holds a lock
+as long as it lives. In the end it runs the command itself. A process of its own waits for the lock
+beside it: where the run has ended without that, or its process was killed, and no other run takes
+the lock up for GRACE_S, that process runs the command. Where that process was killed too, the next
+start of the agent, or the next save that the machine makes by itself, starts it again. So whoever
+is killed, the user's program does not stay stopped. The command runs at least once: one that is
+killed before it has ended runs again.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ WAIT_S: Final = 2.0
 """A process that finds nothing owed holds the lock for a moment."""
 _POLL_S: Final = 0.05
 _MODULE: Final = "torpor.machine.agent.resume"
+_WORKSPACES: Final = "workspaces"
+_RECORD: Final = "resume"
+_LOCK: Final = "resume.lock"
 
 
 class Owed(msgspec.Struct, frozen=True):
@@ -56,8 +62,8 @@ class Resumption:
 
     def __init__(self, folder: Path) -> None:
         self._home = folder.parents[1]
-        self._record = folder / "resume"
-        self._lock_path = folder / "resume.lock"
+        self._record = folder / _RECORD
+        self._lock_path = folder / _LOCK
         self._log = Log(self._home / LOG_FILE)
         self._lock_fd: int | None = None
         self._owed: Owed | None = None
@@ -88,7 +94,7 @@ class Resumption:
             except OSError as error:  # a full disk: the end of this run still knows of it
                 what = f"{argv[0]!r} will not run" if argv else "frozen programs do not go on"
                 self._log.write(f"if this agent is killed, {what}: {error}")
-        elif programs:
+        else:
             owed = self._owed
             both = [
                 *owed.programs,
@@ -121,6 +127,18 @@ class Resumption:
             return "; ".join(faults)
         finally:
             self._settled()
+
+    def end_programs(self) -> None:
+        """End what is frozen: it runs nowhere but where its images go on. The command stays owed,
+        for the machine may live on."""
+        owed = self._owed
+        if owed is None or not owed.argv:
+            self.drop()
+            return
+        end_frozen(self._home, owed.programs)
+        self._owed = msgspec.structs.replace(owed, programs=[])
+        with suppress(OSError):  # a full disk: settle() still knows of it
+            self._write(self._owed)
 
     def drop(self) -> None:
         """The machine ends: nothing is owed any more, and what is frozen runs nowhere but where its
@@ -186,6 +204,17 @@ class Resumption:
         with suppress(FileNotFoundError):
             self._record.unlink()
         self.leave()
+
+
+def watch_owed(home: Path, grace_s: float = GRACE_S) -> None:
+    """Start the process that waits, for each workspace that has something owed and no run."""
+    for record in (home / _WORKSPACES).glob(f"*/{_RECORD}"):
+        fd = os.open(record.with_name(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if try_lock(fd):
+                _watch(record.parent, grace_s)
+        finally:
+            os.close(fd)
 
 
 def _watch(folder: Path, grace_s: float) -> None:

@@ -46,7 +46,13 @@ from torpor.machine.tree.walk import (
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.trial import GpuTrial
-from torpor.shared.errors import AgentLost, MachineError, ObjectExists, WorkspaceInvalid
+from torpor.shared.errors import (
+    AgentLost,
+    MachineError,
+    ObjectExists,
+    WorkspaceBusy,
+    WorkspaceInvalid,
+)
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.file_use import used_record
 from torpor.shared.format.keys import Seal
@@ -159,7 +165,11 @@ class SnapshotRun(AgentRun):
             return self._begun.answer
         self.state.check_not_half_restored("; a snapshot now would store half a workspace")
         self._settle_sync()
-        self._resumption.take_up()
+        try:
+            self._resumption.take_up()
+        except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
+            if made is None:
+                raise
         roots = resolve_roots(request.roots)
         excluded = compile_excludes(request.exclude)
         programs = Programs(self.home, roots[0], excluded)
@@ -262,6 +272,18 @@ class SnapshotRun(AgentRun):
             run_hook(request.argv, limit_s, check)
         return Quiesced([*owned.freeze(programs, request.criu, limit_s, check)])
 
+    def owe_resume(self, argv: list[str], timeout_s: float) -> None:
+        """Owe the counterpart of a save command, before the machine's own save runs that; take over
+        what an earlier run owes. WorkspaceBusy while that runs."""
+        self._resumption.take_up()
+        if argv:
+            self._resumption.owe(argv, timeout_s)
+
+    def settle(self) -> str:
+        """Run the resume command that is owed, and let what was frozen go on, unless it was ended;
+        returns what went wrong."""
+        return self._resumption.settle()
+
     def freeze(
         self, program: Program, criu: str, within_s: float, snapshot: SnapshotId, call: Call
     ) -> Froze:
@@ -274,16 +296,13 @@ class SnapshotRun(AgentRun):
             mark(Path(programs[0].images), snapshot)
         return froze
 
-    def let_go_on(self) -> str:
-        """Let what was frozen go on, unless it was ended; returns what went wrong."""
-        return self._resumption.settle()
-
     def end_frozen(self) -> None:
-        """End what was frozen, for good. MachineError where it is not frozen any more."""
+        """End what was frozen, for good. MachineError where it is not frozen any more. A resume
+        command stays owed."""
         programs = self._has_begun().programs
         if awake := programs.awake():
             raise MachineError(f"{', '.join(awake)} was frozen, and somebody has let it go on")
-        self._resumption.drop()
+        self._resumption.end_programs()
         programs.await_end()
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:

@@ -180,6 +180,8 @@ class StandBy(Request[Nothing], frozen=True):
     grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name.
     ``young``: packs that none of those names and a manifest may: a save that did not end may have
     stored them. The key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
+    ``resume_argv``: the counterpart of ``save_argv``, owed from before that runs; empty for none. A
+    supervisor of an older bundle does not know it.
     """
 
     op = "job.standby"
@@ -198,3 +200,4 @@ class StandBy(Request[Nothing], frozen=True):
     save_argv: list[str]
     save_timeout_s: float
     young: list[ObjectKey] = msgspec.field(default_factory=list)
+    resume_argv: list[str] = msgspec.field(default_factory=list)
