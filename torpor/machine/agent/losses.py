@@ -115,13 +115,13 @@ def machine_began_ns(home: Path) -> int:
 
     The agent's folder is made after the image of a rented machine is unpacked and before the user
     gets the machine. If the machine started long before the folder was made, the start counts: the
-    clock was set since, or the folder was made again.
+    clock was set since, or the folder was made again. Where neither is known, every file counts.
     """
+    started_ns = _started_ns()
     try:
         marked_ns = os.stat(home / MARKER).st_ctime_ns
     except FileNotFoundError:
-        marked_ns = time.time_ns()
-    started_ns = _started_ns()
+        return started_ns or 0
     if started_ns is None or started_ns >= marked_ns - _SOON_NS:
         return marked_ns
     return started_ns
@@ -136,8 +136,12 @@ def first_start_ns(began_ns: int, keys: Path = Path("/etc/ssh")) -> int:
     """
     known = [began_ns, _started_ns()]
     for key in keys.glob("ssh_host_*_key"):
-        with suppress(OSError):
+        try:
             known.append(os.stat(key).st_mtime_ns)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            known.append(0)
     return min(time_ns for time_ns in known if time_ns is not None)
 
 

@@ -18,6 +18,7 @@ from torpor.machine.agent.restore import Begun, RestoreRun, move_aside
 from torpor.machine.agent.runs import seal_of
 from torpor.machine.agent.writing import Writing
 from torpor.machine.pipeline.download import RestoreJournal
+from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST
 from torpor.machine.tree.naming import take_name
@@ -117,7 +118,7 @@ def _check_nothing_there(placing: _Placing) -> None:
             f"{os.fsdecode(placing.into)} on the machine is not a directory: name a directory, "
             "or a path that does not exist yet"
         )
-    if os.path.lexists(placing.place) and not placing.aside:
+    if is_there(placing.place) and not placing.aside:
         raise InvalidInput(
             f"{os.fsdecode(placing.place)} already exists on the machine: torpor never overwrites; "
             "restore into another directory, or use `move_aside`"
@@ -127,7 +128,7 @@ def _check_nothing_there(placing: _Placing) -> None:
 def _put_in_place(placing: _Placing) -> bytes:
     """Returns the new name of what had the name; empty where nothing had."""
     place, aside = placing.place, b""
-    if placing.aside and os.path.lexists(place):
+    if placing.aside and is_there(place):
         aside = move_aside(place, placing.snapshot)
     try:
         if _took_its_name(os.path.join(placing.stage, placing.name), place):

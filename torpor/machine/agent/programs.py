@@ -30,6 +30,7 @@ from torpor.machine.checkpoint.tree import (
 )
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.processes import HARD_S, are_stopped, descendants, resident_bytes
+from torpor.machine.tree.absence import is_there
 from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy
 from torpor.shared.format.frozen import frozen_record
 from torpor.shared.values import PROGRAMS
@@ -179,7 +180,7 @@ def let_go_on(home: Path, programs: Sequence[Program]) -> list[str]:
     for program in programs:
         try:
             _, kept = JobFolder(home, program.job).look()
-            if kept is not None and os.path.lexists(program.images):
+            if kept is not None and is_there(program.images):
                 _signal(home, program, signal.SIGCONT)
                 give_gpus_back(*_root_of(kept), GPUS_S)
         except Exception as error:  # noqa: BLE001  whatever it is

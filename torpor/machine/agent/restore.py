@@ -39,6 +39,7 @@ from torpor.machine.pipeline.download import (
     RestoreJournal,
     restore_part,
 )
+from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST, First, find_first, find_used
 from torpor.machine.tree.walk import absolute_root, is_inside, overlapping
@@ -460,7 +461,7 @@ def move_aside(place: bytes, snapshot: SnapshotId) -> bytes:
     """Give it the name ``PLACE.before-SNAPSHOT``, or one with a number; returns it."""
     wanted = name = place + b".before-" + snapshot.encode()
     number = 1
-    while os.path.lexists(name):
+    while is_there(name):
         number += 1
         name = b"%s-%d" % (wanted, number)
     os.rename(place, name)

@@ -129,7 +129,7 @@ class Autosaver:
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
 
     def _done(self) -> bool:
-        if self._folder.identity() != self._ours:
+        if self._folder.is_gone(self._ours):
             return True
         over = self._leaving or time.monotonic() >= self._ends_s
         return over and not self._guard.saves_now

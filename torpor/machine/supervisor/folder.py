@@ -97,12 +97,19 @@ class ProcessFolder:
         return peer
 
     def identity(self) -> tuple[int, int] | None:
-        """Which folder it is; None once it is gone."""
+        """Which folder it is; None once it is gone. OSError where that is unknown."""
         try:
             facts = self.path.stat()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return facts.st_dev, facts.st_ino
+
+    def is_gone(self, identity: tuple[int, int] | None) -> bool:
+        """Whether it is surely not that folder any more."""
+        try:
+            return self.identity() != identity
+        except OSError:
+            return False
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

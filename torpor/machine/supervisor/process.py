@@ -201,7 +201,7 @@ class Supervisor:
     def _done(self) -> bool:
         if self._kept.runs or self._guard.saves_now:
             return False
-        if self._folder.identity() != self._ours:  # there is nowhere to write it
+        if self._folder.is_gone(self._ours):  # there is nowhere to write it
             return True
         stays = self._guard.stands_by or self._has_orphans  # which init would adopt
         return self._written and (self._leaving or not stays)

@@ -221,7 +221,7 @@ def _own_namespace(command: ProcessId) -> str | None:
 def _namespace(pid: int) -> str | None:
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
+    except _GONE:
         return None
 
 

@@ -159,17 +159,25 @@ class TreeChanger:
 
     def _finish_directory(self, entry: Entry) -> None:
         with self._directories.held(entry.root, entry.path) as fd:
-            st = os.fstat(fd)
-            found = msgspec.structs.replace(
-                entry,
-                mode=stat.S_IMODE(st.st_mode),
-                uid=st.st_uid,
-                gid=st.st_gid,
-                mtime_ns=st.st_mtime_ns,
-                xattrs=read_xattrs(fd),
-            )
-            if not same_attributes(found, entry, owners=self._owners):
+            if not self._is_finished(fd, entry):
                 self.attributes.apply(fd, entry, replacing=True)
+
+    def _is_finished(self, fd: int, entry: Entry) -> bool:
+        """Whether an open directory has the attributes of its entry."""
+        st = os.fstat(fd)
+        try:
+            xattrs = read_xattrs(fd)
+        except OSError:
+            return False  # the warning of `apply` says why
+        found = msgspec.structs.replace(
+            entry,
+            mode=stat.S_IMODE(st.st_mode),
+            uid=st.st_uid,
+            gid=st.st_gid,
+            mtime_ns=st.st_mtime_ns,
+            xattrs=xattrs,
+        )
+        return same_attributes(found, entry, owners=self._owners)
 
     @contextmanager
     def _held(self, entry: Entry) -> Iterator[tuple[int, bytes]]:

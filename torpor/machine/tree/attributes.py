@@ -64,7 +64,15 @@ class Attributes:
 
     def _remove_others(self, fd: int, entry: Entry) -> None:
         wanted = {key for key, _ in entry.xattrs}
-        for key, _ in read_xattrs(fd):
+        try:
+            there = read_xattrs(fd)
+        except OSError as exc:
+            self._warn(
+                f"{os.fsdecode(entry.path)!r}: extended attributes that it may have from before "
+                f"are not removed: {exc.strerror}"
+            )
+            return
+        for key, _ in there:
             if key not in wanted and not key.startswith(HOST_XATTRS):
                 try:
                     os.removexattr(fd, key)

@@ -195,7 +195,12 @@ def _differs(
             if not moved:
                 wrong.append(f"has mtime {st.mtime_ns}, not {entry.mtime_ns}")
         if entry.xattrs:
-            lacking = [x[0] for x in set(entry.xattrs) - set(read_xattrs(_full(entry, targets)))]
+            try:
+                there = set(read_xattrs(_full(entry, targets)))
+            except OSError as exc:
+                wrong.append(f"has extended attributes that cannot be read: {exc.strerror}")
+                there = set(entry.xattrs)
+            lacking = [x[0] for x in set(entry.xattrs) - there]
             if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
                 wrong.append("lacks extended attributes")
     return moved, f"{_shown(entry, targets)}: {'; '.join(wrong)}" if wrong else ""

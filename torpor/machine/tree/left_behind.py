@@ -15,10 +15,12 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.groups import Groups
 from torpor.machine.tree.owned import RECORDS, Owned
@@ -181,7 +183,7 @@ class Look:
             yield self._where.top, since_ns
             return
         for disk in self._mounts.disks()[1:]:
-            if os.path.isdir(self._prefix + disk):
+            if self._is_directory(disk):
                 system = disk.split("/")[1] in (*_LAST, "etc")
                 yield disk, since_ns if system else self._where.disks_since_ns
         self._since_ns = since_ns
@@ -190,6 +192,15 @@ class Look:
         first = sorted(set(below) - last, key=lambda path: (path == "/var", path))
         for place in (*first, "/usr/local", *sorted(last & set(below))):
             yield place, since_ns
+
+    def _is_directory(self, path: str) -> bool:
+        try:
+            return stat.S_ISDIR(os.stat(self._prefix + path).st_mode)
+        except GONE:
+            return False
+        except OSError as error:
+            self._unseen.append(f"{path}: {error.strerror}")
+            return False
 
     def _homes_of_users(self) -> set[str]:
         try:
@@ -222,15 +233,19 @@ class Look:
                     if mounted and start + name in self._mounts:
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        if self._goes_into(entry, start + name):
-                            below.append(start + name)
+                        with suppress(*GONE):
+                            if self._goes_into(entry, start + name):
+                                below.append(start + name)
                         continue
                     if as_it_was or (home and name in _OWN_NOISE):
                         continue
                     count += 1
                     if count % _CHECK_FILES == 0 and self._stop():
                         raise _Stopped
-                    facts = entry.stat(follow_symlinks=False)
+                    try:
+                        facts = entry.stat(follow_symlinks=False)
+                    except GONE:
+                        continue
                     if facts.st_ctime_ns < since_ns or not stat.S_ISREG(facts.st_mode):
                         continue
                     if facts.st_nlink > 1:
@@ -243,10 +258,11 @@ class Look:
                     changed += 1
                     size += taken
                     newest = max(newest, facts.st_ctime_ns)
-        except FileNotFoundError:
+        except GONE:
             pass
         except OSError as error:
-            if not system and not path.startswith("/var/"):
+            for_root_alone = isinstance(error, PermissionError)  # no ordinary user's data is there
+            if not (for_root_alone and (system or path.startswith("/var/"))):
                 self._unseen.append(f"{path}: {error.strerror}")
         if changed:
             self._folders.add(path, changed, size, newest)
@@ -353,7 +369,10 @@ class Look:
                 if os.fstat(file.fileno()).st_ctime_ns < self._where.since_ns:
                     return []
                 lines = file.read(1 << 20).splitlines()
-        except OSError:
+        except GONE:
+            return []
+        except OSError as error:
+            self._unseen.append(f"/etc/passwd: {error.strerror}")
             return []
         found = []
         for fields in (line.split(":") for line in lines):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
+from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.left_behind import CACHES, shown, taken_bytes
 from torpor.machine.tree.owned import Owned
@@ -73,7 +76,10 @@ class LinksOut:
         return self._seen[place]
 
     def _look(self, place: str) -> Left | None:
-        real = self._resolve(place)
+        try:
+            real = self._resolve(place)
+        except OSError:  # where it leads is unknown
+            return Left(shown(place), 0, 0, 0.0)
         if (
             real is None
             or not is_under(real, [self._top])
@@ -90,7 +96,7 @@ class LinksOut:
 
     def _resolve(self, path: str) -> str | None:
         """Where a path leads; None if that is nowhere, or not on a disk of this machine. Nothing
-        asks a network for it."""
+        asks a network for it. OSError where that is unknown."""
         pending = [name for name in reversed(path.split("/")) if name not in ("", ".")]
         real, links = "/", 0
         while pending:
@@ -103,10 +109,12 @@ class LinksOut:
                 return None
             try:
                 leads = os.readlink(here)
-            except FileNotFoundError:
+            except GONE:
                 return None
-            except OSError:  # EINVAL: it is no link
-                real = here
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                real = here  # it is no link
                 continue
             links += 1
             if links > _MOST_LINKS:
@@ -125,7 +133,12 @@ class LinksOut:
             if self._stop():
                 whole = False
                 break
-            for path, facts in self._entries(pending.pop()):
+            try:
+                there = [*self._entries(pending.pop())]
+            except OSError:
+                whole = False
+                continue
+            for path, facts in there:
                 if stat.S_ISDIR(facts.st_mode):
                     pending.append(path)
                 elif stat.S_ISREG(facts.st_mode) and facts.st_ctime_ns >= since_ns:
@@ -137,6 +150,8 @@ class LinksOut:
         return Left(shown(top), files, size, newest / 1e9), whole
 
     def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """What is in a directory, or a file itself; nothing where it is gone. OSError where that is
+        unknown; what is of the system and for root alone is no data of an ordinary user."""
         try:
             facts = os.lstat(path)
             if not stat.S_ISDIR(facts.st_mode):
@@ -150,6 +165,10 @@ class LinksOut:
                     if entry.name == "__pycache__" or is_under(there, self._skipped):
                         continue
                     if not CACHES.fullmatch(there):
-                        yield there, entry.stat(follow_symlinks=False)
-        except OSError:
+                        with suppress(*GONE):
+                            yield there, entry.stat(follow_symlinks=False)
+        except GONE:
             return
+        except PermissionError:
+            if not is_under(path, _SYSTEM):
+                raise

@@ -27,6 +27,8 @@ from torpor.shared.errors import DiskFull, MachineError
 _TICK_S: Final = 0.012
 """A little more than the kernel's longest tick: file times of Linux are as fine as that."""
 PROC: Final = Path("/proc")
+NOT_SHOWN: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What the kernel says of a process that has ended, or that belongs to somebody else."""
 _NO_SYNCFS: Final = (errno.ENOSYS, errno.EPERM)
 """``syncfs`` itself has no such errors: the kernel lacks the call, or a sandbox forbids it."""
 
@@ -49,7 +51,7 @@ def _holds_files(place: bytes) -> bool:
     """Whether a mount has files to sync: it is no device, no pipe, and reachable by this user."""
     try:
         mode = os.stat(place).st_mode
-    except OSError:  # as for the walk, which lists no such name, or names the directory it cannot
+    except OSError:  # gone, or the walk raises, which looks at it too
         return False
     return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
 
@@ -155,7 +157,7 @@ def mapped_for_writing() -> Iterator[tuple[int, int, bytes, str]]:
     for process in PROC.iterdir():
         if not process.name.isdigit():
             continue
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(*NOT_SHOWN):
             name = (process / "comm").read_text(errors="backslashreplace").strip()
             for line in (process / "maps").read_bytes().splitlines():
                 fields = line.split(None, 5)

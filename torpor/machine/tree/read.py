@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from torpor.machine.tree import batch
+from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.batch import Stat, read_files
 from torpor.machine.tree.names import Signature, SmallFiles
 from torpor.shared.codecs.codec import Buffer
@@ -31,7 +33,7 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
     try:
         fd = open_unseen(os.path.join(root, path))
     except OSError as exc:
-        if exc.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+        if _is_no_file(os.path.join(root, path), exc.errno):
             return Read(b"", stable=False, gone=True)
         raise WorkspaceInvalid(
             f"{os.fsdecode(os.path.join(root, path))} cannot be read: {exc.strerror}; log in as "
@@ -51,6 +53,20 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
     finally:
         os.close(fd)
     return Read(data, stable=seen.is_of(Stat.of(st)) and len(data) == length)
+
+
+def _is_no_file(full: bytes, error: int | None) -> bool:
+    """Whether a name that cannot be opened with that error is surely no regular file."""
+    if error in (errno.ENOENT, errno.ENOTDIR):
+        return True
+    if error not in (errno.ELOOP, errno.ENXIO):
+        return False
+    try:
+        return not stat.S_ISREG(os.lstat(full).st_mode)  # a symlink, a socket
+    except GONE:
+        return True
+    except OSError:
+        return False
 
 
 def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Read]:

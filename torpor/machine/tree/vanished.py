@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.mappings import file_systems
 from torpor.machine.tree.names import HELD, Names, Signature
@@ -36,7 +37,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def stays_gone(self) -> bool:
-        """Whether most of these names are still not there."""
+        """Whether most of these names are still not there, or that is unknown."""
         return 2 * sum(map(os.path.lexists, self.sample)) < len(self.sample)
 
 
@@ -92,6 +93,7 @@ def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> l
 
 def _mount_point(place: bytes) -> bytes:
     while not os.path.ismount(place):
+        is_there(place)  # raises where the answer is unknown
         place = os.path.dirname(place)
     return place
 

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
+from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.batch import (
     IS_DIRECTORY,
     IS_READ,
@@ -243,8 +244,8 @@ class _Look:
             try:
                 if self._note(prefix + name, st, known.get(name, -1)):
                     below.append(name)
-            except FileNotFoundError:
-                continue  # gone since it was listed
+            except GONE:
+                continue  # since it was listed
             if len(self._names) > before:
                 added.append(name)
         self._names.end_run(self._number, directory, added)
@@ -308,7 +309,7 @@ def _new_entry(number: int, path: bytes, full: bytes, st: Stat, first: bytes) ->
     if stat.S_ISDIR(mode):
         kind = DIRECTORY
     elif stat.S_ISLNK(mode):
-        kind, target = SYMLINK, os.readlink(full)
+        kind, target = SYMLINK, _leads(full)
     elif not stat.S_ISREG(mode):
         return Skipped(number, path, _kind_name(mode))
     elif first != path:
@@ -325,7 +326,7 @@ def _new_entry(number: int, path: bytes, full: bytes, st: Stat, first: bytes) ->
         st.mtime_ns,
         0,
         target=target,
-        xattrs=read_xattrs(full),
+        xattrs=_xattrs(full),
     )
 
 
@@ -335,7 +336,7 @@ def listing(
     """The names in a directory, sorted, without some, and what they are; none where it is gone."""
     try:
         place = os.open(directory, _DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
+    except GONE:
         return [], Looked.of([])  # gone or replaced since its parent was listed: a later pass sees
     except OSError as exc:
         raise _unreadable(directory, exc.errno) from None
@@ -359,7 +360,7 @@ def listing(
         if not st.error:
             there.append((name, st))
         elif st.error != errno.ENOENT:
-            raise _unreadable(directory, st.error)
+            raise _unreadable(os.path.join(directory, name), st.error)
     return [name for name, _ in there], Looked.of([st for _, st in there])
 
 
@@ -371,20 +372,51 @@ def _unreadable(directory: bytes, error: int | None) -> WorkspaceInvalid:
 
 
 def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:
-    """Every extended attribute of a name itself, or of an open file, sorted."""
+    """Every extended attribute of a name itself, or of an open file, sorted. OSError where they are
+    not known, as for names of over 64 KiB together (E2BIG).
+
+    The kernel shows trusted.* to root alone; to others it has none, or no value (ENODATA).
+    """
     follow = isinstance(of, int)  # a descriptor is what it is
     try:
         names = os.listxattr(of, follow_symlinks=follow)
-    except OSError:
-        return ()  # ENOTSUP: this file system has none
+    except OSError as exc:
+        if exc.errno != errno.ENOTSUP:
+            raise
+        return ()  # this file system has none
     pairs = []
     for name in sorted(names):
         try:
             value = os.getxattr(of, name, follow_symlinks=follow)
-        except OSError:
-            continue  # gone since it was listed, or not readable by anyone (trusted.*)
+        except OSError as exc:
+            if exc.errno != errno.ENODATA:
+                raise
+            continue  # gone since it was listed
         pairs.append((os.fsencode(name), value))
     return tuple(pairs)
+
+
+def _leads(link: bytes) -> bytes:
+    try:
+        return os.readlink(link)
+    except GONE:
+        raise
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:  # it is no link any more: a later pass sees what it is
+            raise FileNotFoundError(exc.errno, exc.strerror, link) from None
+        raise _unreadable(link, exc.errno) from None
+
+
+def _xattrs(path: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    try:
+        return read_xattrs(path)
+    except GONE:
+        raise
+    except OSError as exc:
+        raise WorkspaceInvalid(
+            f"the extended attributes of {os.fsdecode(path)} cannot be read: {exc.strerror}; log in"
+            " as its owner or as root, remove some, or exclude it in the workspace block"
+        ) from None
 
 
 def _kind_name(mode: int) -> str:

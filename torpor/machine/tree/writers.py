@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from torpor.machine.tree.mappings import PROC, mapped_for_writing, unnamed_file
+from torpor.machine.tree.mappings import NOT_SHOWN, PROC, mapped_for_writing, unnamed_file
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -88,10 +88,10 @@ def _writers() -> Iterator[tuple[tuple[int, int], str]]:
     for process in PROC.iterdir():
         if not process.name.isdigit():
             continue
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(*NOT_SHOWN):
             name = (process / "comm").read_text(errors="backslashreplace").strip()
             for fd in (process / "fd").iterdir():
-                with suppress(OSError):  # closed meanwhile
+                with suppress(FileNotFoundError):  # closed meanwhile
                     told = (process / "fdinfo" / fd.name).read_text().split()
                     if int(told[told.index("flags:") + 1], 8) & os.O_ACCMODE:
                         st = fd.stat()
