@@ -255,6 +255,26 @@ class TestAzure(MarketContract):
         provider.create(shop.changed(label=label()))
         assert machine.id in shop.fake.groups
 
+    @pytest.mark.parametrize(
+        "kept",
+        [
+            ("Microsoft.Compute/snapshots", "my-disk-before-the-upgrade"),
+            ("Microsoft.Storage/storageAccounts", "myresults"),
+            ("Microsoft.Network/virtualNetworks", "mine"),
+        ],
+    )
+    def test_a_create_deletes_no_group_in_which_a_user_keeps_something(
+        self, shop: Shop, kept: tuple[str, str]
+    ) -> None:
+        clock = shop.market.clock
+        provider = shop.connect(clock=lambda: clock.now_unix)
+        machine = provider.create(shop.changed(offer=_spot(shop)))
+        shop.market.end(shop.market.rented[0])
+        shop.fake.groups[machine.id]["left"] = [kept]
+        clock.advance(25 * 3600)
+        provider.create(shop.changed(label=label()))
+        assert machine.id in shop.fake.groups
+
     def test_a_disk_that_outlived_its_machine_is_residue_and_ends_with_its_label(
         self, shop: Shop
     ) -> None:

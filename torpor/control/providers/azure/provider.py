@@ -27,6 +27,7 @@ from torpor.control.providers.azure.launch import (
     ABANDONED,
     FIREWALL,
     MACHINE,
+    NAME,
     NETWORK,
     PRICE_TAG,
     SINCE_TAG,
@@ -66,6 +67,10 @@ _LEFT: Final[dict[str, Literal["disk", "address"]]] = {
     "microsoft.network/publicipaddresses": "address",
 }
 _MACHINE: Final = "microsoft.compute/virtualmachines"
+_SHELL: Final = {
+    ("microsoft.network/networksecuritygroups", NAME),
+    ("microsoft.network/virtualnetworks", NAME),
+}
 _SHELL_S: Final = 24 * 3600.0
 _POWER: Final = "PowerState/"
 _STATES: Final = {
@@ -291,13 +296,14 @@ class AzureProvider:
                 raise self._given_up(order, name, fault)
 
     def _delete_shell(self, name: str) -> None:
-        """Delete a group without a machine, unless something in it costs or holds anything: Azure
-        deletes a spot machine that it takes, and leaves its network. What is there is asked once
-        more, after a day in which nobody can still be making it."""
-        things = [_kind(thing) for thing in self._things(name)]
+        """Delete a group without a machine where nothing is in it but the network that torpor made:
+        Azure deletes a spot machine that it takes, and leaves that. A snapshot of the disk, say, is
+        its user's. What is there is asked once more, after a day in which nobody can still be
+        making it."""
+        things = {(_kind(thing), thing.name) for thing in self._things(name)}
         path = self._client.at(f"/resourceGroups/{name}/{MACHINE}", _COMPUTE)
         bare = self._client.seek("GET", path, _Vm, f"show machine {name}") is None
-        if bare and _MACHINE not in things and not _LEFT.keys() & set(things):
+        if bare and things <= _SHELL:
             self._delete(name)
 
     def _given_up(
