@@ -20,6 +20,8 @@ from torpor.shared.errors import ProviderError
 
 _ROUNDS: Final = 8  # a process that forks while it is hunted is caught by a later round
 _POLL_S: Final = 0.02
+_EXEC_S: Final = 1.0  # a process starts a program in less than a millisecond of its CPU time
+_EXEC_POLL_S: Final = 0.001
 # The process has gone, or belongs to another account. Any other error (no descriptor left) is no
 # answer: taken for one, a process would be left running on a machine that is said to be gone.
 _NOT_THERE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
@@ -39,14 +41,8 @@ def boot_id() -> str:
 
 def identify(pid: int) -> ProcessRecord | None:
     """The process that has this pid now; None for none and for a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except _NOT_THERE:
-        return None
-    # The name in parentheses may hold anything, so count from the last one. psutil adds the time of
-    # the boot to the start time, and that moves with the clock.
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else ProcessRecord(pid, int(fields[19]))
+    facts = _stat(pid)
+    return None if facts is None or facts[0] in (b"Z", b"X") else _record(pid, facts)
 
 
 def is_alive(process: ProcessRecord) -> bool:
@@ -54,11 +50,10 @@ def is_alive(process: ProcessRecord) -> bool:
 
 
 def is_at_work(process: ProcessRecord) -> bool:
-    """Whether it lives and has a program. One that is exiting has none, but still its port."""
-    try:
-        return is_alive(process) and psutil.Process(process.pid).cmdline() != []
-    except psutil.NoSuchProcess:
-        return False
+    """Whether it lives and has memory. One that is exiting has none, but still its port. One that
+    starts a program has memory, but for a moment no arguments."""
+    facts = _stat(process.pid)
+    return facts is not None and _record(process.pid, facts) == process and _has_memory(facts)
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -117,11 +112,45 @@ def end_processes(
 
 
 def _environment(pid: int) -> set[bytes]:
-    # psutil stops at an empty word, as is left where a program wrote its title.
+    """Its ``NAME=value`` words. While a process starts a program, the kernel shows neither its
+    environment nor its arguments: it is looked at again, or it would be taken for another's."""
+    end = time.monotonic() + _EXEC_S
+    shown = Path(f"/proc/{pid}/environ")
     try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        while not (words := shown.read_bytes()):
+            if not _starts_a_program(pid) or time.monotonic() > end:
+                words = shown.read_bytes()  # the program began after the first look
+                break
+            time.sleep(_EXEC_POLL_S)
+        # psutil stops at an empty word, as is left where a program wrote its title.
+        return set(words.split(b"\0"))
     except _NOT_THERE:
         return set()
+
+
+def _starts_a_program(pid: int) -> bool:
+    facts = _stat(pid)
+    has_arguments = Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    return not has_arguments and facts is not None and _has_memory(facts)
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The facts of /proc/PID/stat from the state on; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except _NOT_THERE:
+        return None
+    # The name in parentheses may hold anything, so count from the last one.
+    return stat[stat.rfind(b")") + 2 :].split()
+
+
+def _record(pid: int, facts: list[bytes]) -> ProcessRecord:
+    # psutil adds the time of the boot to the start time, and that moves with the clock.
+    return ProcessRecord(pid, int(facts[19]))
+
+
+def _has_memory(facts: list[bytes]) -> bool:
+    return facts[20] != b"0"
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:

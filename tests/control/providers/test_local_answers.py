@@ -6,18 +6,22 @@ import errno
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncssh
-import psutil
 import pytest
 
 from tests.fixtures.machines import KeyPair
-from torpor.control.processes import ProcessRecord, identify, is_alive, is_at_work
+from torpor.control.processes import (
+    ProcessRecord,
+    all_processes,
+    identify,
+    is_alive,
+    is_at_work,
+)
 from torpor.control.providers.local.folder import MARK, MachineFolder, folder_of
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.rental.order import order_for
@@ -107,14 +111,59 @@ def test_a_process_that_cannot_be_looked_at_is_not_left_behind(
     assert not is_alive(detached)
 
 
-def test_what_is_on_its_way_out_has_no_arguments_any_more() -> None:
+def test_a_process_that_has_ended_is_not_at_work() -> None:
     assert is_at_work(identify(os.getpid()))
-    child = subprocess.Popen(["true"])
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    ended = identify(child.pid)
+    child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     try:
-        assert Path(f"/proc/{child.pid}/cmdline").read_bytes() == b""
+        assert not is_at_work(ended)
+        assert Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[20] == "0"
     finally:
         child.wait()
+
+
+def test_a_process_that_starts_a_program_is_at_work() -> None:
+    """The kernel shows no arguments meanwhile. A machine's SSH server begins so, and in that moment
+    its machine was said to be stopped."""
+    again = 'exec sh -c "$0" "$0"'
+    with subprocess.Popen(["sh", "-c", again, again]) as child:
+        try:
+            process, bare = identify(child.pid), 0
+            while bare < 50:
+                bare += Path(f"/proc/{child.pid}/cmdline").read_bytes() == b""
+                assert is_at_work(process)
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("began", ["before the look", "within the look"])
+def test_a_process_that_starts_a_program_is_not_left_behind(
+    began: str,
+    machine: Machine,
+    detached: ProcessRecord,
+    local_provider: LocalProvider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel shows no environment either, and so no mark of the machine."""
+    read = Path.read_bytes
+    bare = {f"/proc/{detached.pid}/environ": 1}
+    if began == "before the look":
+        bare = {f"/proc/{detached.pid}/environ": 3, f"/proc/{detached.pid}/cmdline": 3}
+
+    def starting(path: Path) -> bytes:
+        shown = read(path)
+        if not bare.get(os.fspath(path)):
+            return shown
+        bare[os.fspath(path)] -= 1
+        return b""
+
+    monkeypatch.setattr("torpor.control.processes.Path.read_bytes", starting)
+    (found,) = [words for process, words in all_processes().items() if process.pid == detached.pid]
+    assert f"{MARK}={machine.id}".encode() in found
+    local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    assert not is_alive(detached)
 
 
 def test_a_server_on_its_way_out_is_started_again_on_its_port(
@@ -124,16 +173,26 @@ def test_a_server_on_its_way_out_is_started_again_on_its_port(
     identity_key: KeyPair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once it has no program any more it still has its port, until it is a zombie."""
-    cmdline = psutil.Process.cmdline
-    monkeypatch.setattr(
-        psutil.Process, "cmdline", lambda self: [] if self.pid == server.pid else cmdline(self)
-    )
+    """Once it has no memory any more it still has its port, until it is a zombie."""
+    read, looks = Path.read_bytes, 0
+
+    def exiting(path: Path) -> bytes:
+        nonlocal looks
+        shown = read(path)
+        if path != Path(f"/proc/{server.pid}/stat"):
+            return shown
+        looks += 1
+        if looks == 5:  # the port is waited for
+            os.kill(server.pid, signal.SIGKILL)
+        name, _, facts = shown.rpartition(b")")
+        words = facts.split()
+        words[20] = b"0"
+        return name + b") " + b" ".join(words)
+
+    monkeypatch.setattr(Path, "read_bytes", exiting)
     assert local_provider.find(machine.id).state == "stopped"
-    end = threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL))
-    end.start()
     again = _create(local_provider, identity_key)
-    end.join()
+    assert looks >= 5
     assert not is_alive(server)
     assert again == machine
 
