@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.installation import CHECKOUT
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.jobs.listing import JobAnswer, JobLog
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName
@@ -55,7 +56,11 @@ def test_ctrl_c_ends_with_130_and_one_line_that_says_what_to_do() -> None:
         "sys.argv = ['torpor', 'status']; a.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 130
     assert done.stderr == "torpor: interrupted. `torpor status` shows what is awake\n"
@@ -67,7 +72,11 @@ def test_help_imports_nothing_that_is_slow() -> None:
         "sys.exit(bool({'prefect', 'pandas', 'boto3', 'asyncssh', 'httpx'} & {*sys.modules}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert "hibernate" in done.stdout
@@ -82,7 +91,7 @@ def test_a_folder_with_a_package_of_the_same_name_is_named(tmp_path: Path) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert f"torpor needs its own package 'tasks' in {CHECKOUT}" in done.stderr
     assert f"Python found {tmp_path / 'tasks'}" in done.stderr
@@ -96,7 +105,7 @@ def _here(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         stdin=subprocess.DEVNULL,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

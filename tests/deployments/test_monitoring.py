@@ -11,6 +11,7 @@ import subprocess
 from typing import Any, Final
 
 from deployments.installation import CHECKOUT
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.metrics import registry
 from torpor.control.watch_report import WatchReport
 
@@ -28,7 +29,7 @@ def _named(text: str) -> set[str]:
 
 def _promtool(*arguments: str) -> None:
     done = subprocess.run(
-        ["promtool", *arguments], cwd=_FOLDER, capture_output=True, text=True, timeout=60
+        ["promtool", *arguments], cwd=_FOLDER, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -229,9 +229,9 @@ def test_with_too_short_a_notice_it_goes_on_from_its_save(running: Running) -> N
 def test_where_the_market_leaves_the_machine_it_goes_on_there(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "TAKEN_S", 2.0)
     running.begin()
     assert running.gives_notice(120).frozen
+    monkeypatch.setattr(attempt, "TAKEN_S", 0.0)
     running.grows()
     report = running.ends()
     assert running.breaks() == 0

@@ -23,6 +23,7 @@ import msgspec
 
 from gpu_kernels.build import ROOM, SOURCES, BuildError, run_compiler
 from tests.fixtures.manifests import plain_entries
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.format.manifest import Content, Entries, Extent
 
 _SANITIZE: Final = ("-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
@@ -75,7 +76,7 @@ def _ran(command: Sequence[str], seconds: float) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60 + seconds,
+        timeout=PATIENCE_S + seconds,
         # Leak checks need ptrace, which containers forbid; the harness frees what it takes.
         env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"},
     )

@@ -24,6 +24,7 @@ import blocks
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server
+from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.azure import FakeAzure
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.ec2 import REGION, FakeEc2
@@ -107,7 +108,7 @@ class Markets:
     fakes: dict[str, FakeMarket]
     machines: Machines
 
-    def provider(self, name: str, timeout_s: float = 30.0) -> Provider:
+    def provider(self, name: str, timeout_s: float = PATIENCE_S) -> Provider:
         """The adapter, connected to the fake."""
         found: Provider = self.fakes[name].connect(timeout_s=timeout_s, ssh_port=self.machines.port)
         return found

@@ -17,6 +17,7 @@ import httpx
 from pydantic import SecretStr
 
 from tests.fixtures.loopback import Handler, Loopback
+from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.boot import Kind
 from tests.markets.faults import Action, Fault, Faults
 from tests.markets.market import Market, Rented, Ware
@@ -123,7 +124,7 @@ class FakeMarket(Loopback, ABC):
         self,
         key: str = "",
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
         ssh_port: int = 22,
         sleep: Callable[[float], None] = lambda s: None,
         **more: Any,

@@ -13,6 +13,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.watch import check_idle
 from tests.fixtures.activity import activity, quiet
 from tests.fixtures.lab import Lab
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.seam import Agent
 from torpor.shared.errors import MachineInUse
 
@@ -33,7 +34,7 @@ def test_a_backup_that_runs_on_an_idle_machine_is_waited_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.setattr(watch, "OWN_WORK_POLL_S", 0.01)
-    monkeypatch.setattr(watch, "OWN_WORK_S", 10.0 if ends else 0.1)
+    monkeypatch.setattr(watch, "OWN_WORK_S", PATIENCE_S if ends else 0.1)
     machine = own_machine("me@192.0.2.1")
     with PlainRunner(lab.opened):
         if ends:

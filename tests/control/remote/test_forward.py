@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.sshd import Sshd
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.session import SshSession
 from torpor.shared.errors import AgentLost
 
@@ -33,7 +34,7 @@ def test_a_connection_goes_through_and_ends_with_the_forward(session: SshSession
         thread.start()
         with (
             session.forward(port) as local,
-            socket.create_connection(("127.0.0.1", local), timeout=20) as peer,
+            socket.create_connection(("127.0.0.1", local), timeout=PATIENCE_S) as peer,
         ):
             assert local != port
             peer.sendall(b"hello")

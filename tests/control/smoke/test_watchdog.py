@@ -18,7 +18,7 @@ import pytest
 
 from deployments.installation import CHECKOUT
 from tests.fixtures.machines import KeyPair
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.markets.faults import Fault
 from tests.markets.server import KEY
 from tests.markets.vast import FakeVast
@@ -136,7 +136,7 @@ def test_a_machine_whose_time_is_over_is_ended_while_the_command_hangs(
         watches = threads.submit(pipe.watch, 0.1)
         until(lambda: not vast.market.alive(), "the machine has ended")
         pipe.close()
-        watches.result(timeout=20)
+        watches.result(PATIENCE_S)
     assert pipe.said[0] == "0 min are over"
 
 
@@ -156,7 +156,7 @@ def test_a_machine_that_is_asked_for_after_the_time_is_ended_too(
             until(lambda: not vast.market.alive(), "the late machine has ended")
         assert not watches.done()
         pipe.close()
-        watches.result(timeout=20)
+        watches.result(PATIENCE_S)
 
 
 def test_what_the_command_has_ended_is_left_alone(vast: FakeVast, pipe: Pipe) -> None:

@@ -20,7 +20,7 @@ from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.own_saves import book_of, rescued, stored
 from tests.fixtures.snapshots import packs_of
 from tests.fixtures.trees import content, let_settle
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.machine.pipeline import upload
 from torpor.machine.sampler.save_lock import end_save, is_saving, saving
@@ -239,7 +239,7 @@ def test_a_save_under_way_is_seen_and_ended(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torpor.machine.sampler.save_lock.ENDS_S", 0.1)
             end_save(tmp_path, WORKSPACE)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     assert not is_saving(tmp_path)
     with saving(tmp_path, WORKSPACE):
         assert is_saving(tmp_path)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.fixtures.agent_operations import RunRegistry, operations
 from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.machine.agent import daemon, orphans
 from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
 from torpor.machine.agent.resume import Owed
 from torpor.machine.agent.state import WorkspaceState
@@ -45,12 +46,38 @@ class Agent:
         return not self.thread.is_alive()
 
 
+class Clock:
+    """The clock of an agent in this process, which stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now_s
+
+    def passes(self, seconds: float) -> None:
+        """Returns once the agent has looked at the clock again and again."""
+        self.now_s += seconds
+        seen = self.looks
+        until(lambda: self.looks > seen + 10, "the agent has seen that time has passed")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (daemon, orphans):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
 class Peer:
     """A control side by hand: lines in, lines out."""
 
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(20)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(address)
         self._lines = self.socket.makefile("rb")
         self.hello = self.read()["hello"]
@@ -262,29 +289,37 @@ def test_a_run_ends_without_its_own_control_side_though_another_is_attached(
         waiting.close()
 
 
-def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path) -> None:
-    with agent_in(tmp_path, abandon_s=0.3) as agent:
+def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path, clock: Clock) -> None:
+    with agent_in(tmp_path) as agent:
         first = agent.attach()
         (tmp_path / "run-is-active").touch()
         first.ask("r1", "echo", run="run-1")
         second = agent.attach()
         first.close()
         second.ask("r2", "echo", run="run-1")
-        assert not agent.left(0.6)
+        clock.passes(1000)
+        assert not agent.left(0)
         assert not (tmp_path / "abandoned").exists()
         second.close()
         (tmp_path / "run-is-active").unlink()
 
 
-def test_it_leaves_when_it_has_neither_connection_nor_run(tmp_path: Path) -> None:
-    with agent_in(tmp_path, leave_s=2.0) as agent:
+def test_it_leaves_when_it_has_neither_connection_nor_run(tmp_path: Path, clock: Clock) -> None:
+    with agent_in(tmp_path) as agent:
         peer = agent.attach()
-        assert not agent.left(2.5)
+        clock.passes(1000)
+        assert not agent.left(0)
         (tmp_path / "run-is-active").touch()
         peer.close()
-        assert not agent.left(2.5)
+        clock.passes(1000)
+        assert not agent.left(0)
         (tmp_path / "run-is-active").unlink()
-        assert agent.left()
+
+        def left() -> bool:
+            clock.now_s += 1000
+            return agent.left(0)
+
+        until(left, "it has left")
 
 
 def _send_all(peer: socket.socket, data: bytes) -> None:

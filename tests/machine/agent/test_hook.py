@@ -9,12 +9,13 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.sshd import argv_of
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.hook import run_hook
 from torpor.shared.errors import HookFailed, InvalidInput, RunCancelled
 
@@ -27,7 +28,7 @@ def test_it_runs_in_the_home_and_its_last_words_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = run_hook(["sh", "-c", "pwd; echo to stderr >&2"], 10, goes_on)
+    done = run_hook(["sh", "-c", "pwd; echo to stderr >&2"], PATIENCE_S, goes_on)
     assert done == f"{tmp_path}\nto stderr\n"
 
 
@@ -37,7 +38,7 @@ def test_the_path_of_its_program_may_begin_at_the_home(
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "pause.sh").write_text("#!/bin/sh\necho paused $1\n")
     (tmp_path / "pause.sh").chmod(0o755)
-    assert run_hook(["~/pause.sh", "~/x"], 10, goes_on) == "paused ~/x\n"
+    assert run_hook(["~/pause.sh", "~/x"], PATIENCE_S, goes_on) == "paused ~/x\n"
 
 
 @pytest.mark.parametrize(
@@ -54,11 +55,15 @@ def test_the_path_of_its_program_may_begin_at_the_home(
 )
 def test_a_failed_hook_reports_why(argv: list[str], words: str) -> None:
     with pytest.raises(HookFailed if argv else InvalidInput, match=words):
-        run_hook(argv, 10, goes_on)
+        run_hook(argv, PATIENCE_S, goes_on)
 
 
-def test_a_slow_hook_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+def test_a_slow_hook_is_ended_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = tmp_path / "child"
+    clock = SimpleNamespace(monotonic=lambda: 3.0 if said.exists() else 0.0)
+    monkeypatch.setattr("torpor.machine.agent.hook.time", clock)
     hook = f"sleep 600 & echo $! > {said}.new; mv {said}.new {said}; wait"
     with pytest.raises(HookFailed, match="took longer than 2 s and was ended: raise its time"):
         run_hook(["sh", "-c", hook], 2.0, goes_on)
@@ -81,7 +86,7 @@ def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_pat
     server = f"({waits}; head -c 1000000 /dev/zero && touch {said}; sleep 20)"
 
     def agent() -> None:
-        pid.write_text(run_hook(["sh", "-c", f"{server} & echo $!"], 10, goes_on))
+        pid.write_text(run_hook(["sh", "-c", f"{server} & echo $!"], PATIENCE_S, goes_on))
 
     assert not killed_in_a_child(agent)
     assert not said.exists()
@@ -106,9 +111,9 @@ def test_hook_output_is_kept_on_disk_or_in_memory(
     monkeypatch.setattr(os, "posix_fallocate", where_there_is_room)
     if len(full) == 2:
         with pytest.raises(HookFailed, match="'echo' was not started: the machine has no room"):
-            run_hook(["echo", "paused"], 10, goes_on)
+            run_hook(["echo", "paused"], PATIENCE_S, goes_on)
     else:
-        assert run_hook(["echo", "paused"], 10, goes_on) == "paused\n"
+        assert run_hook(["echo", "paused"], PATIENCE_S, goes_on) == "paused\n"
 
 
 def test_only_the_end_of_long_hook_output_is_kept() -> None:

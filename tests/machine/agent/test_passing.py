@@ -67,6 +67,12 @@ class Pair:
         return self.other.run.restore_part(self.part, peer=peer, floor_bytes_s=floor_bytes_s)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer on a busy host is no silent one."""
+    monkeypatch.setattr("torpor.machine.agent.passing.PEER_S", PATIENCE_S)
+
+
 @pytest.fixture
 def pair(machines: Machines, was: Path) -> Iterator[Pair]:
     with closing(Counting()) as store:

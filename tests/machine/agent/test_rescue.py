@@ -129,18 +129,18 @@ def test_the_save_command_runs_before_the_files_are_read(saver: Saver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "left_s", "words"),
     [
-        (["sh", "-c", "echo no room; exit 4"], "the save command 'sh' ended with status 4"),
-        (["sleep", "600"], "the save command 'sleep' took longer than 1 s"),
+        (["sh", "-c", "echo no room; exit 4"], LEFT_S, "the save command 'sh' ended with status 4"),
+        (["sleep", "600"], 2.0, "the save command 'sleep' took longer than 1 s"),
     ],
 )
 def test_a_save_command_that_fails_is_named_and_stops_nothing(
-    saver: Saver, argv: list[str], words: str
+    saver: Saver, argv: list[str], left_s: float, words: str
 ) -> None:
     saver.change()
     said: list[str] = []
-    done = saver.rescued(saver.book(quiesce=argv), left_s=2.0, said=said)
+    done = saver.rescued(saver.book(quiesce=argv), left_s=left_s, said=said)
     assert done.error.startswith(words)
     assert said == [done.error]
     saver.whole(done.saved)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.waiting import PATIENCE_S
+
 Calls = Callable[..., tuple[list[str], str]]
 _STAND_IN = Path(__file__).parents[2] / "fixtures" / "cuda_stand_in.c"
 _HERE = "10" * 16
@@ -31,7 +33,7 @@ except CheckpointFailed as error:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuda")
     argv = ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1", str(_STAND_IN)]
-    subprocess.run([*argv, "-o", str(folder / "libcuda.so.1")], check=True, timeout=60)
+    subprocess.run([*argv, "-o", str(folder / "libcuda.so.1")], check=True, timeout=PATIENCE_S)
     return folder
 
 
@@ -115,6 +117,6 @@ def test_a_driver_without_these_calls_is_named(calls: Calls, tmp_path: Path) -> 
     source = tmp_path / "old.c"
     source.write_text("int cuInit(unsigned int flags) { return (int)flags; }")
     argv = ["gcc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "libcuda.so.1")]
-    subprocess.run(argv, check=True, timeout=60)
+    subprocess.run(argv, check=True, timeout=PATIENCE_S)
     _, said = calls("suspend", [12], LD_LIBRARY_PATH=str(tmp_path))
     assert "has no cuCheckpointProcessLock: processes with GPU memory need 570" in said

@@ -154,7 +154,7 @@ def test_where_its_images_cannot_be_stored_in_time_it_goes_on_and_the_save_befor
     freezing.start()
     freezing.grows()
     book = freezing.machine.stands_by()
-    freezing.gets_notice(15.0)
+    freezing.gets_notice(60.0)  # a busy host needs some of it to begin
     until((freezing.machine.work / "dumps").exists, "it is being frozen")
     memory_store.fails = StoreUnavailable("it is away")
     (freezing.machine.work / "go").touch()
@@ -190,7 +190,7 @@ def test_another_notice_is_decided_anew(freezing: Freezing) -> None:
     freezing.machine.stands_by()
     freezing.gets_notice(3.0)
     assert "s to freeze" in freezing.decided().not_frozen
-    freezing.gets_notice(40.0)
+    freezing.gets_notice()
     until((freezing.machine.work / "dumps").exists, "it is being frozen")
     assert freezing.machine.state().not_frozen == ""
     (freezing.machine.work / "go").touch()
@@ -250,7 +250,7 @@ def test_a_machine_that_shuts_down_and_a_job_that_is_stopped_freeze_nothing(
     freezing.start()
     freezing.grows()
     freezing.machine.stands_by()
-    freezing.gets_notice(20.0)
+    freezing.gets_notice(60.0)
     until((freezing.machine.work / "dumps").exists, "it is being frozen")
     if what != "is stopped":
         for save in freezing.machine.own_saves():

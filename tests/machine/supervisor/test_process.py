@@ -181,7 +181,10 @@ def test_a_lost_supervisors_command_is_ended_before_the_next_one_starts(machine:
     assert not (machine.work / "two-at-once").exists()
 
 
-def test_what_it_left_in_the_background_goes_too(machine: Machine) -> None:
+def test_what_it_left_in_the_background_goes_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.machine.agent.jobs.LEFT_GRACE_S", 0.1)
     sleeps = f"{sys.executable} -I -c 'import time; time.sleep(600)'"
     script = (
         f"setsid {sleeps} & echo $! >> pids; env -i {sleeps} & echo $! >> pids; "
