@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
 from torpor.shared.values import Endpoint
 
 _COMMENT: Final = "# torpor: the names of workspaces. `torpor ssh --setup` has added this line."
+_ANY_BYTES: Final = "surrogateescape"
+"""A user's file may hold bytes that are no UTF-8, such as a comment in ISO-8859-1: they stay."""
 _PLAIN: Final = re.compile(r"[\w.:@+/=-][\w.:@+/= -]*", re.ASCII)
 """What a market or a machine may say of itself in OpenSSH's files: one line of plain words."""
 
@@ -25,12 +28,18 @@ _PLAIN: Final = re.compile(r"[\w.:@+/=-][\w.:@+/= -]*", re.ASCII)
 def set_up() -> None:
     """Add the line to the user's SSH configuration, unless it is there."""
     config = write_config()
-    users = Path("~/.ssh/config").expanduser()
+    users = _users()
     line = f'Include "{config}"'
-    before = users.read_text() if users.exists() else ""
-    if line not in before.splitlines():
-        users.parent.mkdir(mode=0o700, exist_ok=True)
-        _write(users.resolve(), f"{_COMMENT}\n{line}\n\n{before}")
+    try:
+        before = users.read_bytes().decode(errors=_ANY_BYTES) if users.exists() else ""
+        if line not in before.splitlines():
+            users.parent.mkdir(mode=0o700, exist_ok=True)
+            _write(users.resolve(), f"{_COMMENT}\n{line}\n\n{before}")
+    except OSError as error:
+        raise InvalidInput(
+            f"{users} cannot be changed ({error.strerror}): add this as its first line yourself:\n"
+            f"{line}"
+        ) from None
     names = [path.name for path in sorted(_hosts().glob("*")) if not path.suffix]
     print(f"{users} includes {config}")
     print(f"now `ssh NAME` works for: {', '.join(names) or 'no workspace yet'}")
@@ -38,18 +47,19 @@ def set_up() -> None:
 
 def is_set_up() -> bool:
     """Whether the user's SSH configuration includes ours."""
-    users = Path("~/.ssh/config").expanduser()
     try:
-        return f'Include "{_config()}"' in users.read_text().splitlines()
+        return f'Include "{_config()}"'.encode() in _users().read_bytes().splitlines()
     except OSError:
         return False
 
 
 def command_for(workspace: str) -> str:
-    """How a person logs in to the workspace's machine."""
-    if is_set_up():
-        write_config()  # of a workspace that is younger than it
-        return f"ssh {workspace}"
+    """How a person logs in to the workspace's machine. It is said after a machine was rented, so
+    files that cannot be written leave the longer command, which says what is wrong."""
+    with suppress(OSError, TorporError):
+        if is_set_up():
+            write_config()  # of a workspace that is younger than it
+            return f"ssh {workspace}"
     return f"torpor ssh {workspace} (`torpor ssh --setup`, once, lets `ssh {workspace}` work)"
 
 
@@ -159,6 +169,10 @@ def _jump_of(workspace: str) -> str:
     return f"{workspace}.jump"
 
 
+def _users() -> Path:
+    return Path("~/.ssh/config").expanduser()
+
+
 def _folder() -> Path:
     return state_folder() / "ssh"
 
@@ -180,6 +194,6 @@ def _write(file: Path, text: str) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = file.with_name(f"{file.name}.{os.getpid()}.new")
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as opened:
-        opened.write(text)
+    with open(fd, "wb") as opened:
+        opened.write(text.encode(errors=_ANY_BYTES))
     unfinished.rename(file)

@@ -81,3 +81,46 @@ def test_ssh_says_why_there_is_no_machine_and_takes_no_option_from_the_words(
     assert not (state / "a").exists()
     with pytest.raises(InvalidInput, match="not the name of a workspace"):
         logins.refresh_quietly("../mywork")
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A user's home, and one workspace."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("blocks.reference.saved_names", lambda kind: ["mywork"])
+    return home
+
+
+def test_a_comment_that_is_no_utf_8_stays_in_the_users_configuration(home: Path) -> None:
+    users = home / ".ssh" / "config"
+    users.parent.mkdir()
+    users.write_bytes(b"# Jos\xe9s Rechner\nHost foo\n    HostName bar\n")
+    assert logins.command_for("mywork").startswith("torpor ssh mywork")
+    logins.set_up()
+    assert users.read_bytes().endswith(b"# Jos\xe9s Rechner\nHost foo\n    HostName bar\n")
+    assert logins.command_for("mywork") == "ssh mywork"
+    done = subprocess.run(
+        ["ssh", "-G", "-F", str(users), "foo"], capture_output=True, text=True, check=True
+    )
+    assert "hostname bar" in done.stdout
+
+
+def test_a_configuration_that_cannot_be_written_names_the_line_to_add(
+    home: Path, state: Path
+) -> None:
+    (home / ".ssh").write_text("a file in the place of the directory")
+    assert logins.command_for("mywork").startswith("torpor ssh mywork")
+    with pytest.raises(InvalidInput, match=f'config cannot be changed.*\nInclude "{state}'):
+        logins.set_up()
+
+
+def test_a_rented_machine_s_login_is_said_where_no_file_can_be_written(
+    home: Path, state: Path
+) -> None:
+    logins.set_up()
+    (state / "ssh" / "hosts" / "mywork").unlink()
+    (state / "ssh" / "hosts").rmdir()
+    (state / "ssh" / "hosts").write_text("a file in the place of the directory")
+    assert logins.command_for("mywork").startswith("torpor ssh mywork")
