@@ -27,7 +27,7 @@ from torpor.control.rental.adoption import (
 )
 from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental, Rentals
-from torpor.shared.errors import HostKeyChanged, InvalidInput, MachineDenied, ProviderUnavailable
+from torpor.shared.errors import HostKeyChanged, InvalidInput, ProviderUnavailable
 from torpor.shared.values import Label, Machine
 
 _SHOWN_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -83,16 +83,9 @@ def log_in_to_adopt(opened: OpenWorkspace, found: Adoptable, host_key: str) -> t
             "with --release if you set the machine up again"
         )
     known, seen = recorded or host_key or None, list[str]()
-    try:
-        session = opened.log_in(
-            msgspec.structs.replace(endpoint, host_key=known), opened.identity, pin=seen.append
-        )
-    except MachineDenied as error:
-        raise MachineDenied(
-            f"{error}. To let torpor in, add this line to /root/.ssh/authorized_keys there, and "
-            "see that sshd lets root log in by key (PermitRootLogin prohibit-password): "
-            f"{opened.identity.public_key()}"
-        ) from error
+    session = opened.log_in(
+        msgspec.structs.replace(endpoint, host_key=known), opened.identity, pin=seen.append
+    )
     return session, _key(known) if known else seen[0]
 
 

@@ -14,7 +14,7 @@ from tests.fixtures.machines import KeyPair
 from tests.fixtures.market import H100
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine, Kind, Machines
-from torpor.control.providers.start_script import start_command
+from torpor.control.providers.start_script import start_command, start_script
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.values import Label, workspace_name
 
@@ -133,6 +133,36 @@ print(json.dumps({"environment": dict(os.environ), "told": told, "shown": shown,
     assert seen["environment"]["QUOTED"] == "a \"b\" 'c' \\d #e $f"
     assert not {"LINES", "2"} & seen["environment"].keys()
     assert (seen["told"], seen["shown"], seen["umask"]) == ([], [], 0o022)
+
+
+@pytest.mark.parametrize("kind", ["container", "vm"])
+@pytest.mark.parametrize("users_keys", ["", "/etc/ssh/users.keys"])
+def test_what_a_user_does_to_the_home_locks_torpor_out_of_no_machine(
+    booted_machines: Machines, identity_key: KeyPair, kind: Kind, users_keys: str
+) -> None:
+    identity = asyncssh.import_private_key(identity_key.private)
+    label = Label("boot", workspace_name("boot"), "0123456789abcdef")
+    order = order_for(H100, label, identity)
+    image = f"echo AuthorizedKeysFile {users_keys} >>/etc/ssh/sshd_config\n"
+    script = start_script(order, first=image if users_keys else "")
+    machine = booted_machines.boot(["/bin/sh", "-c", script], kind)
+    host_key = host_key_of(identity, label).public
+    new = asyncssh.generate_private_key("ssh-ed25519")
+    users = KeyPair(new.export_private_key().decode(), new.export_public_key().decode().strip())
+
+    def enters(key: KeyPair) -> bool:
+        try:
+            return run(machine, key, host_key, "echo in") == "in\n"
+        except (OSError, asyncssh.Error):
+            return False
+
+    until(lambda: enters(identity_key), "the machine lets its owner in")
+    keys = users_keys or "~/.ssh/authorized_keys"
+    run(machine, identity_key, host_key, f"echo '{users.public}' >{keys}")
+    assert enters(identity_key)
+    assert enters(users)  # where the image looks for keys, they count as before
+    run(machine, identity_key, host_key, "chmod -R a+wx ~")
+    assert enters(identity_key)
 
 
 def test_machines_are_apart_and_end_with_all_their_processes(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,18 @@ def agent_files(agent_source: Path, bundle_cache: Path) -> dict[str, Any]:
     return {"source": agent_source, "cache": bundle_cache}
 
 
-def test_a_wrong_key_is_denied_and_named(sshd: Sshd) -> None:
+def test_a_refused_key_is_named_with_the_command_that_lets_it_in(
+    sshd: Sshd, tmp_path: Path
+) -> None:
     stranger = _key()
-    with pytest.raises(MachineDenied, match=r"authorized_keys") as denied:
+    with pytest.raises(MachineDenied) as denied:
         SshSession.open(sshd.endpoint, stranger)
     assert stranger.load().get_fingerprint() in str(denied.value)
+    command = str(denied.value).partition(f"as user {sshd.endpoint.user}: ")[2]
+    tmp_path.chmod(0o777)
+    subprocess.run(["sh", "-c", command], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    assert (tmp_path / ".ssh/authorized_keys").read_text() == f"{stranger.public_key()}\n"
+    assert tmp_path.stat().st_mode & 0o022 == 0
 
 
 def test_the_first_host_key_is_pinned_and_reported(sshd: Sshd, agent_files: dict[str, Any]) -> None:

@@ -25,9 +25,7 @@ SSHD: Final = (
     _APART
     + r"""umask 077
 {
-    echo 'HostKey /etc/ssh/ssh_host_ed25519_key
-PermitRootLogin prohibit-password
-PasswordAuthentication no'
+    cat /etc/ssh/sshd_config.d/00-torpor.conf
     printf SetEnv
     env -0 ${ld_path:+"LD_LIBRARY_PATH=$ld_path"} ${ld_preload:+"LD_PRELOAD=$ld_preload"} |
         tr '\n\0' '\1\n' | LC_ALL=C sed -E '/\x01/d; /^[A-Za-z_][A-Za-z_0-9]*=/!d
@@ -40,9 +38,12 @@ umask 022
 exec /usr/sbin/sshd -D -e -f /etc/ssh/torpor.conf
 """
 )
-"""How a container runs sshd, once the script has prepared it. Sessions get the container's
+"""How a container runs sshd, once the script has prepared it, with the script's settings before the
+image's own. Sessions get the container's
 environment, which may hold keys: only root reads the file."""
 
+# torpor's own key file is outside of the home and readable by root alone. So root is let in after
+# `chmod -R a+w ~`, for which sshd leaves a home's file out, and after `>` in the place of `>>`.
 _SCRIPT: Final = """#!/bin/sh
 set -eu
 @APART@@FIRST@fits='import sys; sys.exit(sys.version_info < (3, 10))'
@@ -64,10 +65,16 @@ cat >/etc/ssh/ssh_host_ed25519_key <<'KEY'
 @HOST@
 KEY
 mkdir -p -m 755 /run/sshd /etc/ssh/sshd_config.d
-cat >/etc/ssh/sshd_config.d/00-torpor.conf <<'CONFIG'
+echo '@PUBLIC@' >/etc/ssh/torpor.keys
+conf=/etc/ssh/sshd_config.d/00-torpor.conf
+rm -f $conf
+keys=$(/usr/sbin/sshd -T 2>/dev/null | sed -n 's/^authorizedkeysfile //p' | grep -v '^none$') ||
+    keys='.ssh/authorized_keys .ssh/authorized_keys2'
+cat >$conf <<CONFIG
 HostKey /etc/ssh/ssh_host_ed25519_key
 PermitRootLogin prohibit-password
 PasswordAuthentication no
+AuthorizedKeysFile /etc/ssh/torpor.keys $keys
 CONFIG
 @MORE@if [ -d /run/systemd/system ]; then
     systemctl restart ssh || systemctl restart sshd

@@ -150,9 +150,13 @@ async def _log_in(
     except asyncssh.HostKeyNotVerifiable as error:
         raise _key_changed(where, guard.pinned, guard.seen) from error
     except asyncssh.PermissionDenied as error:
+        public = key.export_public_key().decode("ascii").strip()
         raise MachineDenied(
-            f"{where} refuses the SSH identity ({key.get_fingerprint()}): put its public key into "
-            "authorized_keys there, or check the user's name"
+            f"{where} refuses the SSH identity ({key.get_fingerprint()}). If it let torpor in "
+            "before, ~/.ssh/authorized_keys was replaced there, or others may write to it or to a "
+            "directory above it. Check that its sshd takes this user's keys, and type there, as "
+            f"user {endpoint.user}: mkdir -p ~/.ssh && echo '{public}' >>~/.ssh/authorized_keys && "
+            "chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys"
         ) from error
     except asyncssh.KeyExchangeFailed as error:
         raise MachineUnreachable(f"{where}: no common SSH algorithms: {error}") from error
