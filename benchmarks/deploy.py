@@ -5,7 +5,7 @@
 Each round deploys cold (no environment in the store: the setup command installs the server, and the
 environment is stored) and warm (the environment is restored). Both restore the workspace, which
 holds the model. With --rest GIB of other data beside the model, each round deploys warm: without an
-order, with the model first as a list says, as was learned, and behind the gate. Only the line
+order, with the model first as a list says, and as was learned. Only the line
 between the machine and the store is limited. The wheel comes from this host's disk. The flow runs
 without Prefect, on local machines; the S3 server (SeaweedFS) shares the host. Prints a table and
 JSON; --keep keeps the JSON under benchmarks/results.
@@ -57,7 +57,7 @@ TOOLS: Final = ROOT / ".venv" / "llama"
 GGUF: Final = "gguf==0.19.0"
 """MIT. Writes the model; in a place of its own, because nothing else needs it."""
 _BUCKET: Final = "torpor"
-_RATIOS: Final = ("ratio", "learned ratio", "gate ratio")
+_RATIOS: Final = ("ratio", "learned ratio")
 """Names of the ratios of the other kinds to the first, in the JSON."""
 
 
@@ -110,7 +110,7 @@ def measure(
     host = host_facts()  # the code is read now, whatever is committed meanwhile
     kinds: dict[str, list[str]] = {"cold": [], "warm": []}
     if rest_gib:  # without a list, the order is learned
-        kinds = {"usual": ["*"], "first": ["models/*"], "learned": [], "gate": ["*"]}
+        kinds = {"usual": ["*"], "first": ["models/*"], "learned": []}
     with opened_here(folder) as (opened, store, place):
         model_bytes, whole_bytes = _sleep_with_model(opened, place, gib, weights, rest_gib)
         if rest_gib:
@@ -222,7 +222,7 @@ def _over_line(
                 carried = shaper.carried.total()
                 spec = msgspec.structs.replace(behind.spec, first=kinds[kind])
                 with PlainRunner(replace(behind, spec=spec)):
-                    report = deploy.fn(NAME, stack(), gate=kind == "gate")
+                    report = deploy.fn(NAME, stack())
                 _see(report, kind)
                 found.append(_figures(report, shaper.carried.total() - carried, bytes_s))
                 with PlainRunner(opened):
@@ -251,8 +251,6 @@ def _see(report: DeployReport, kind: str) -> None:
     made = "made by" if kind == "cold" else "restored from"
     if not report.environment.startswith(made):
         raise SystemExit(f"a {kind} deploy said of its environment: {report.environment}")
-    if kind == "gate" and not report.gate.startswith("the server started"):
-        raise SystemExit(f"the gate was {report.gate}")
 
 
 def _figures(report: DeployReport, carried: int, bytes_s: float) -> dict[str, float]:

@@ -3,9 +3,8 @@
     python -m benchmarks.first [--gib 1] [--line-mib-s 50] [--rounds 3] [--keep NAME]
 
 Prints a table and JSON; --keep keeps the JSON under benchmarks/results. A quarter of the workspace
-comes first: as the user's list says, as was learned on a machine where all of it was read, and as
-a command behind the gate asks for it, which starts at once and reads all of it. The S3 server
-(SeaweedFS) and the local machine share this host.
+comes first: as the user's list says, and as was learned on a machine where all of it was read. The
+S3 server (SeaweedFS) and the local machine share this host.
 """
 
 from __future__ import annotations
@@ -53,14 +52,8 @@ def main() -> None:
 
 
 def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[str, Any]:
-    """Restore without an order, in the user's and in the learned one, and behind the gate,
-    ``rounds`` times in turn."""
-    runs: dict[str, list[dict[str, float]]] = {
-        "usual": [],
-        "first": [],
-        "learned": [],
-        "gate": [],
-    }
+    """Restore without an order, in the user's and in the learned one, ``rounds`` times in turn."""
+    runs: dict[str, list[dict[str, float]]] = {"usual": [], "first": [], "learned": []}
     with tempfile.TemporaryDirectory(prefix="torpor-first-", dir=folder) as scratch:
         place = Path(scratch)
         keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
@@ -84,17 +77,9 @@ def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[st
                         ("usual", plain, []),
                         ("first", plain, ["server"]),
                         ("learned", learned, []),
-                        ("gate", plain, []),
                     ):
                         runs[name].append(
-                            _restore(
-                                other,
-                                place / "restored",
-                                wanted,
-                                first,
-                                shaper,
-                                gate=name == "gate",
-                            )
+                            _restore(other, place / "restored", wanted, first, shaper)
                         )
     result: dict[str, Any] = {
         "benchmark": "first",
@@ -108,11 +93,10 @@ def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[st
             for name, all_ in runs.items()
         },
     }
-    usual, ordered, learnt, asked = (result[name] for name in runs)
+    usual, ordered, learnt = (result[name] for name in runs)
     needed_share = usual["line_bytes"]["median"] * needed / size
     result["bound_s"] = needed_share / (line_mib_s * MIB)
     result["learned_over_bound"] = learnt["usable_s"]["median"] / result["bound_s"]
-    result["gate_over_bound"] = asked["usable_s"]["median"] / result["bound_s"]
     result["learned_over_usual"] = learnt["usable_s"]["median"] / usual["wall_s"]["median"]
     result["time_over_usual"] = ordered["usable_s"]["median"] / usual["wall_s"]["median"]
     result["whole_over_usual"] = ordered["wall_s"]["median"] / usual["wall_s"]["median"]
@@ -138,8 +122,6 @@ def _restore(
     wanted: StoredSnapshot,
     first: list[str],
     shaper: Shaper,
-    *,
-    gate: bool,
 ) -> dict[str, float]:
     """One restore, every byte compared: seconds until it can be used and in all, and bytes."""
     shaper.carried.clear()
@@ -148,12 +130,10 @@ def _restore(
     began = time.monotonic()
 
     def when_first() -> None:
-        if gate:
-            machine.read_all(target / "server")
         usable.append(time.monotonic() - began)
         before_usable.append(sum(shaper.carried.values()))
 
-    cost = machine.restore(target, first, when_first, wanted, gate=gate)
+    cost = machine.restore(target, first, when_first, wanted)
     if not usable:  # all of it can be used at the end
         when_first()
     shutil.rmtree(target)
@@ -172,7 +152,7 @@ def _print(result: dict[str, Any]) -> None:
         f"first; a line of {result['line_mib_s']:g} MiB/s"
     )
     print(f"{'':8}{'usable s':>10}{'whole s':>10}{'CPU s':>9}{'over the line':>16}")
-    for name in ("usual", "first", "learned", "gate"):
+    for name in ("usual", "first", "learned"):
         row = {figure: spread["median"] for figure, spread in result[name].items()}
         print(
             f"{name:8}{row['usable_s']:>10.2f}{row['wall_s']:>10.2f}{row['cpu_s']:>9.2f}"
@@ -183,7 +163,6 @@ def _print(result: dict[str, Any]) -> None:
         f"learned: {result['learned_over_usual']:.3f}, and {result['learned_over_bound']:.2f} x "
         f"the line's bound of {result['bound_s']:.2f} s"
     )
-    print(f"gate: {result['gate_over_bound']:.2f} x the line's bound")
     print(f"whole over the usual whole: {result['whole_over_usual']:.3f}")
     print(f"fetched over the usual: {result['fetched_over_usual']:.4f} (at most {MOST_FETCHED})")
 

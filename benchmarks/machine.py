@@ -17,7 +17,6 @@ from flows.procedures.restore import begun, restore_parts
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.deploy import note_ready
-from tasks.jobs import look_at_command, start_command
 from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
 from tasks.workspace import StoredWorkspace
@@ -37,10 +36,8 @@ from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Label, Machine, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
-from torpor.shared.wire.job import StartJob
 
 _NAME = WorkspaceName("bench")
-_LOOK_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -111,11 +108,9 @@ class BenchMachine:
         first: Sequence[str] = (),
         when_first: Callable[[], None] = lambda: None,
         wanted: StoredSnapshot | None = None,
-        *,
-        gate: bool = False,
     ) -> Cost:
         """A snapshot, the newest unless it is named, into ``target``, every byte checked at the
-        end; ``first`` before the rest. ``gate``: ``when_first`` is called at once."""
+        end; ``first`` before the rest."""
         started = self._now()
         with PlainRunner() as runner:
             remote = RemoteRestore(
@@ -126,25 +121,12 @@ class BenchMachine:
                 runner.run,
                 roots=[str(target)],
                 first=first,
-                gate=gate,
             )
             with begun(remote):
                 restore_parts(remote, "benchmark", when_first=when_first)
                 finish_restore(remote)
                 check_restore(remote, True)
         return self._since(started)
-
-    def read_all(self, folder: Path) -> None:
-        """Have a command behind the gate read every file below ``folder``."""
-        job = secrets.token_hex(6)
-        command = ["find", str(folder), "-type", "f", "-exec", "cat", "{}", "+"]
-        argv = ["sh", "-c", 'exec "$@" > /dev/null', "sh", *command]
-        request = StartJob(job, 1, argv, "/", f"{self.home}/{job}.log", [], gate=_NAME)
-        start_command(self._attached(), request)
-        while (state := look_at_command(self._attached(), job, 0, 0).state).state == "running":
-            time.sleep(_LOOK_S)
-        if state.status:
-            raise SystemExit(f"the command behind the gate ended with {state}")
 
     def note_ready(self) -> None:
         """What was used in the workspace by now comes first in the next restore."""

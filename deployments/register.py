@@ -42,6 +42,7 @@ from blocks import (
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
+from deployments.lost_parameters import remove_lost_parameters
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS, RUN_COMMAND
@@ -190,9 +191,10 @@ def with_command(template: dict[str, Any]) -> dict[str, Any]:
 def deploy(installation: Installation) -> None:
     """Deploy what prefect.yaml names and the server lacks. Of a deployment that is there, only what
     belongs to the code changes: Prefect would reset all that its user has set, such as a pause, and
-    a kill before that could be set again would lose it."""
+    a kill before that could be set again would lose it. What a flow no longer has is removed from
+    the parameters of every deployment of it, also of the user's own ones."""
     content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
-    missing = []
+    missing, schemas = [], {}
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
             function = one["entrypoint"].rpartition(":")[2]
@@ -205,7 +207,11 @@ def deploy(installation: Installation) -> None:
             except ObjectNotFound:
                 missing.append(one)
             else:
-                client.update_deployment(there.id, _of_the_code(one, there))
+                changes = _of_the_code(one, there)
+                client.update_deployment(there.id, changes)
+                schemas[one["entrypoint"]] = changes.parameter_openapi_schema or {}
+        for words in remove_lost_parameters(client, schemas):
+            print(words)
     if missing:
         _deploy({**content, "deployments": missing})
 

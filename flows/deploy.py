@@ -30,7 +30,6 @@ def deploy(
     full_check: bool = True,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
-    gate: bool = False,
 ) -> DeployReport:
     """Start a server on the workspace's machine, or on a new one, until it has answered a request.
 
@@ -48,18 +47,13 @@ def deploy(
         environment_days: Delete stored environments that no deploy has used for so many days.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
-        gate: On a new machine, start the server before the workspace is restored: each file that
-            it opens is fetched next, and the call waits for it. Without it, or where the report
-            says why not, the server starts after what comes first. Never use it for a server that
-            runs sudo: that has no effect behind the gate, unless the agent may administer the
-            machine. Needs Linux 5.5.
     """
     with phase_named_in_errors("the deploy failed"):
         opened = open_workspace(workspace).accepting(accept_paths)
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)
-        report = deploy_stack(opened, wanted, strategy, snapshot, full_check, gate=gate)
+        report = deploy_stack(opened, wanted, strategy, snapshot, full_check)
     expire_unused_bases(opened, environment_days)
     return report
 
@@ -71,14 +65,12 @@ def deploy_stack(
     snapshot: str = NEWEST,
     full_check: bool = True,
     trial: Trial | None = None,
-    *,
-    gate: bool = False,
 ) -> DeployReport:
     """Deploy on the workspace's machine, or on a new one. If the machine that a killed run left
     holds an unfinished restore of another snapshot, it is destroyed, and a second round rents
     another one. So it does where the server has started too early; there it starts last."""
     for number, again in enumerate(rounds(2, RestoreUnfinished, StartedTooEarly)):
-        chosen = Chosen(stack, strategy, full_check, trial, early=not number, gate=gate)
+        chosen = Chosen(stack, strategy, full_check, trial, early=not number)
         with again, deployment_on_a_machine(opened, chosen, snapshot) as deployment:
             deployment.stop_earlier()
             deployment.bring()  # environment and workspace, beside each other

@@ -54,7 +54,6 @@ def job(
     keep_logs: bool = False,
     keep_saves: Annotated[int, Field(ge=1, le=1000)] = 3,
     nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
-    gate: bool = False,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -83,11 +82,6 @@ def job(
             that you pin stay too, and do not count.
         nodes: On how many machines the command runs at the same time, all in one region of one
             market. Only the first one's work is stored.
-        gate: On a new machine, start the command before the workspace is restored: each file that
-            it opens is fetched next, and the call waits for it. Nothing is saved before all is
-            there. Without it, or where the report says why not, the command starts after that.
-            Never use it for a command that runs sudo: that has no effect behind the gate, unless
-            the agent may administer the machine. Needs Linux 5.5.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
@@ -111,7 +105,6 @@ def job(
             keep_logs=keep_logs,
             keep_saves=keep_saves,
             nodes=nodes,
-            gate=gate,
             created_unix=time.time(),
         )
     record = drive(opened, record)
@@ -186,12 +179,11 @@ def _rent(driver: Driver) -> None:
         return
     try:
         with driver.beside_others(opened) as (there, snapshot):
-            start = driver.gated_start(there)
-            report = wake_workspace(there, snapshot, early=start)
+            report = wake_workspace(there, snapshot)
     except TorporError as error:
         driver.wait_after(error)
     else:
-        driver.rented(report, start.words)
+        driver.rented(report)
 
 
 def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:

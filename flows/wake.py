@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec.structs import replace
 
 from blocks import Workspace
 from flows.procedures.offers import offers_for
 from flows.procedures.rented_machine import own_or_rented_machine
-from flows.procedures.restore import EarlyStart, arrival, restore_beside
+from flows.procedures.restore import arrival, restore_all
 from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
@@ -29,8 +27,6 @@ from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
 from torpor.control.store.receipts import newest_verified
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
-
-NOTHING_EARLY: Final = EarlyStart()
 
 
 @flow("wake")
@@ -73,12 +69,10 @@ def wake_workspace(
     snapshot: str = NEWEST,
     own: str = "",
     full_check: bool = True,
-    early: EarlyStart = NOTHING_EARLY,
 ) -> WakeReport:
     """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
     run left is continued; if that run restored another snapshot, it is destroyed, and a second
-    round rents another one. ``early``: what starts before all is restored; the machine is handed
-    over, and may be stored, only after that."""
+    round rents another one."""
     before = newest_verified(opened.store, opened.spec.name)
     wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
     freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
@@ -87,17 +81,14 @@ def wake_workspace(
             again,
             own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
             open_session(opened, tenancy.machine) as session,
-            arrival(
-                new_restore(opened, session, wanted, gate=early.may_start(session, tenancy)),
-                tenancy,
-            ) as restore,
+            arrival(new_restore(opened, session, wanted), tenancy) as restore,
         ):
             if snapshot in ("", NEWEST):
                 check_still_newest(opened, before)
             freezer = OWN_MACHINE if own else Freezer()
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
-            restore_beside(early, restore, tenancy.machine, full_check=full_check)
+            restore_all(restore, "wake", tenancy.machine, full_check=full_check)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
             hand_over(tenancy, restore.plan, alone=True, starting=starting)

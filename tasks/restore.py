@@ -197,11 +197,8 @@ def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> C
     return Chosen(*entry_at(_read(opened, wanted), path))
 
 
-def new_restore(
-    opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot, *, gate: bool = False
-) -> RemoteRestore:
-    """A restore of this snapshot on the session's machine, which has not begun. ``gate``: a command
-    is started at once, and waits for each file."""
+def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:
+    """A restore of this snapshot on the session's machine, which has not begun."""
     of = opened.spec
     return RemoteRestore(
         session,
@@ -215,7 +212,6 @@ def new_restore(
         gpu=of.compression.gpu,
         first=of.first,
         aside=of.move_aside,
-        gate=gate,
     )
 
 

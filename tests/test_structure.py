@@ -32,10 +32,9 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "tree": set(),
         "pipeline": {"tree"},
         "sampler": set(),
-        "gate": {"sampler"},
         "checkpoint": set(),
-        "agent": {"checkpoint", "gate", "pipeline", "sampler", "supervisor", "tree"},
-        "supervisor": {"checkpoint", "gate", "sampler"},
+        "agent": {"checkpoint", "pipeline", "sampler", "supervisor", "tree"},
+        "supervisor": {"checkpoint", "sampler"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),

@@ -29,7 +29,6 @@ def run_(
     retries: int = 0,
     keep_saves: int = 3,
     nodes: int = 1,
-    gate: Flag = False,
     options: Options | None = None,
 ) -> None:
     """Run a command, save at intervals, continue on another machine if one is lost, and hibernate.
@@ -45,7 +44,6 @@ def run_(
         retries: How often the command may fail and begin again.
         keep_saves: How many of its newest saves stay.
         nodes: On how many machines the command runs at the same time.
-        gate: Start the command before the workspace is restored; it waits for each file it opens.
     """
     run(
         "job",
@@ -58,7 +56,6 @@ def run_(
         retries=retries,
         keep_saves=keep_saves,
         nodes=nodes,
-        gate=gate,
     )
 
 

@@ -167,7 +167,6 @@ def deploy(
     *,
     strategy: Literal["official", "setup", "own", "stored"] = "stored",
     snapshot: str = "newest",
-    gate: Flag = False,
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
@@ -179,7 +178,6 @@ def deploy(
         strategy: How the software gets onto the machine: with the official image, by the setup
             command at each start, with an image of your own, or from the store.
         snapshot: The snapshot for a new machine.
-        gate: Start the server before the workspace is restored; it waits for each file it opens.
         yes: Rent a new machine without a question.
     """
     if not yes:
@@ -195,7 +193,6 @@ def deploy(
         stack=stack,
         strategy=strategy,
         snapshot=snapshot,
-        gate=gate,
     )
 
 

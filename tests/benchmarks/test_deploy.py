@@ -31,6 +31,6 @@ def test_a_real_server_answers_with_the_model_first(machines_folder: Path) -> No
     used = result["used_bytes"]
     assert used["before ready"] == result["model_bytes"]
     assert used["never"] > 3 * result["model_bytes"]
-    for kind in ("usual", "first", "learned", "gate"):
+    for kind in ("usual", "first", "learned"):
         assert {"environment: restore", "workspace: restore", "completion"} <= set(line[kind])
-    assert all(line[ratio] > 0 for ratio in ("ratio", "learned ratio", "gate ratio"))
+    assert all(line[ratio] > 0 for ratio in ("ratio", "learned ratio"))

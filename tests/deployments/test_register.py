@@ -105,6 +105,56 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
     assert [*after["parameter_openapi_schema"]["properties"]] == ["destroy", "more"]
 
 
+def test_a_parameter_that_a_flow_no_longer_has_is_removed_also_from_a_user_s_own_deployment(
+    prefect_server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Prefect would accept its runs and then fail each of them."""
+    register.make_pools()
+    api = f"{prefect_server.api_url}/deployments/"
+    flow = ask("POST", f"{prefect_server.api_url}/flows/", {"name": "renewed"})
+    cron = {"schedule": {"cron": "0 5 29 2 *"}, "active": False, "slug": "mine"}
+    old = {
+        "flow_id": flow["id"],
+        "entrypoint": "newer.py:renewed",
+        "parameters": {"destroy": False, "gate": True},
+        "schedules": [{**cron, "parameters": {"gate": True, "more": 3}}],
+        "parameter_openapi_schema": {"type": "object", "properties": {"gate": {}, "more": {}}},
+    }
+    ours, own, other = (
+        ask("POST", api, {**old, "name": name, **changes})["id"]
+        for name, changes in (("shipped", {}), ("own", {}), ("other", {"entrypoint": "my.py:f"}))
+    )
+    start = {"parameters": {"more": 4, "gate": False}, "enforce_parameter_schema": False}
+    waiting = ask("POST", f"{api}{own}/create_flow_run", start)["id"]
+    (tmp_path / "newer.py").write_text(FLOW)
+    new = {"name": "shipped", "entrypoint": "newer.py:renewed", "description": "It has `more`."}
+    (tmp_path / "prefect.yaml").write_text(json.dumps({"deployments": [new]}))
+    monkeypatch.setattr(register, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(register, "prefect_file", lambda: tmp_path / "prefect.yaml")
+    register.deploy(Installation(tmp_path))
+    for deployment in (ours, own):
+        after = ask("GET", api + deployment)
+        (schedule,) = after["schedules"]
+        assert (after["parameters"], schedule["parameters"]) == ({"destroy": False}, {"more": 3})
+        assert [*after["parameter_openapi_schema"]["properties"]] == ["destroy", "more"]
+        assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 5 29 2 *", False)
+    assert ask("GET", api + other)["parameters"] == old["parameters"]
+    run = ask("GET", f"{prefect_server.api_url}/flow_runs/{waiting}")
+    assert (run["parameters"], run["state_type"]) == ({"destroy": False, "more": 4}, "SCHEDULED")
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in sorted(said)] == [
+        "deployment own of renewed",
+        "deployment shipped of renewed",
+    ]
+    assert all("this version has no gate" in line for line in said)
+    ask("DELETE", f"{prefect_server.api_url}/flow_runs/{waiting}")
+    for deployment in (ours, own, other):
+        ask("DELETE", api + deployment)
+
+
 @pytest.mark.parametrize(("theirs", "then"), [(None, RUN_COMMAND), ("mine", "mine")])
 def test_a_pool_that_is_there_gets_a_command_if_it_has_none_and_keeps_what_is_its_users(
     prefect_server: Server, monkeypatch: pytest.MonkeyPatch, theirs: str | None, then: str

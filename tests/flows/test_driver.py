@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,7 @@ from torpor.shared.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, made_at
+from torpor.shared.values import MIB, Machine, ObjectKey, SnapshotId, StoredSnapshot, made_at
 from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
 
@@ -64,6 +65,30 @@ def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_ru
     assert drive_job(lab, left).state == "succeeded"
     started = [] if begun else [f"start on {machine.id}"]
     assert story.did == [*started, f"hibernate {machine.id}"]
+
+
+def test_a_job_of_an_older_version_goes_on_without_its_gate(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record says that its command starts before its workspace is restored."""
+    machine, rental = handed_over(lab.opened)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)])
+    del lab.market.alive[machine.id]
+    key = ObjectKey(f"workspaces/{DEMO}/jobs/open/{left.id}")
+    record = json.loads(lab.store.read(key, max_bytes=MIB)[0])
+    record |= {"gate": True, "gated": "the command started before its files were there"}
+    record["attempts"][0]["gated"] = True
+    lab.store.put(key, json.dumps(record).encode())
+    (read,) = lab.opened.jobs.open()
+
+    def wake(*_: Any) -> Any:
+        return SimpleNamespace(machine=handed_over(lab.opened)[0].id, snapshot="s-1")
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    ended = drive_job(lab, read)
+    assert [attempt.end for attempt in ended.attempts] == ["machine lost", "command ended"]
+    assert (ended.state, ended.attempts[0].machine) == ("succeeded", machine.id)
+    assert lab.opened.jobs.of(left.id) == ended
 
 
 def test_a_machine_on_which_a_command_runs_is_waited_for(

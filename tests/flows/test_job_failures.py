@@ -10,11 +10,9 @@ import pytest
 
 from flows import job
 from flows.procedures.job import driver
-from flows.procedures.job.start import GatedStart
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
-from tasks.workspace import OpenWorkspace
 from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
@@ -24,12 +22,9 @@ from torpor.shared.errors import (
     InvalidInput,
     LacksWork,
     MachineUnreachable,
-    SnapshotDamaged,
     StoreDenied,
-    TorporError,
 )
 from torpor.shared.values import SnapshotId
-from torpor.shared.wire.job import JobState, StartJob
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["by the job", "by hand"])
@@ -86,44 +81,6 @@ def test_a_wake_that_a_hibernation_overtakes_is_tried_again(
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
     ended = drive_job(lab, left_job(lab))
     assert (ended.state, ended.newest, wakes) == ("succeeded", "s-2", ["overtaken"])
-
-
-@pytest.mark.parametrize("fault", [InvalidInput("d is gone"), SnapshotDamaged("a pack is gone")])
-@pytest.mark.parametrize("starts", [True, False])
-def test_a_restore_that_fails_under_a_command_costs_an_attempt_and_the_next_one_waits_for_it(
-    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, fault: TorporError, starts: bool
-) -> None:
-    """Also where nobody knows whether the command was started."""
-    asked: list[bool] = []
-
-    def call(request: StartJob, **_: Any) -> JobState:
-        assert request.gate == DEMO and request.forget == []
-        if not starts:
-            raise AgentLost("the line is cut")
-        return JobState(request.job, request.attempt, "running")
-
-    def wake(opened: OpenWorkspace, _: str, *, early: GatedStart) -> Any:
-        machine, rental = handed_over(lab.opened)
-        tenancy: Any = SimpleNamespace(machine=machine, rental=rental, fresh=True)
-        session: Any = SimpleNamespace(call=call)
-        asked.append(early.may_start(session, tenancy))
-        plan = SimpleNamespace(gated=asked[-1], complete=False, ungated="")
-        restore: Any = SimpleNamespace(plan=plan, wanted=SimpleNamespace(snapshot="s-1"))
-        early.planned(restore)
-        early.start()
-        if asked[-1]:
-            del lab.market.alive[machine.id]
-            lab.opened.rentals.change(rental, state="ended")
-            raise fault
-        return SimpleNamespace(machine=machine.id, snapshot="s-1")
-
-    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
-    ended = drive_job(lab, left_job(lab, gate=True))
-    assert (asked, ended.state, ended.saves) == ([True, False], "succeeded", 0)
-    lost, last = ended.attempts
-    assert (lost.end, lost.saved, last.status) == ("machine lost", False, 0)
-    assert lost.error == f"its restore failed: {fault}"
-    assert ended.gated == "not used: the attempt before was lost without a save"
 
 
 def test_a_job_needs_a_command(lab: Lab) -> None:

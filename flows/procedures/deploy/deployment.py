@@ -19,14 +19,7 @@ import msgspec
 
 from flows.procedures.deploy.server import Serving
 from flows.procedures.rented_machine import rented_machine
-from flows.procedures.restore import (
-    NOTHING_RESTORED,
-    arrival,
-    begun,
-    gate_words,
-    restore_all,
-    restore_parts,
-)
+from flows.procedures.restore import arrival, begun, restore_all, restore_parts
 from flows.procedures.snapshot import take_snapshot
 from tasks.autosave import start_autosave
 from tasks.deploy import (
@@ -80,7 +73,6 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import Machine, StoredSnapshot, WorkspaceName, workspace_name
-from torpor.shared.wire.restore import RestorePlan
 
 
 @dataclass
@@ -94,14 +86,13 @@ class Trial:
 
 class Chosen(NamedTuple):
     """What a user asks for. ``early``: the server may start when what an earlier one used is there,
-    before all is restored. ``gate``: it may start at once, and wait for each file."""
+    before all is restored."""
 
     stack: Stack
     strategy: StrategyName
     full_check: bool
     trial: Trial | None
     early: bool = True
-    gate: bool = False
 
     @property
     def how(self) -> Strategy:
@@ -161,9 +152,7 @@ class Deployment:
         self._began = began
         self._reached = time.monotonic()
         self._served = 0.0
-        self._started_early = False  # behind the gate, or though nobody has named what comes first
-        self._gated = False
-        self._gate = NOTHING_RESTORED if chosen.gate else ""
+        self._started_early = False  # though nobody has named what comes first
         self._environment = "of the image"
         self._built = False
         self._mark = ""  # the record on the machine that this deploy makes the environment
@@ -225,7 +214,6 @@ class Deployment:
             strategy=f"{self._chosen.strategy}: {self._strategy.words}",
             snapshot=None if self._wanted is None else self._wanted.snapshot,
             environment=self._environment,
-            gate=self._gate,
             machine=self._machine.id,
             host=endpoint.host,
             port=endpoint.port,
@@ -254,7 +242,7 @@ class Deployment:
 
     def _serve(self) -> None:
         self._fetch_model()
-        self._serving.serve(gated=self._gated)
+        self._serving.serve()
         self._served = time.monotonic()
         if self._tenancy is not None:  # else its user has worked there too
             note_ready(self._session, self._opened.spec.name)
@@ -311,18 +299,18 @@ class Deployment:
         running: list[Future[None]] = []
 
         def when_first() -> None:
-            if self._stack.fetch or not (spec.first or self._chosen.early or self._gated):
+            if self._stack.fetch or not (spec.first or self._chosen.early):
                 return
             for environment in made:
                 environment.result()
-            self._started_early = self._gated or not spec.first
+            self._started_early = not spec.first
             try:
                 deploy.run(self._serve)
             except InvalidInput:  # it can never be started
                 self._started_early = False
                 raise
             except DeployFailed as error:
-                if spec.first and not self._gated:
+                if spec.first:
                     raise
                 # It was learned from an earlier server, and this one may need more.
                 self._stop()
@@ -362,11 +350,9 @@ class Deployment:
     def _restore_workspace(
         self, tenancy: Tenancy, wanted: StoredSnapshot, when_first: Callable[[], None]
     ) -> None:
-        gate = self._chosen.gate and self._chosen.early and not self._stack.fetch
-        restore = new_restore(self._opened, self._session, wanted, gate=gate)
+        restore = new_restore(self._opened, self._session, wanted)
         self._restoring.append(restore)
         with self._measured("workspace"), arrival(restore, tenancy):
-            self._note_gate(restore.plan)
             self._environment_lined_up.wait()
             self._check_wanted()
             restore_all(
@@ -381,14 +367,6 @@ class Deployment:
             *moved(self._opened, tenancy.machine, restore.plan),
             *restore.finished.warnings,
         ]
-
-    def _note_gate(self, plan: RestorePlan) -> None:
-        self._gated = plan.gated
-        if self._chosen.gate:
-            why = "a server that started early wrote to what was still restored"
-            if self._stack.fetch:
-                why = "the fetch command needs the whole workspace"
-            self._gate = gate_words(plan, "server", why)
 
     @contextmanager
     def _measured(self, what: str) -> Iterator[None]:

@@ -99,15 +99,14 @@ class Serving:
         if state.state != "ended" or state.status:
             raise self._failed(kind, _words(state))
 
-    def serve(self, *, gated: bool = False) -> None:
-        """Start the server, wait until it is ready, and have it answer one request. ``gated``: the
-        workspace is still restored, and the server waits for each file that it opens."""
+    def serve(self) -> None:
+        """Start the server, wait until it is ready, and have it answer one request."""
         stack, place = self._place.stack, self._place
         if self._session.listens(stack.port):
             raise self._taken()
         with phase("server"):
             folder = place.absolute(place.workspace)
-            self._start("server", place.filled(stack.server), folder, gated=gated)
+            self._start("server", place.filled(stack.server), folder)
         with self._session.forward(stack.port) as port:
             with phase("health"):
                 self._wait_until_ready(port)
@@ -151,7 +150,7 @@ class Serving:
                 raise self._failed("server", f"{stack.health} gave {said} for {limit}")
             time.sleep(LOOK_S)
 
-    def _start(self, kind: Kind, argv: list[str], folder: str, *, gated: bool = False) -> None:
+    def _start(self, kind: Kind, argv: list[str], folder: str) -> None:
         job = self._id(kind)
         before = look_at_command(self._session, job, 0, 0).state
         request = StartJob(
@@ -163,7 +162,6 @@ class Serving:
             [],
             environment=dict(self._place.stack.secrets.variables),
             serves=kind == "server",
-            gate=self._workspace if gated else "",
         )
         state = start_command(self._session, request)
         if state.attempt != request.attempt:  # the agent starts none beside one that runs

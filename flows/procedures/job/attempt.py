@@ -104,12 +104,9 @@ class Attending:
                 self._left.set()
 
     def _start(self) -> None:
-        self._starting.end_left()
         job = self._driven.job
         attempt = job.attempt or self._starting.begin()
         if attempt is None:
-            if job.gate:  # a run that was killed may have left a command
-                stop_command(self._session, job.id)
             return
         try:
             self._others.log_in()
@@ -119,8 +116,7 @@ class Attending:
             return
         begins = job.attempt is None
         try:
-            # One that was started behind the gate has forgotten none: they were still restored.
-            request = self._starting.request(attempt, nodes, forgets=begins or job.gate)
+            request = self._starting.request(attempt, nodes, forgets=begins)
             end_autosave(self._opened, self._session)  # the job has saves of its own
             try:
                 self._others.start(request)

@@ -12,7 +12,6 @@ import msgspec
 
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.nodes import bring_nodes, end_nodes
-from flows.procedures.job.start import GatedStart
 from flows.procedures.job.stopped_machine import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
@@ -427,31 +426,16 @@ class Driver:
                 raise
             runner().log.warning("job %s goes on: %s", self.job.id, error)
 
-    def gated_start(self, opened: OpenWorkspace) -> GatedStart:
-        """What may start the command while ``opened`` is woken for the job."""
-        return GatedStart(opened, self._driven)
-
-    def rented(self, report: WakeReport, gated: str) -> None:
-        """``gated``: how the command used its gate, in words."""
+    def rented(self, report: WakeReport) -> None:
         self._refusals = 0
-        newest = self.job.newest or report.snapshot
-        self._driven.change(rented=report.machine, newest=newest, gated=gated)
+        self._driven.change(rented=report.machine, newest=self.job.newest or report.snapshot)
 
     def wait_after(self, error: TorporError) -> None:
-        """Wait after a wake that failed, or end the job. A command that was started during the wake
-        is lost with its machine; the next one waits for the restore."""
+        """Wait after a wake that failed, or end the job."""
         if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
             self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
             raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
-        attempt, now_unix = self.job.attempt, time.time()
-        if attempt is not None:
-            self._driven.change_attempt(
-                end="machine lost",
-                ended_unix=now_unix,
-                lost_s=now_unix - attempt.began_unix,
-                error=f"its restore failed: {error}",
-            )
-        elif isinstance(error, NoOffer | CreateFailed):
+        if isinstance(error, NoOffer | CreateFailed):
             self._refusals += 1
             seconds = wait_s(self._refusals)
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")

@@ -19,7 +19,6 @@ from torpor.control.jobs.policy import (
     save_interval_s,
     spot_for,
     wait_s,
-    why_no_gate,
 )
 from torpor.control.jobs.records import Attempt, End, Job
 from torpor.shared.values import MachineId, WorkspaceName
@@ -56,14 +55,6 @@ jobs = some.builds(job, histories, some.sampled_from(SPOTS), some.integers(0, 3)
 def test_losses_count_from_the_last_attempt_that_saved(before: list[Attempt], lost: int) -> None:
     assert losses([*before, SAVED, *[LOST] * lost]) == lost
     assert losses([*before, attempt("command ended", status=1), *[LOST] * lost]) == lost
-
-
-@given(jobs, some.integers(1, 3), some.booleans())
-def test_the_gate_is_for_one_node_that_lost_nothing_since_its_save(
-    begun: Job, nodes: int, freezes: bool
-) -> None:
-    gated = nodes == 1 and not freezes and losses(begun.attempts) == 0
-    assert (why_no_gate(replace(begun, nodes=nodes), freezes=freezes) == "") == gated
 
 
 @given(jobs)

@@ -49,11 +49,9 @@ from torpor.shared.wire.request import Event, Request, parse_answer
 from torpor.shared.wire.restore import (
     BeginRestore,
     FetchPart,
-    RestoredPart,
     RestorePart,
     RestorePlan,
     Served,
-    WantedPacks,
 )
 from torpor.shared.wire.snapshot import (
     Froze,
@@ -276,54 +274,6 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
     with pytest.raises(MachineError, match="none of workspace demo"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").lost_packs()
     assert [type(asked) for asked in agent.asked] == [BeginRestore, ListPacks]
-
-
-A_PACK, ANOTHER = new_pack_key(WORKSPACE), new_pack_key(WORKSPACE)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "pieces"),
-    [
-        ([ANOTHER], [0]),
-        ([A_PACK], [2]),
-        ([A_PACK, A_PACK], [1, 1]),
-        ([A_PACK], []),
-    ],
-    ids=["another pack", "another piece", "twice", "no piece"],
-)
-def test_a_machine_gets_no_grant_for_what_its_plan_does_not_name(
-    memory_store: MemoryStore, wanted: list[ObjectKey], pieces: list[int]
-) -> None:
-    plan = RestorePlan(False, [], 1, 1, 1, [RestorePart(0, 1, 1, [A_PACK], [1])], gated=True)
-    asks = WantedPacks(wanted, pieces, False)
-    agent = Hostile(_honest(BeginRestore=plan, AskWanted=asks))
-    remote = RemoteRestore(agent, memory_store, WANTED, None, "run", gate=True)
-    remote.begin()
-    with pytest.raises(MachineError, match="machine hostile"):
-        remote.fetch_wanted(0.0)
-    assert agent.grants == []
-
-
-def test_a_machine_gets_few_grants_for_what_a_command_waits_for(memory_store: MemoryStore) -> None:
-    """One a restart of its agent, of which it may say that there were a few."""
-    parts = [RestorePart(0, 1, 1, [A_PACK], [1]), RestorePart(1, 1, 1, [ANOTHER])]
-    plan = RestorePlan(False, [], 1, 1, 1, parts, gated=True)
-    asks = [WantedPacks([A_PACK], [1], False), WantedPacks([ANOTHER], [0], False)]
-    turns = itertools.cycle(asks)
-    agent = Hostile(
-        _honest(
-            BeginRestore=plan,
-            AskWanted=lambda asked: msgspec.to_builtins(next(turns)),
-            FetchPart=RestoredPart(0),
-        )
-    )
-    remote = RemoteRestore(agent, memory_store, WANTED, None, "run", gate=True)
-    for begins in range(1, 8):
-        remote.begin()
-        with pytest.raises(MachineError, match="beyond its plan, or twice"):
-            while True:
-                remote.fetch_wanted(0.0)
-        assert len(agent.grants) == 2 * min(begins, 4)
 
 
 class _Forgetful(MemoryStore):

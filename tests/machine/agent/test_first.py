@@ -28,7 +28,12 @@ from torpor.control.remote.restore import RemoteRestore
 from torpor.control.reports import FirstReport
 from torpor.machine.agent import in_use
 from torpor.machine.agent.runs import WORKERS, RunRegistry
-from torpor.shared.errors import InvalidInput, SnapshotDamaged, WorkspaceInvalid
+from torpor.shared.errors import (
+    InvalidInput,
+    RestoreUnfinished,
+    SnapshotDamaged,
+    WorkspaceInvalid,
+)
 from torpor.shared.format.manifest import Entry
 from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.restore import Finished
@@ -268,6 +273,24 @@ def test_after_a_start_of_the_machine_everything_is_compared(
     waking.run.end()
     waking.engine.restore(waking.snapshot, [waking.back], first=FIRST)
     waking.is_back()
+
+
+def test_a_restore_under_a_command_of_an_older_torpor_is_not_gone_on_with(waking: Waking) -> None:
+    """The command has an error for each file that never came, and writes what it takes for
+    missing."""
+    waking.use(FIRST)
+    waking.engine.restart()
+    (record,) = waking.engine.home.rglob("in-use")
+    gate = record.with_name("gate")
+    gate.mkdir()
+    (gate / "names").write_bytes(b"as an older version wrote it")
+    run = waking.engine.remote_restore(waking.snapshot, [waking.back], first=FIRST)
+    with pytest.raises(RestoreUnfinished, match="older torpor"):
+        run.begin(resume=True)
+    subprocess.run(["rm", "-rf", waking.back], check=True)
+    waking.engine.restore(waking.snapshot, [waking.back], resume=True, first=FIRST)
+    waking.is_back()
+    assert not gate.exists()
 
 
 @pytest.mark.parametrize("gone", ["the end of the record", "the files"])

@@ -11,14 +11,12 @@ from torpor.shared.values import MachineId, SnapshotId
 class DeployReport(WorkspaceReport, frozen=True):
     """A server that has answered, on a machine that is the user's. ``seconds``: wall time by phase;
     ``within``: of what happened at the same time in the phase `restore`. ``from_rental_s`` and
-    ``from_ssh_s``: until the first completion; None without a rental. ``gate``: whether the server
-    started before its files were there, or why not; empty if nobody asked for that."""
+    ``from_ssh_s``: until the first completion; None without a rental."""
 
     stack: str
     strategy: str
     snapshot: SnapshotId | None
     environment: str
-    gate: str
     machine: MachineId
     host: str
     port: int
@@ -58,8 +56,6 @@ class DeployReport(WorkspaceReport, frozen=True):
             "seconds by phase": _seconds(self.seconds | self.within),
             "server's log": "; ".join([self.log, *self.warnings]),
         }
-        if self.gate:
-            values["snapshot"] += f"; gate: {self.gate}"
         return [{"what": what, "value": value} for what, value in values.items()]
 
 

@@ -98,11 +98,8 @@ class Driven:
         with self._lock:
             self._keep(msgspec.structs.replace(self._job, **changes))
 
-    def begin_attempt(
-        self, machine: Machine, spot: bool, price_usd_h: float, *, gated: bool = False
-    ) -> Attempt:
-        """Record that the command is about to be started on the machine; ``gated``: before its
-        workspace is restored."""
+    def begin_attempt(self, machine: Machine, spot: bool, price_usd_h: float) -> Attempt:
+        """Record that the command is about to be started on the machine."""
         now_unix = time.time()
         attempt = Attempt(
             number=len(self._job.attempts) + 1,
@@ -113,7 +110,6 @@ class Driven:
             price_usd_h=price_usd_h,
             began_unix=now_unix,
             seen_unix=now_unix,
-            gated=gated,
         )
         begun = [*self._job.attempts, attempt]
         self.change(state="running", why="", failures=0, stopped=None, attempts=begun)

@@ -44,18 +44,6 @@ def spot_for(job: Job) -> Spot:
     return job.spot
 
 
-def why_no_gate(job: Job, *, freezes: bool) -> str:
-    """Why the command of the next attempt waits for the whole restore, although the job wants a
-    gate; empty if it does not. ``freezes``: its workspace freezes the commands of jobs."""
-    if job.nodes > 1:
-        return "a job on several nodes begins with all files on each"
-    if freezes:
-        return "the workspace freezes jobs, and a command behind the gate cannot be frozen"
-    if losses(job.attempts):
-        return "the attempt before was lost without a save"
-    return ""
-
-
 def is_hopeless(job: Job) -> bool:
     """Whether it lost too much without progress to be tried again."""
     return losses(job.attempts) >= MOST_LOSSES or len(job.attempts) >= MOST_ATTEMPTS

@@ -74,7 +74,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     error: str = ""  # why it could not be started, how a notice went, or which node was lost
     saved: bool = False
-    gated: bool = False  # its command was started before its workspace was restored
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
     gpu_s: int = 0  # seconds in which its machine's GPUs were measured
     gpu_percent: float = 0.0  # of the busiest GPU, their mean
@@ -98,7 +97,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep_logs: bool = False  # of earlier jobs, in the workspace
     keep_saves: int = 3  # of its own saves, the newest ones
     nodes: int = 1  # machines at the same time
-    gate: bool = False  # its command is started before its workspace is restored
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
@@ -116,7 +114,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     newest_unix: float | None = None  # when the files of that save were read
     frozen: SnapshotId | None = None  # holds its frozen command, which goes on in its next attempt
     final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed
-    gated: str = ""  # how its newest wake used the gate, in words
     log_offset: int = 0  # what the runs have shown of the log
     why: str = ""  # of its state, for people
     ended_unix: float | None = None

@@ -39,7 +39,6 @@ class JobReport(Report, frozen=True):
             },
             {"what": "machines", "value": f"{len(machines)}: {', '.join(machines[-20:])}"},
             *([{"what": "nodes", "value": f"{job.nodes} at the same time"}] * (job.nodes > 1)),
-            *([{"what": "gate", "value": job.gated or "nothing was restored"}] * job.gate),
             {"what": "cost", "value": self.cost},
             {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},
             {"what": "work lost", "value": f"{self.lost_s:.0f} s"},

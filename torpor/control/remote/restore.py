@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, repeat
-from typing import Final
 
 import msgspec
 
-from torpor.control.remote.limits import check_fetches, hostile
+from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.format.sizes import PACK_BYTES
-from torpor.shared.values import MIB, GpuUse, ObjectKey, StoredSnapshot
+from torpor.shared.values import MIB, GpuUse, StoredSnapshot
 from torpor.shared.wire.restore import (
-    AskWanted,
     BeginRestore,
     Checked,
     CheckRestore,
@@ -31,11 +26,7 @@ from torpor.shared.wire.restore import (
     RestorePart,
     RestorePlan,
     ServePacks,
-    WantedPacks,
 )
-
-_MOST_BEGINS: Final = 4
-"""How often a machine may say that its agent was restarted, and want again what it wanted."""
 
 
 class RemoteRestore(RemoteRun):
@@ -43,8 +34,7 @@ class RemoteRestore(RemoteRun):
     fetching again what is on the disk.
 
     ``paths``: the directories that the snapshot may name, and is restored to. ``roots``: restore to
-    these instead, whatever it names. ``gate``: a command is started at once, where the machine can
-    have it wait for each file. ``first_s``: after how many seconds what comes first could be
+    these instead, whatever it names. ``first_s``: after how many seconds what comes first could be
     used."""
 
     def __init__(
@@ -62,7 +52,6 @@ class RemoteRestore(RemoteRun):
         gpu: GpuUse | None = None,
         first: Sequence[str] = (),
         aside: bool = False,
-        gate: bool = False,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
@@ -73,10 +62,7 @@ class RemoteRestore(RemoteRun):
         self._gpu = gpu
         self.first = first
         self._aside = aside
-        self._gate = gate
         self._plan: RestorePlan | None = None
-        self._begins = 0
-        self._may_want: Counter[tuple[ObjectKey, int]] = Counter()
         self.first_s: float | None = None
         self._began_s = time.monotonic()
         self._finished: Finished | None = None
@@ -119,7 +105,6 @@ class RemoteRestore(RemoteRun):
                 gpu=self._gpu,
                 first=list(self.first),
                 aside=self._aside and rented,
-                gate=self._gate,
             )
         )
         return self._within_limits(plan)
@@ -146,16 +131,6 @@ class RemoteRestore(RemoteRun):
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
         return self._held(FetchPart(self.run, grants, peer, plan.pieces), on_event)
 
-    def fetch_wanted(self, wait_s: float) -> bool:
-        """Fetch the next packs that a command behind the gate waits for, before the parts; wait for
-        them for ``wait_s``. False once every chunk is there."""
-        wanted = self._held(AskWanted(self.run, wait_s))
-        if wanted.packs:
-            self._check_wanted(wanted)
-            grants = [self._grant("GET", key, PACK_BYTES) for key in wanted.packs]
-            self._held(FetchPart(self.run, grants, pieces=wanted.pieces, urgent=True))
-        return not wanted.complete
-
     def finish_first(self) -> Checked:
         """Finish what comes first, once its parts are there: it may be used then."""
         checked = self._held(FinishFirst(self.run))
@@ -181,27 +156,7 @@ class RemoteRestore(RemoteRun):
         """``parts`` parts, and one more where something comes first."""
         check_fetches(self.machine, self.wanted.workspace, plan.parts, self._parts + 1)
         self._plan = self._plan or plan
-        self._begins += 1
-        if self._begins <= _MOST_BEGINS:  # an agent that was restarted asks again
-            pairs = [
-                zip(part.packs, part.pieces or repeat(0), strict=False)  # a hostile machine's
-                for part in self._plan.parts
-            ]
-            with self._lock:
-                self._may_want.update(chain.from_iterable(pairs))
         return plan
-
-    def _check_wanted(self, wanted: WantedPacks) -> None:
-        """MachineError for what the plan does not name, and for what an agent has wanted before:
-        each gets a grant."""
-        if len(wanted.packs) != len(wanted.pieces):
-            raise hostile(self.machine, "names no piece of a pack that a command waits for")
-        for key, piece in zip(wanted.packs, wanted.pieces, strict=True):
-            with self._lock:
-                if self._may_want[key, piece] > 0:
-                    self._may_want[key, piece] -= 1
-                    continue
-            raise hostile(self.machine, f"asks for {key[:100]!r} beyond its plan, or twice")
 
     def _begin_again(self) -> None:
         self.begin(resume=True)

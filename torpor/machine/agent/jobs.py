@@ -23,8 +23,6 @@ from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.programs import look_at
 from torpor.machine.checkpoint.tree import why_not
-from torpor.machine.gate.keeper import STILL_S, Awaited
-from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -35,7 +33,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
     from_wire,
 )
-from torpor.shared.values import learned, workspace_name
+from torpor.shared.values import learned
 from torpor.shared.wire.job import (
     JobLook,
     JobState,
@@ -67,8 +65,6 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
     request = _resolved(request)
     folder = JobFolder(call.home, request.job)
     folder.make()
-    if request.gate:
-        _await_log(request, call)
     _remove_logs(call.home, request)
     lock = _lock_to_start(folder, request.attempt, call)
     if lock is None:
@@ -197,8 +193,6 @@ def _resolved(request: StartJob) -> StartJob:
                 f"{name[:80]!r} cannot be an environment variable of a command: write letters, "
                 "digits and _, not TORPOR_ in front, and no zero byte in its value"
             )
-    if request.gate:
-        workspace_name(request.gate)
     if request.attempt < 1:
         raise InvalidInput(f"attempts count from 1; this is {request.attempt}")
     return msgspec.structs.replace(request, folder=paths[0], log=paths[1], images=paths[2])
@@ -240,28 +234,6 @@ def _none_starts(folder: JobFolder, call: Call) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _await_log(request: StartJob, call: Call) -> None:
-    """Until the restore has given the log of earlier attempts its name: one that is made meanwhile
-    would take that. MachineError where it never comes."""
-    names = Awaited(GateRecord(call.home, request.gate), STILL_S)
-    try:
-        number = names.number(os.fsencode(request.log), follows=True)
-    except OSError:  # the snapshot has not even its folder
-        return
-    if number is None:
-        return
-    names.want({number})
-    while names.lacks({number}):
-        if names.never_come:
-            raise MachineError(
-                f"the restore of workspace {request.gate} brings the log {request.log} no further: "
-                "start the command when all is restored"
-            )
-        call.check()
-        time.sleep(_POLL_S)
-        names.look()
 
 
 def _remove_logs(home: Path, request: StartJob) -> None:

@@ -45,7 +45,6 @@ from torpor.shared.wire.machine import (
 )
 from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 from torpor.shared.wire.restore import (
-    AskWanted,
     BeginPath,
     BeginRestore,
     Checked,
@@ -55,7 +54,6 @@ from torpor.shared.wire.restore import (
     FinishFirst,
     FinishRestore,
     NoteReady,
-    RestoredPart,
     ServePacks,
 )
 from torpor.shared.wire.snapshot import (
@@ -131,15 +129,7 @@ def operations(
     table.add(ServePacks, restores.during(RestoreRun.serve))
     part = restores.during(RestoreRun.part, AgentRun.writing, worker)
     first_part = restores.during(RestoreRun.part, AgentRun.writing, first_worker)
-    urgent_part = restores.during(RestoreRun.part, AgentRun.writing)
-
-    def fetch(asked: FetchPart, call: Call) -> RestoredPart:
-        if asked.urgent:
-            return urgent_part(asked, call)
-        return (first_part if asked.pieces else part)(asked, call)
-
-    table.add(FetchPart, fetch)
-    table.add(AskWanted, restores.during(RestoreRun.wanted))
+    table.add(FetchPart, lambda asked, call: (first_part if asked.pieces else part)(asked, call))
     table.add(FinishFirst, restores.during(RestoreRun.first, AgentRun.writing))
     table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
     table.add(CheckRestore, restores.during(_compare, AgentRun.written))

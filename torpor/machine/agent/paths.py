@@ -98,7 +98,7 @@ class PathRun(RestoreRun):
         writing = Writing(goal, plan, journal, NO_FIRST, in_use)
         writing.prepare()
         answer = self._answer(goal, [placing.place], plan)
-        return Begun(answer, wanted, goal, writing, identity)
+        return Begun(answer, wanted, goal, writing)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
         if not compared.differences and self._placing is not None:

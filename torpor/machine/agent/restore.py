@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +16,6 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.gate import RestoreGate
 from torpor.machine.agent.goal import (
     SPARE_BYTES,
     Goal,
@@ -31,8 +30,6 @@ from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Use
 from torpor.machine.agent.writing import Writing
-from torpor.machine.gate.listener import why_not
-from torpor.machine.gate.record import GateRecord
 from torpor.machine.pipeline.download import (
     FetchPlan,
     Lot,
@@ -48,11 +45,10 @@ from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
 from torpor.shared.format.file_use import recorded_use
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HOLE, described
-from torpor.shared.format.names import pack_id_of, pack_key
+from torpor.shared.format.names import pack_id_of
 from torpor.shared.format.rows import NO_CHUNK
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import (
-    AskWanted,
     BeginPath,
     BeginRestore,
     Checked,
@@ -65,11 +61,9 @@ from torpor.shared.wire.restore import (
     RestorePlan,
     Served,
     ServePacks,
-    WantedPacks,
 )
 
 _POLL_S: Final = 0.2
-_MOST_WAIT_S: Final = 10.0
 _STAGE: Final = b".torpor-"
 """Where something comes first, files wait for their names in a directory of this name in each
 target."""
@@ -77,14 +71,12 @@ target."""
 
 class Begun(NamedTuple):
     """What the request that began the run found. Without ``writing``, an earlier run restored and
-    compared everything, and nothing is written: the user may have worked here since.
-    ``identity``: of the restore."""
+    compared everything, and nothing is written: the user may have worked here since."""
 
     answer: RestorePlan
     wanted: Wanted
     goal: Goal
     writing: Writing | None
-    identity: bytes
 
 
 class RestoreRun(AgentRun):
@@ -97,8 +89,6 @@ class RestoreRun(AgentRun):
         self._begun: Begun | None = None
         self._finished: Finished | None = None
         self._first = _First()
-        self._gate: RestoreGate | None = None
-        self._record = GateRecord(home, workspace)
 
     def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
         """Read and check the manifest, check the targets, plan what to fetch. Once a run.
@@ -129,17 +119,7 @@ class RestoreRun(AgentRun):
         fetcher = PeerFirst(
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
-        gate, check = self._gate, partial(self.check, call)
-        give_way: Callable[[], None] | None = None
-        wrote: Callable[[int], None] | None = None
-        with ExitStack() as held:
-            held.enter_context(self._first.fetching(bool(request.pieces)))
-            if gate is not None:
-                wrote = gate.wrote
-                if request.urgent:
-                    held.enter_context(gate.urgent())
-                else:
-                    give_way = partial(gate.give_way, check)
+        with self._first.fetching(bool(request.pieces)):
             stored_bytes = restore_part(
                 plan,
                 begun.goal.seal,
@@ -149,11 +129,9 @@ class RestoreRun(AgentRun):
                 writing.journal,
                 pieces=request.pieces,
                 progress=call.moved,
-                check=check,
+                check=partial(self.check, call),
                 keep=self._passing.keep,
                 gpu=self._gpu,
-                give_way=give_way,
-                wrote=wrote,
             )
         chunks = begun.goal.manifest.chunks
         packs = [pack_id_of(grant.key) for grant in request.packs]
@@ -163,16 +141,6 @@ class RestoreRun(AgentRun):
             for lot in lots
         )
         return RestoredPart(stored_bytes, fetcher.peer_bytes, kept)
-
-    def wanted(self, request: AskWanted, call: Call) -> WantedPacks:
-        """What a command behind the gate waits for next."""
-        begun, gate = self._has_begun(), self._gate
-        if gate is None or begun.writing is None:
-            return WantedPacks([], [], True)
-        lot = gate.wanted(min(request.wait_s, _MOST_WAIT_S), partial(self.check, call))
-        if lot is None:
-            return WantedPacks([], [], begun.writing.plan.is_done)
-        return WantedPacks([pack_key(self.workspace, lot.pack)], [lot.piece], False)
 
     def first(self, request: FinishFirst, call: Call) -> Checked:
         """Finish what comes first, while the rest is fetched: it may be used then."""
@@ -221,10 +189,18 @@ class RestoreRun(AgentRun):
         if request.resume and done is None and holds_something:
             mirrored = self.state.mirrored(goal.real_targets)
             if mirrored == wanted.root:
-                self._record.complete(identity, len(goal.manifest.entries))
-                return Begun(self._answer(goal, goal.targets, None), wanted, goal, None, identity)
+                return Begun(self._answer(goal, goal.targets, None), wanted, goal, None)
             self._check_left(journal, mirrored)
         aside: list[str] = []
+        gate = self.state.folder / "gate"  # of a version whose commands could start before the end
+        if done is None:
+            shutil.rmtree(gate, ignore_errors=True)
+        elif gate.exists():
+            raise RestoreUnfinished(
+                f"workspace {self.workspace} on this machine holds an unfinished restore, by an "
+                "older torpor, under a command that was started before its files were there, and "
+                "nothing else; to go on here, end that command, and empty the directories"
+            )
         if done is None:
             if request.aside and not request.resume and self.state.is_new:
                 aside = self._move_aside(goal.targets, request.snapshot)
@@ -237,28 +213,17 @@ class RestoreRun(AgentRun):
         plan = self._plan(goal, request, done or set(), first)
         self.state.forget_index()
         in_use = InUse(self.state.folder / "in-use", identity)
-        ungated = ""
-        if request.gate:
-            ungated = _why_no_gate(self._record, identity, is_new=done is None)
-        gated = request.gate and not ungated
-        staged = bool(first.ranks) or journal.staged or gated
+        staged = bool(first.ranks) or journal.staged
         stage = _STAGE + identity.hex()[:16].encode() if staged else b""
         writing = Writing(goal, plan, journal, first, in_use, stage)
         writing.prepare()
-        if gated:
-            begins = identity if done is None else None
-            self._gate = RestoreGate(self._record, begins, writing, goal.real_targets)
-        else:
-            self._record.end()  # a command of an earlier run waits in vain: names come in the end
         answer = replace(
             self._answer(goal, goal.targets, plan),
             first=len(first.ranks),
             unmatched=first.unmatched,
             moved_aside=aside,
-            gated=gated,
-            ungated=ungated,
         )
-        return Begun(answer, wanted, goal, writing, identity)
+        return Begun(answer, wanted, goal, writing)
 
     def _plan(
         self,
@@ -295,7 +260,6 @@ class RestoreRun(AgentRun):
         if begun.writing is not None:
             begun.writing.plan.check_fetched(f"run {self.id}", "restore all parts before finish")
             warnings = first_few(begun.writing.finish())
-            self._record.complete(begun.identity, len(begun.goal.manifest.entries))
         decoding = "" if self._gpu is None else self._gpu.words
         return Finished(*begun.goal.totals, warnings, decoding)
 
@@ -368,8 +332,6 @@ class RestoreRun(AgentRun):
 
     def _give_back(self) -> None:
         self._passing.close()
-        if self._gate is not None:
-            self._gate.end()
         if self._gpu is not None:
             self._gpu.close()
         super()._give_back()
@@ -413,13 +375,6 @@ class _First:
             with self._changed:
                 self._finishing = False
                 self._changed.notify_all()
-
-
-def _why_no_gate(record: GateRecord, identity: bytes, *, is_new: bool) -> str:
-    """Why no command can wait for this restore at the gate; empty if one can."""
-    if not is_new and not record.goes_on(identity):
-        return "the restore continues one that was interrupted"
-    return why_not()
 
 
 def _first(goal: Goal, request: BeginRestore) -> First:

@@ -3,9 +3,8 @@
 If anything comes first, every file is written in a directory of torpor's own, and gets its name
 when it is complete: a program that was started on what came first finds no file, not zeros.
 
-What comes first is in use from the moment it is finished, and behind a gate each name from the
-moment it is given: a program may change it. It is not written again, and what was changed is not
-compared, as after a restore.
+What comes first is in use from the moment it is finished: a program that was started on it may
+change it. It is not written again, and what was changed is not compared, as after a restore.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal, first_few, shown
-from torpor.machine.agent.in_use import UNKNOWN, InUse
+from torpor.machine.agent.in_use import InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
@@ -62,11 +61,6 @@ class Writing:
         self._read_back = False
 
     @property
-    def in_use(self) -> Container[int]:
-        """The entries that programs may use already."""
-        return self._in_use.signatures
-
-    @property
     def journal(self) -> RestoreJournal:
         return self._journal
 
@@ -75,7 +69,6 @@ class Writing:
         is_new, was_staged = self._journal.done() is None, self._journal.staged
         if is_new:
             self._in_use.clear()
-        self._in_use.settle(lambda number: self.writer.is_given(self._entries[number]))
         in_use = self._in_use.signatures
         self._journal.begin(staged=self.writer.staged)
         afresh = not self.plan.done and not in_use
@@ -120,34 +113,6 @@ class Writing:
             self._in_use.add(dict(zip(numbers, compared.signatures, strict=True)))
         return compared
 
-    def give(self, together: Iterable[Sequence[int]], tell: Callable[[list[int]], None]) -> None:
-        """Finish complete files, each with its links, beside others. ``tell`` hears which have
-        their names and are in use now: not those after one whose name a program has taken, nor,
-        where one raises, those that follow.
-
-        They are in use before they have their names, so that the successor of an agent that is
-        killed knows of them.
-        """
-        files = [[*names] for names in together]
-        numbers = [number for names in files for number in names]
-        given: list[int] = []
-        self._in_use.note(dict.fromkeys(numbers, UNKNOWN))
-        try:
-            for names in files:
-                for number in names:
-                    if not self.writer.give(self._entries[number], in_pieces):
-                        break
-                    given.append(number)
-        finally:
-            left = {*numbers} - {*given}
-            self._in_use.note({number: self._seen(number) for number in given}, [*left])
-            tell(given)
-
-    def open_directories(self) -> None:
-        """Let others pass every directory, while it is still written in."""
-        self.writer.open_passages([entry for entry in self._entries if entry.kind == DIRECTORY])
-        self.writer.close()
-
     def finish(self) -> list[str]:
         """Finish the rest, once every chunk is there. Returns warnings."""
         self._finished_ns = time.time_ns() - RACY_NS  # the clock of files is behind
@@ -160,13 +125,12 @@ class Writing:
         in_use, full = self._in_use.signatures, full or self._read_back
         if not in_use:
             return Compared(self._compare(self._entries, call, check, full=full), [])
-        unknown = {number for number, seen in in_use.items() if seen == UNKNOWN}
-        changed = {n for n in in_use if n not in unknown and self._is_changed(n)}
+        changed = {number for number in in_use if self._is_changed(number)}
         numbers = [number for number in range(len(self._entries)) if number not in changed]
         compared = self._compare(self._numbered(numbers), call, check, full=full)
         whole = Comparison(len(self._entries))
         for number, signature in zip(numbers, compared.signatures, strict=True):
-            whole.signatures[number] = None if number in unknown else signature
+            whole.signatures[number] = signature
         for place, words in compared.found:
             if numbers[place] in in_use and self._is_changed(numbers[place]):
                 changed.add(numbers[place])  # while it was compared
@@ -197,7 +161,8 @@ class Writing:
             )
 
     def _passages(self) -> Container[tuple[int, bytes]]:
-        """The directories that programs may pass already: behind a gate all of them."""
+        """The directories that programs may pass already: those of what is in use, or all of them
+        where an earlier run had another order."""
         in_use = self._in_use.signatures
         if in_use.keys() <= self._first.ranks.keys():
             return self._first.places(self._entries) if in_use else ()
@@ -231,17 +196,6 @@ class Writing:
             refused_xattrs=self.writer.attributes.refused_xattrs,
             in_use_ns=self._finished_ns if self._in_use.signatures else None,
         )
-
-    def _seen(self, number: int) -> Signature:
-        """The signature of a name that was just given; UNKNOWN where a program was quicker."""
-        entry = self._entries[number]
-        try:
-            st = os.lstat(os.path.join(self._goal.targets[entry.root], entry.path))
-        except OSError:
-            return UNKNOWN
-        if entry.kind == FILE and (st.st_size, st.st_mtime_ns) != (entry.size, entry.mtime_ns):
-            return UNKNOWN
-        return Signature.of(st)
 
     def _is_changed(self, number: int) -> bool:
         """Whether the name differs from what it was when it was finished."""

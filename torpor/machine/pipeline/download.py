@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +47,6 @@ PIECE_BYTES: Final = 8 * MIB
 FIRST_PARTS: Final = 16
 """The first chunks are cut finer than packs and parts, so that each of the agent's eight workers
 gets some and later chunks do not share the line."""
-_POLL_S: Final = 0.2
 _ATTEMPTS: Final = 3
 """How often a chunk that does not match its name is fetched before it counts as damaged. A fault in
 transit disappears, a fault in the store stays."""
@@ -83,8 +82,7 @@ class FetchPlan:
     """Which chunks go where, which packs make up which part, and which chunks are ``done``.
 
     ``first``: entries that are wanted first, by number, each with its position in the user's order;
-    packs with any of ``then`` follow. ``exclusive``: no chunk is written twice at once, as its file
-    may have its name already. Which chunks come first depends on the snapshot and on
+    packs with any of ``then`` follow. Which chunks come first depends on the snapshot and on
     ``first`` alone, never on what is done.
     """
 
@@ -99,9 +97,6 @@ class FetchPlan:
     ) -> None:
         self.manifest = manifest
         self.done = done
-        self.exclusive = False
-        self._claimed: set[int] = set()
-        self._released = threading.Condition()
         self._files = [array("L") for _ in manifest.chunks]  # that are one run of the chunk
         self._runs: list[list[PackUse]] = [[] for _ in manifest.chunks]  # of other files
         what = described(manifest.entries)
@@ -123,7 +118,6 @@ class FetchPlan:
         }
         self._first = _taken_along(manifest.chunks, used.values(), ranks) if ranks else set()
         self._lots: dict[Lot, list[int]] = {}
-        self._lot_of: dict[int, Lot] = {}
         for pack, numbers in used.items():
             for number, lot in self._cut_pack(pack, numbers):
                 if number not in done:
@@ -160,42 +154,11 @@ class FetchPlan:
         """The chunks to fetch from a pack, by offset: of one piece, or those that come later."""
         return self._lots.get(Lot(pack_id, piece), [])
 
-    def lot_of(self, chunk: int) -> Lot:
-        """What has to be fetched for a chunk that was not done when this was planned."""
-        if not self._lot_of:
-            self._lot_of |= {n: lot for lot, numbers in self._lots.items() for n in numbers}
-        return self._lot_of[chunk]
-
-    @contextmanager
-    def claimed(self, lot: Lot, check: Callable[[], None]) -> Iterator[list[int]]:
-        """Those of its chunks that are not done; none if all are. Where the plan is ``exclusive``,
-        those that nobody else fetches: waits for the others. ``check`` may raise RunCancelled."""
-        with self._released:
-            while left := [n for n in self.chunks_of(*lot) if n not in self.done]:
-                free = [n for n in left if not (self.exclusive and n in self._claimed)]
-                if free:
-                    break
-                self._released.wait(_POLL_S)
-                check()
-            else:
-                free = []
-            self._claimed.update(free)
-        try:
-            yield free
-        finally:
-            with self._released:
-                self._claimed.difference_update(free)
-                self._released.notify_all()
-
     def plain_bytes(self, lots: Iterable[Lot]) -> int:
         return sum(self.manifest.chunks[n].plain for lot in lots for n in self.chunks_of(*lot))
 
     def stored_bytes(self, lots: Iterable[Lot]) -> int:
         return sum(self.manifest.chunks[n].stored for lot in lots for n in self.chunks_of(*lot))
-
-    @property
-    def is_done(self) -> bool:
-        return all(n in self.done for n in range(len(self._files)) if self._is_used(n))
 
     def check_fetched(self, who: str, then: str, *, first: bool = False) -> None:
         """Raise InvalidInput while chunks are missing, of all or of those that come first."""
@@ -349,44 +312,36 @@ def restore_part(
     check: Callable[[], None],
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
     gpu: GpuTrial | None = None,
-    give_way: Callable[[], None] | None = None,
-    wrote: Callable[[int], None] | None = None,
 ) -> int:
     """Fetch and write those ``pieces`` of the granted packs, or what is no piece of them, but for
     the chunks that are done. Returns how many stored bytes were fetched; ``progress`` hears of
     plain ones. Every chunk is checked against
     its name before a byte of it is written; ``keep`` then gets its stored form. There is no
-    ``journal``: the disk shows what is done. ``give_way`` is called before each pack, and may wait;
-    ``wrote`` hears of each chunk that is done."""
+    ``journal``: the disk shows what is done."""
     plain_bytes = stored_bytes = 0
     try:
         for grant, piece in zip(grants, pieces or repeat(0), strict=bool(pieces)):
-            if give_way is not None:
-                give_way()
             pack_id = pack_id_of(grant.key)
-            while True:
-                with plan.claimed(Lot(pack_id, piece), check) as numbers:
-                    if not numbers:
-                        break
-                    chunks = [plan.manifest.chunks[n] for n in numbers]
-                    ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
-                    with closing(fetcher.get_ranges(grant, ranges)) as stream:
-                        for number, chunk in zip(numbers, chunks, strict=True):
-                            check()
-                            came: Buffer = next(stream)
-                            stored, plain = _plain(
-                                chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu
-                            )
-                            keep(pack_id, chunk.offset, stored)
-                            plan.write(number, plain, writer)
-                            if journal is not None:
-                                journal.add(number)
-                            plan.done.add(number)
-                            plain_bytes += chunk.plain
-                            stored_bytes += chunk.stored
-                            if wrote is not None:
-                                wrote(number)
-                            progress(plain_bytes)
+            numbers = [n for n in plan.chunks_of(pack_id, piece) if n not in plan.done]
+            if not numbers:
+                continue
+            chunks = [plan.manifest.chunks[n] for n in numbers]
+            ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
+            with closing(fetcher.get_ranges(grant, ranges)) as stream:
+                for number, chunk in zip(numbers, chunks, strict=True):
+                    check()
+                    came: Buffer = next(stream)
+                    stored, plain = _plain(
+                        chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu
+                    )
+                    keep(pack_id, chunk.offset, stored)
+                    plan.write(number, plain, writer)
+                    if journal is not None:
+                        journal.add(number)
+                    plan.done.add(number)
+                    plain_bytes += chunk.plain
+                    stored_bytes += chunk.stored
+                    progress(plain_bytes)
     finally:
         writer.close()
     return stored_bytes

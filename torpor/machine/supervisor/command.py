@@ -9,13 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from torpor.machine.checkpoint.namespace import Namespace
-from torpor.machine.gate.calls import this_machine
-from torpor.machine.gate.listener import listen
 from torpor.machine.supervisor.processes import ProcessId, identify
 
 NOT_FOUND: Final = 127
@@ -27,9 +24,7 @@ _RESTORED: Final = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class Command:
-    """``argv`` in ``folder``, with its output in the file ``log``; started by ``go``. With
-    ``keep``, it runs behind a gate: ``keep`` gets the descriptor of the listener to its calls, and
-    returns at once."""
+    """``argv`` in ``folder``, with its output in the file ``log``; started by ``go``."""
 
     def __init__(
         self,
@@ -37,39 +32,28 @@ class Command:
         folder: str,
         log: int,
         environment: Mapping[str, str],
-        keep: Callable[[int], None] | None = None,
     ) -> None:
         wait, self._begin = os.pipe()
         self._said, say = os.pipe()
-        self._keep = keep
-        self._hears, tells = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             try:
                 os.close(self._begin)
-                self._hears.close()
-                gate = None if keep is None else tells
-                _become(argv, folder, log, environment, wait, say, gate)
+                _become(argv, folder, log, environment, wait, say)
             finally:
                 os._exit(NOT_STARTED)
-        tells.close()
         os.close(wait)
         os.close(say)
         self.id: Final[ProcessId] = identify(pid)
 
     def go(self) -> str:
         """Let it run. Returns why it could not be started; empty if it was."""
-        with self._hears:
-            try:
-                os.write(self._begin, _GO)
-            except BrokenPipeError:  # someone has ended it: that is how it ended
-                return ""
-            finally:
-                os.close(self._begin)
-            if self._keep is not None:
-                for listener in socket.recv_fds(self._hears, 1, 1)[1]:
-                    os.set_inheritable(listener, False)
-                    self._keep(listener)
+        try:
+            os.write(self._begin, _GO)
+        except BrokenPipeError:  # someone has ended it: that is how it ended
+            return ""
+        finally:
+            os.close(self._begin)
         with open(self._said, encoding="utf-8", errors="replace") as said:
             return said.read()
 
@@ -106,7 +90,6 @@ def _become(
     environment: Mapping[str, str],
     wait: int,
     say: int,
-    gate: socket.socket | None,
 ) -> NoReturn:
     """In the child: become the command, or say why not."""
     signal.set_wakeup_fd(-1)
@@ -121,9 +104,6 @@ def _become(
     at_fault, program = f"its folder {folder}", f"{argv[0]!r}"
     try:
         os.chdir(folder)
-        if gate is not None:
-            at_fault = "its gate"
-            _listen_by(gate)
         at_fault = program
         os.execvpe(argv[0], argv, environment)  # noqa: S606 - no shell, as intended
     except OSError as error:
@@ -134,20 +114,7 @@ def _become(
                 f"PATH is {environment.get('PATH', os.defpath)}: give the program's whole path, or "
                 "start it with `bash -lc`, which sets PATH as a login does"
             )
-        elif at_fault == "its gate":
-            words += "Start it without one"
         else:
             words += "Name a program of the machine or of the workspace, and a folder that is there"
         os.write(say, words.encode("utf-8", "backslashreplace"))
         os._exit(NOT_FOUND if missing else NOT_STARTED)
-
-
-def _listen_by(gate: socket.socket) -> None:
-    """From now on this process's calls wait for whoever has the other end of ``gate``."""
-    machine = this_machine()
-    if machine is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    listener = listen(machine, [*machine.calls])
-    socket.send_fds(gate, [b"g"], [listener])
-    os.close(listener)
-    gate.close()

@@ -3,8 +3,7 @@ asks. It starts the command, waits for it, and writes how it ended.
 
 It also stands by: with what ``job.standby`` gave it, in memory only, it has the workspace saved
 when the machine will be taken away, also once the command has ended. A SIGTERM is a machine that
-shuts down. It leaves after the command's end when it is asked to, or cannot save. It keeps the gate
-of a command that started before its files were there, as long as any process of it lives.
+shuts down. It leaves after the command's end when it is asked to, or cannot save.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +19,6 @@ from typing import Any, Final
 import msgspec
 
 from torpor.machine.checkpoint.tree import frozen_for, remove_images, thaw
-from torpor.machine.gate.calls import this_machine
-from torpor.machine.gate.keeper import Keeper
-from torpor.machine.gate.listener import Listener
-from torpor.machine.gate.record import GateRecord
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command, Thawed
 from torpor.machine.supervisor.folder import JobFolder, Kept
@@ -84,7 +77,7 @@ class Supervisor:
         adopt_orphans()
         self._images = Path(request.images) if request.freezes and request.criu else None
         self._unable = _NOT_PROVEN if request.freezes and not request.criu else ""
-        self._begin(request, bundle, _keeper_of(home, request))
+        self._begin(request, bundle)
         # Its threads start only now: the command is a fork of this process.
         freezes = self._images is not None and self._kept.runs
         freeze = Freeze(request.job, request.images, request.criu) if freezes else None
@@ -109,7 +102,7 @@ class Supervisor:
 
     # -- the command
 
-    def _begin(self, request: StartJob, bundle: str, keep: Callable[[int], None] | None) -> None:
+    def _begin(self, request: StartJob, bundle: str) -> None:
         began = log.size_of(request.log)
         thawed, afresh = _thawed(request) if request.images else (None, "")
         log.say(request.log, f"attempt {request.attempt} {'goes on' if thawed else 'begins'}")
@@ -126,7 +119,7 @@ class Supervisor:
         }
         environment.pop(OWN_MARK, None)
         self._command: Command | Thawed = thawed or Command(
-            request.argv, request.folder, output, environment, keep
+            request.argv, request.folder, output, environment
         )
         os.close(output)
         state = JobState(
@@ -267,23 +260,6 @@ def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
         return None, str(error)
     finally:
         remove_images(images)
-
-
-def _keeper_of(home: Path, request: StartJob) -> Callable[[int], None] | None:
-    """What starts the keeper of the command's gate; None where no restore has files to give."""
-    machine, record = this_machine(), GateRecord(home, request.gate)
-    if not request.gate or machine is None or not record.lacks():
-        return None
-
-    def keep(listener: int) -> None:
-        keeper = Keeper(Listener(listener), machine, record, _note_of_gate)
-        threading.Thread(target=keeper.run, name="gate", daemon=True).start()
-
-    return keep
-
-
-def _note_of_gate(words: str) -> None:
-    _note(f"the gate: {words}")
 
 
 def _signal_name(number: int) -> str:

@@ -225,16 +225,6 @@ class TreeWriter:
                 os.close(fd)
         return not self.staged or self._name(entry)
 
-    def is_given(self, entry: Entry) -> bool:
-        """Whether ``give`` has given a complete file its name, although a program may have taken it
-        away since; whether anything has the name of a link or of an empty file. For staged
-        files."""
-        there = self._look(self._parent, entry)
-        if entry.kind != FILE or not entry.size:
-            return there is not None
-        ours = self._look(self._where, entry)
-        return ours is None or (there is not None and os.path.samestat(there, ours))
-
     def open_passages(self, entries: Sequence[Entry]) -> None:
         """Give directories that are still written in their owners, and let others through as their
         modes say. What new files would inherit is set by ``finish``: extended attributes (an ACL)
@@ -278,14 +268,6 @@ class TreeWriter:
     def _is_named(self, entry: Entry) -> bool:
         """Whether an earlier run has given a staged file its name."""
         return self.staged and not is_taken(*self._where(entry)) and is_taken(*self._parent(entry))
-
-    def _look(
-        self, place: Callable[[Entry], tuple[int, bytes]], entry: Entry
-    ) -> os.stat_result | None:
-        try:
-            return _lstat(*place(entry))
-        except (FileNotFoundError, InvalidInput):  # or its directory is gone
-            return None
 
     def _take_back(self, entry: Entry, afresh: bool) -> None:
         """Take a name back that an earlier run gave: of a file that is still to be written in, or

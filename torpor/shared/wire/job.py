@@ -88,13 +88,12 @@ class StartJob(Request[JobState], frozen=True):
 
     ``environment``: variables for the command, which may be secrets: they stay in memory.
     ``serves``: the command is a server, which also runs while nobody uses it. ``forget``: the jobs
-    whose logs are removed first, from the folder of ``log``. ``gate``: the workspace whose restore
-    the command does not wait for; it waits for each file that it opens. ``images``: a folder into
-    which its processes were frozen, and from which they go on, by the CRIU in the folder ``criu``;
-    where they cannot, the command is started afresh. The images are removed then. ``freezes``: they
-    are frozen into it, too, when the market takes the machine; only what was frozen for the
-    snapshot ``frozen`` goes on. ``nodes``: the addresses of all machines of a job on several, by
-    their ranks; this machine's is ``rank``."""
+    whose logs are removed first, from the folder of ``log``. ``images``: a folder into which its
+    processes were frozen, and from which they go on, by the CRIU in the folder ``criu``; where they
+    cannot, the command is started afresh. The images are removed then. ``freezes``: they are frozen
+    into it, too, when the market takes the machine; only what was frozen for the snapshot
+    ``frozen`` goes on. ``nodes``: the addresses of all machines of a job on several, by their
+    ranks; this machine's is ``rank``."""
 
     op = "job.start"
     job: str
@@ -106,7 +105,6 @@ class StartJob(Request[JobState], frozen=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     serves: bool = False
     forget: list[str] = msgspec.field(default_factory=list)
-    gate: str = ""
     images: str = ""
     criu: str = ""
     nodes: list[str] = msgspec.field(default_factory=list)

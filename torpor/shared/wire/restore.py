@@ -45,8 +45,7 @@ class RestorePlan(msgspec.Struct, frozen=True):
     ``complete``: an earlier run restored and compared everything; nothing is left to do, and
     nothing may be written. ``first``: how many names come first, with the directories that they are
     in; ``unmatched``: patterns that name nothing. ``moved_aside``: the new names of what was in the
-    targets. ``gated``: each name is given as soon as it is complete, to a command behind the gate;
-    ``ungated``: why not, in words, where that was asked for.
+    targets.
     """
 
     complete: bool
@@ -58,19 +57,17 @@ class RestorePlan(msgspec.Struct, frozen=True):
     first: Count = 0
     unmatched: list[str] = []
     moved_aside: Names = []
-    gated: bool = False
-    ungated: Words = ""
 
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
     run may have begun or completed this restore; RestoreUnfinished where the machine holds an
-    unfinished restore of another snapshot. ``first``: patterns of what comes first; without
-    any, what the snapshot says that was used.
+    unfinished restore of another snapshot, or one that an older version began with a command
+    beside it. ``first``: patterns of what comes first; without any, what the snapshot says that was
+    used.
     ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
     these directories themselves. ``aside``: a target that holds something is renamed, where nothing
-    says that it is of this workspace; never with ``resume``. ``gate``: a command is started at
-    once, and waits for each file that it opens."""
+    says that it is of this workspace; never with ``resume``."""
 
     op = "restore.begin"
     roots: list[str] | None
@@ -80,7 +77,6 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     gpu: GpuUse | None = None
     first: list[str] = msgspec.field(default_factory=list)
     aside: bool = False
-    gate: bool = False
 
 
 class BeginPath(OfSnapshot[RestorePlan], frozen=True):
@@ -144,30 +140,12 @@ class RestoredPart(msgspec.Struct, frozen=True):
 
 class FetchPart(OfRun[RestoredPart], frozen=True):
     """Fetch, check and write these ``pieces`` of the packs, or without any what comes later: from
-    ``peer``, then from the store. ``urgent``: a command waits for it, so no part begins another
-    pack meanwhile."""
+    ``peer``, then from the store."""
 
     op = "restore.part"
     packs: list[Grant]
     peer: Peer | None = None
     pieces: list[int] = msgspec.field(default_factory=list)
-    urgent: bool = False
-
-
-class WantedPacks(msgspec.Struct, frozen=True):
-    """What a command behind the gate waits for: packs, with the piece of each. ``complete``: every
-    chunk is there."""
-
-    packs: list[ObjectKey]
-    pieces: list[Count]
-    complete: bool
-
-
-class AskWanted(OfRun[WantedPacks], frozen=True):
-    """The next packs that a command waits for, or none after ``wait_s``. Each is named once."""
-
-    op = "restore.wanted"
-    wait_s: float
 
 
 class Finished(msgspec.Struct, frozen=True):

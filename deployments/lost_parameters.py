@@ -1,0 +1,79 @@
+"""Parameters that a flow no longer has, and that an earlier version has stored on the server.
+
+Prefect accepts a run with such a parameter, and then fails it: "Function expects parameters ...".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import partial
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
+
+_PAGE: Final = 200
+"""What Prefect lists at once, at most."""
+
+T = TypeVar("T")
+
+
+def remove_lost_parameters(
+    client: SyncPrefectClient, schemas: Mapping[str, dict[str, Any]]
+) -> Iterator[str]:
+    """Remove them from the deployments of torpor's flows, also the user's own ones, from their
+    schedules and from runs that have not ended. ``schemas``: of the parameters that the flows have,
+    by entrypoint. Returns what was removed, in words."""
+    waiting = _waiting(client)
+    for there in [*_all(client.read_deployments)]:
+        schema = schemas.get(there.entrypoint or "")
+        if schema is None:
+            continue
+        names = schema.get("properties", {}).keys()
+        lost: set[str] = set()
+        for run in waiting:
+            if run.deployment_id == there.id and run.parameters.keys() - names:
+                lost |= run.parameters.keys() - names
+                client.update_flow_run(run.id, parameters=_kept(run.parameters, names))
+        for one in there.schedules:
+            if one.parameters.keys() - names:
+                lost |= one.parameters.keys() - names
+                kept = _kept(one.parameters, names)
+                client.update_deployment_schedule(there.id, one.id, parameters=kept)
+        lost |= there.parameters.keys() - names
+        if lost or (there.parameter_openapi_schema or {}).get("properties", {}).keys() - names:
+            kept = _kept(there.parameters, names)
+            changes = DeploymentUpdate(parameters=kept, parameter_openapi_schema=schema)
+            client.update_deployment(there.id, changes)  # and with it, runs of its schedules
+        if lost:
+            yield (
+                f"deployment {there.name} of {(there.entrypoint or '').rpartition(':')[2]}: this "
+                f"version has no {', '.join(sorted(lost))}: removed from its parameters, and from "
+                "those of its runs that wait (see CHANGELOG.md)"
+            )
+
+
+def _waiting(client: SyncPrefectClient) -> list[FlowRun]:
+    """The runs that have not ended."""
+    types = FlowRunFilterStateType(any_=[kind for kind in StateType if kind not in TERMINAL_STATES])
+    wanted = FlowRunFilter(state=FlowRunFilterState(type=types))
+    return [*_all(partial(client.read_flow_runs, flow_run_filter=wanted))]
+
+
+def _kept(given: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _all(page: Callable[..., list[T]]) -> Iterator[T]:
+    for number in count():
+        found = page(limit=_PAGE, offset=number * _PAGE)
+        yield from found
+        if len(found) < _PAGE:
+            return
