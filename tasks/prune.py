@@ -5,13 +5,33 @@ from __future__ import annotations
 from tasks.events import PacksPruned, emit
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.upkeep.presence import NamedBy
 from torpor.control.upkeep.prune import Pruned, PrunePlan, PruneRules, carry_out, plan_prune
+from torpor.shared.values import SnapshotId
 
 
 @step("plan prune")
 def look_for_dead_packs(opened: OpenWorkspace, rules: PruneRules) -> PrunePlan:
     """Read every manifest and list every pack; return what would be freed. Changes nothing."""
-    return plan_prune(opened.store, opened.spec.name, opened.seal, rules)
+    named = named_by_records(opened)  # before the manifests are listed
+    return plan_prune(opened.store, opened.spec.name, opened.seal, rules, named)
+
+
+def named_by_records(opened: OpenWorkspace) -> dict[SnapshotId, NamedBy]:
+    """The snapshots that the open jobs, the open rentals and the rental that ended last name."""
+    named: dict[SnapshotId, NamedBy] = {}
+    last = opened.rentals.last_stored()
+    if last is not None and last.snapshot is not None:
+        what = f"machine {last.machine}, which was ended for it,"
+        named[last.snapshot] = NamedBy(what, if_newest=True)
+    for rental in opened.rentals.open():
+        if rental.snapshot is not None:
+            named[rental.snapshot] = NamedBy(f"machine {rental.machine}, which is being ended,")
+    for job in opened.jobs.open():
+        for snapshot in (*job.kept_saves, job.newest, job.frozen, job.final):
+            if snapshot is not None:
+                named[snapshot] = NamedBy(f"job {job.id}")
+    return named
 
 
 @step("carry out prune")

@@ -8,11 +8,12 @@ from datetime import datetime, timezone
 from typing import Final
 
 from tasks.events import SnapshotDeleted, emit
+from tasks.prune import named_by_records
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
-from torpor.control.upkeep.deletion import delete_snapshot, expire
+from torpor.control.upkeep.deletion import delete_snapshot, expire, record_lost
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
@@ -76,9 +77,12 @@ def apply_retention(
 @step("delete snapshot", run_name="delete {snapshot}")
 def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: SnapshotId | None) -> None:
     """Delete a snapshot's manifest; never a pinned one, and the newest only if ``even_newest``
-    names it.
+    names it. One that is lost, and that something still names, is given up.
     """
-    delete_snapshot(opened.store, opened.spec.name, snapshot, even_newest=even_newest)
+    try:
+        delete_snapshot(opened.store, opened.spec.name, snapshot, even_newest=even_newest)
+    except SnapshotMissing:
+        record_lost(opened.store, opened.spec.name, snapshot, named_by_records(opened))
     tell_of_deletion(opened, snapshot, "asked for")
 
 

@@ -363,7 +363,7 @@ class Model:
             return NOTHING
         snapshot = self.rng.choice(free)
         killed = self._killed(
-            lambda: delete_snapshot(self.store, WORKSPACE, snapshot, even_newest=snapshot), 8
+            lambda: delete_snapshot(self.store, WORKSPACE, snapshot, even_newest=snapshot), 24
         )
         if snapshot not in snapshot_ids(self.store, WORKSPACE):  # either may be
             del self._snapshots[snapshot]

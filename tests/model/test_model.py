@@ -28,19 +28,15 @@ def _lying(store: ObjectStore, plan: PrunePlan) -> Pruned:
     return msgspec.structs.replace(carry_out(store, plan), freed=freed)
 
 
-def _keeping_nothing(*_: object) -> tuple[()]:
-    return ()
+def _no_pin(*_: object) -> bool:
+    return False
 
 
 @pytest.mark.parametrize(
     ("broken", "by", "says"),
     [
         ("tests.model.model.carry_out", _lying, "and reports"),
-        (
-            "torpor.control.upkeep.deletion.pinned_ids",
-            _keeping_nothing,
-            "is pinned, and was deleted",
-        ),
+        ("torpor.control.upkeep.deletion.is_pinned", _no_pin, "is pinned, and was deleted"),
     ],
 )
 def test_the_model_sees_what_is_broken(

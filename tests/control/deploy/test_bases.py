@@ -119,6 +119,15 @@ def test_what_a_killed_deploy_left_goes_after_a_day(lab: Lab) -> None:
     assert lab.expire(30) == [left.snapshot]
 
 
+def test_a_listing_that_lacks_the_pin_of_an_environment_deletes_it_not(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bases.keep(lab.store, lab.made("one"), "a test")
+    lab.store.advance(20 * DAY)
+    monkeypatch.setattr("torpor.control.deploy.bases.pin_times", lambda *_: {})
+    assert lab.expire(30) == []
+
+
 def test_one_that_is_taken_into_use_while_it_expires_stays(lab: Lab) -> None:
     """Another deploy pins it between the unpinning and the deletion."""
     made = lab.made("one")

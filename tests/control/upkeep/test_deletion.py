@@ -7,10 +7,18 @@ from datetime import datetime, timezone
 
 import pytest
 
+from tests.fixtures.faulty_stores import ShortListings
 from tests.fixtures.memory_store import MemoryStore
+from torpor.control.store.deletion_records import Deletions
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import MOST_REASON, pin, pinned, unpin
-from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
+from torpor.shared.errors import (
+    InvalidInput,
+    SnapshotKept,
+    SnapshotMissing,
+    StoreCorrupt,
+    StoreError,
+)
 from torpor.shared.format.names import manifest_key, new_pack_key
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName, new_snapshot_id
 
@@ -25,14 +33,24 @@ def _snapshots(store: MemoryStore, count: int, workspace: WorkspaceName = DEMO) 
     return made
 
 
-def test_a_deletion_takes_the_manifest_and_nothing_else(store: MemoryStore) -> None:
+def test_a_deletion_takes_the_manifest_and_the_receipt_and_leaves_a_record(
+    store: MemoryStore,
+) -> None:
     first, _ = _snapshots(store, 2)
     _snapshots(store, 1, OTHER)
     store.put(new_pack_key(DEMO), b"pack")
-    before = [found.key for found in store.list("")]
-    delete_snapshot(store, DEMO, first)
-    before.remove(manifest_key(DEMO, first))
-    assert [found.key for found in store.list("")] == before
+    store.put(ObjectKey(f"workspaces/demo/verified/{first}"), b"a receipt")
+    before = {found.key for found in store.list("")}
+    delete_snapshot(store, DEMO, first, why="a test")
+    record = ObjectKey(f"workspaces/demo/deleted/{first}")
+    after = {found.key for found in store.list("")}
+    assert before - after == {manifest_key(DEMO, first), f"workspaces/demo/verified/{first}"}
+    assert after - before == {record}
+    deletion = Deletions(store, DEMO).of(first)
+    assert deletion is not None and (deletion.snapshot, deletion.why) == (first, "a test")
+    store.put(record, store.get(record, max_bytes=1000).replace(b'"version":1', b'"version":2'))
+    with pytest.raises(StoreError, match=f"{record} in .* is not what this torpor writes"):
+        Deletions(store, DEMO).of(first)
     with pytest.raises(SnapshotMissing, match=f"no snapshot {first} in {store.address}"):
         delete_snapshot(store, DEMO, first)
 
@@ -45,6 +63,17 @@ def test_the_newest_goes_only_when_it_is_named_as_the_newest(store: MemoryStore)
     delete_snapshot(store, DEMO, newest, even_newest=newest)
     with pytest.raises(SnapshotKept, match="the newest"):
         delete_snapshot(store, DEMO, first)  # it is the newest now
+
+
+def test_a_listing_that_lacks_the_newest_lets_nobody_delete_it_by_chance(
+    store: MemoryStore,
+) -> None:
+    _, newest = _snapshots(store, 2)
+    short = ShortListings(store)
+    short.hidden = {manifest_key(DEMO, newest)}
+    with pytest.raises(StoreCorrupt, match=f"has snapshot {newest} .* but its listing lacks it"):
+        delete_snapshot(short, DEMO, newest)
+    assert store.head(manifest_key(DEMO, newest)) is not None
 
 
 def test_a_pinned_snapshot_is_deleted_by_nothing(store: MemoryStore) -> None:
@@ -88,11 +117,18 @@ def test_a_pin_made_while_the_snapshot_is_deleted_brings_it_back(
     first, _ = _snapshots(store, 2)
     before = store.get(manifest_key(DEMO, first), max_bytes=1000)
 
+    receipt = ObjectKey(f"workspaces/demo/verified/{first}")
+    store.put(receipt, b"a receipt")
+
     def delete(keys: Iterable[ObjectKey]) -> None:
-        pin(store, DEMO, first, "just in time")
-        MemoryStore.delete(store, keys)
+        wanted = list(keys)
+        if manifest_key(DEMO, first) in wanted:
+            pin(store, DEMO, first, "just in time")
+        MemoryStore.delete(store, wanted)
 
     monkeypatch.setattr(store, "delete", delete)
     with pytest.raises(SnapshotKept, match="just in time"):
         delete_snapshot(store, DEMO, first)
     assert store.get(manifest_key(DEMO, first), max_bytes=1000) == before
+    assert store.get(receipt, max_bytes=1000) == b"a receipt"
+    assert Deletions(store, DEMO).times() == {}

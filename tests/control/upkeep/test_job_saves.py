@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.fixtures.faulty_stores import ShortListings
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_save, verified_save
@@ -15,7 +16,7 @@ from torpor.control.upkeep.job_saves import delete_superfluous
 from torpor.control.upkeep.pins import pin
 from torpor.shared.errors import SnapshotMissing
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import made_at
+from torpor.shared.values import SnapshotId, made_at
 
 
 @pytest.fixture
@@ -67,6 +68,15 @@ def test_a_save_with_work_that_the_verified_one_lacks_stays(store: MemoryStore) 
     lost, newest = put_save(store, 40, [first]), put_save(store, 60, [first])
     done = delete_superfluous(store, [first, lost, newest], verified_save(store, newest), 1)
     assert (done.deleted, done.left) == ([first], [lost, newest])
+
+
+def test_a_save_that_the_listing_lacks_stays_the_jobs(store: MemoryStore) -> None:
+    first, newest = put_save(store, 30), put_save(store, 60)
+    verified = verified_save(store, newest)
+    gone = SnapshotId("20261119T000000Z-00000000")
+    short = ShortListings(store)
+    short.hidden = {manifest_key(DEMO, first)}
+    assert delete_superfluous(short, [gone, first, newest], verified, 1) == ([], [first, newest])
 
 
 def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import pytest
 
 from tests.fixtures.clocked_agent import ClockedStore, NearAgent, killed_at_request
 from tests.fixtures.engine import WORKSPACE
+from tests.fixtures.faulty_stores import DyingStore, Killed, ShortListings
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import let_settle
 from torpor.control.safety import verify_snapshot
+from torpor.control.store.deletion_records import Deletions
 from torpor.control.store.marks import (
     COMMIT_S,
     LATEST_COMMIT_S,
@@ -22,8 +26,16 @@ from torpor.control.store.marks import (
     marked_packs,
     read_marks,
 )
-from torpor.control.store.snapshots import find_snapshot, list_snapshots, open_manifest
-from torpor.control.upkeep.pins import pin
+from torpor.control.store.receipts import receipt_names, withdraw_receipt
+from torpor.control.store.snapshots import (
+    find_snapshot,
+    list_snapshots,
+    open_manifest,
+    snapshot_ids,
+)
+from torpor.control.upkeep.deletion import delete_snapshot, record_lost
+from torpor.control.upkeep.pins import pin, unpin
+from torpor.control.upkeep.presence import NamedBy
 from torpor.control.upkeep.prune import (
     GRACE_S,
     YOUNG_S,
@@ -38,6 +50,7 @@ from torpor.shared.errors import (
     ManifestInvalid,
     SnapshotDamaged,
     SnapshotMissing,
+    StoreCorrupt,
     StoreError,
     WrongKey,
 )
@@ -48,8 +61,8 @@ Machines = Callable[[str], NearAgent]
 
 
 @pytest.fixture
-def store(memory_store: MemoryStore) -> ClockedStore:
-    return ClockedStore(memory_store)
+def store(memory_store: MemoryStore) -> ShortListings:
+    return ShortListings(memory_store)
 
 
 @pytest.fixture
@@ -83,11 +96,11 @@ def packs(store: ClockedStore) -> set[ObjectKey]:
 
 
 def delete(store: ClockedStore, snapshot: SnapshotId) -> None:
-    store.delete([manifest_key(WORKSPACE, snapshot)])
+    delete_snapshot(store, WORKSPACE, snapshot, even_newest=snapshot)
 
 
-def look(machine: NearAgent, **rules: Any) -> PrunePlan:
-    return plan_prune(machine.store, WORKSPACE, machine.seal, PruneRules(**rules))
+def look(machine: NearAgent, named: Mapping[SnapshotId, NamedBy] = {}, **rules: Any) -> PrunePlan:
+    return plan_prune(machine.store, WORKSPACE, machine.seal, PruneRules(**rules), named)
 
 
 def prune(machine: NearAgent, **rules: Any) -> Pruned:
@@ -142,8 +155,9 @@ def test_what_no_manifest_names_goes_after_a_mark_and_a_grace_time(
     store.advance(GRACE_S)  # a plan may be carried out late
     done = carry_out(store, plan)
     assert (done.freed.packs, done.freed.bytes) == (len(plan.free), plan.free_bytes)
+    record = f"workspaces/{WORKSPACE}/deleted/{first}"
     assert kept - {found.key for found in store.list("")} == {
-        *theirs, *(mark.key for mark in plan.marks)
+        *theirs, *(mark.key for mark in plan.marks), record
     }  # fmt: skip
     assert read_marks(store, WORKSPACE) == []
     assert restorable(machine, tmp_path) == 1
@@ -320,17 +334,152 @@ def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None
 
 def test_an_empty_listing_prunes_nothing(machine: NearAgent, store: ClockedStore) -> None:
     first = machine.hibernated()
-    pin(store, WORKSPACE, first, "it is the only one")
     delete(store, first)
     store.advance(YOUNG_S)
-    with pytest.raises(SnapshotMissing, match="is pinned but missing"):
-        prune(machine, without_snapshots=True)
-    store.delete([ObjectKey(f"workspaces/{WORKSPACE}/pins/{first}")])
     with pytest.raises(SnapshotMissing, match=f"{WORKSPACE} has no snapshot in "):
         find_snapshot(store, WORKSPACE, None)
     with pytest.raises(SnapshotMissing, match="has no snapshot"):
         prune(machine)
     assert len(packs(store)) == 1
+
+
+@pytest.mark.parametrize("by", ["receipt", "pin", "job"])
+def test_a_listing_that_lacks_the_newest_snapshot_frees_none_of_its_packs(
+    by: str, machine: NearAgent, store: ShortListings
+) -> None:
+    """It ends early without an error, at two prunes that are a day apart."""
+    machine.hibernated()
+    fill(machine, 2)
+    newest = machine.hibernated()
+    named = {newest: NamedBy("job 3f2a9c81d04e")} if by == "job" else {}
+    if by == "pin":
+        pin(store, WORKSPACE, newest, "the paper")
+    if by != "receipt":
+        withdraw_receipt(store, WORKSPACE, newest)
+    store.advance(YOUNG_S)
+    before = packs(store)
+    store.hidden = {manifest_key(WORKSPACE, newest)}
+    for _ in range(2):
+        said = rf"snapshot {newest} \(.*{by}.* of workspace {WORKSPACE}, but its listing lacks it"
+        with pytest.raises(StoreCorrupt, match=said):
+            carry_out(store, look(machine, named))
+        store.advance(GRACE_S)
+    store.hidden = set()
+    assert packs(store) == before and read_marks(store, WORKSPACE) == []
+    assert carry_out(store, look(machine, named)).plan.unnamed == []
+
+
+def test_a_snapshot_that_is_gone_without_a_deletion_keeps_its_packs_until_its_user_gives_it_up(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    lost = machine.hibernated()
+    fill(machine, 2)
+    machine.hibernated()
+    store.delete([manifest_key(WORKSPACE, lost)])
+    store.advance(YOUNG_S)
+    said = rf'{lost} \(its receipt names it\).*delete_snapshots\("{WORKSPACE}", \["{lost}"\]\)'
+    with pytest.raises(SnapshotMissing, match=said):
+        prune(machine)
+    record_lost(store, WORKSPACE, lost, {})
+    with pytest.raises(SnapshotMissing, match="nothing was deleted"):  # nothing names it any more
+        record_lost(store, WORKSPACE, lost, {})
+    assert len(prune(machine).plan.unnamed) == 1
+    store.advance(GRACE_S)
+    assert prune(machine).freed.packs == 1
+    assert Deletions(store, WORKSPACE).times() == {}
+
+
+def test_what_older_versions_deleted_without_a_record_stops_no_prune(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    """The machine that ended last names a snapshot that a later backup replaced."""
+    old = machine.hibernated()
+    fill(machine, 2)
+    newest = machine.hibernated()
+    store.delete([manifest_key(WORKSPACE, old)])
+    withdraw_receipt(store, WORKSPACE, old)
+    store.advance(YOUNG_S)
+    ended = NamedBy("machine m1", if_newest=True)
+    assert len(carry_out(store, look(machine, {old: ended})).plan.unnamed) == 1
+    store.delete([manifest_key(WORKSPACE, newest)])
+    withdraw_receipt(store, WORKSPACE, newest)
+    with pytest.raises(SnapshotMissing, match=f"{newest} .machine m1 names it"):
+        look(machine, {newest: ended}, without_snapshots=True)
+
+
+def test_a_deletion_killed_at_any_request_stops_no_prune_and_can_be_repeated(
+    machine: NearAgent, memory_store: MemoryStore
+) -> None:
+    gone = machine.hibernated()
+    fill(machine, 2)
+    kept = machine.hibernated()
+    store = machine.clock
+    ends = set()
+    for step in itertools.count():
+        with memory_store.undone():
+            store.advance(YOUNG_S)
+            dying = DyingStore(store, step)
+            with suppress(Killed):
+                delete_snapshot(dying, WORKSPACE, gone)
+            plan = prune(machine).plan
+            there = gone in snapshot_ids(store, WORKSPACE)
+            assert len(plan.unnamed) == (not there)
+            if there:
+                delete_snapshot(store, WORKSPACE, gone)
+            ends.add(there)
+            for _ in range(3):
+                store.advance(GRACE_S)
+                prune(machine)
+            assert snapshot_ids(store, WORKSPACE) == [kept] and len(packs(store)) == 1
+            assert receipt_names(store, WORKSPACE) == {kept}
+            assert Deletions(store, WORKSPACE).times() == {}
+        if not dying.dead:
+            break
+    assert step > 8 and ends == {True, False}
+
+
+def test_a_snapshot_that_was_pinned_while_its_deletion_was_killed_keeps_its_packs(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    first = machine.hibernated()
+    machine.hibernated()
+    delete(store, first)
+    store.put(ObjectKey(f"workspaces/{WORKSPACE}/pins/{first}"), b"its user was told that it stays")
+    with pytest.raises(SnapshotMissing, match=f"remove the pin of {first} by `pin` with `remove`"):
+        prune(machine)
+    unpin(store, WORKSPACE, first)
+    prune(machine)
+
+
+def test_a_mark_stays_while_a_pack_is_there_that_the_listing_lacks(
+    machine: NearAgent, store: ShortListings
+) -> None:
+    first = machine.hibernated()
+    fill(machine, 2)
+    machine.hibernated()
+    delete(store, first)
+    store.advance(YOUNG_S)
+    (marked,) = prune(machine).plan.unnamed
+    store.hidden = {pack_key(WORKSPACE, bytes.fromhex(marked.id))}
+    prune(machine)
+    assert marked_packs(store, WORKSPACE) == {bytes.fromhex(marked.id)}
+
+
+def test_a_deletion_record_stays_while_something_names_its_snapshot(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    first = machine.hibernated()
+    fill(machine, 2)
+    machine.hibernated()
+    named = {first: NamedBy("job 3f2a9c81d04e")}
+    delete(store, first)
+    for _ in range(3):
+        store.advance(YOUNG_S)
+        carry_out(store, look(machine, named))
+    assert Deletions(store, WORKSPACE).times().keys() == {first}
+    assert len(packs(store)) == 1
+    prune(machine)
+    assert Deletions(store, WORKSPACE).times() == {}
 
 
 def test_a_grace_time_that_is_too_short_is_refused(machine: NearAgent) -> None:

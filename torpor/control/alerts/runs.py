@@ -29,6 +29,7 @@ _NEXT: Final = {
     "backup again",
     "verify": "stored objects may be missing or changed: see the run's table before you prune or "
     "delete anything",
+    "prune": "nothing was deleted: do what the error says, and run prune again",
     "watch": "machines may not have been hibernated, renewed or continued: correct the cause; the "
     "next look tries again",
     "job": "see job-status with the end of its log; correct the cause and submit the job again",

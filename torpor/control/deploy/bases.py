@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 from torpor.control.safety import Verified, check_whole
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
-from torpor.control.upkeep.pins import pin, pin_times, pinned, unpin
+from torpor.control.upkeep.pins import is_pinned, pin, pin_times, pinned, unpin
 from torpor.control.upkeep.prune import PruneRules, carry_out, plan_prune
 from torpor.shared.errors import (
     ManifestInvalid,
     SnapshotDamaged,
     SnapshotKept,
     SnapshotMissing,
+    StoreCorrupt,
+    TorporError,
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
@@ -95,19 +96,29 @@ def expire(
     now_unix: float,
 ) -> list[SnapshotId]:
     """Delete every environment that no deploy has used for so long, and what killed deploys left;
-    prune them all. Returns what was deleted."""
+    prune them all. Returns what was deleted; raises the last refusal of a prune after all were
+    tried."""
     deleted = []
+    fault: TorporError | None = None
     for workspace in _names(store):
         pins = pin_times(store, workspace)
         for snapshot, made_unix in snapshot_times(store, workspace).items():
             old_s = now_unix - pins.get(snapshot, made_unix)
-            if old_s > (unused_s if snapshot in pins else LEFT_S) and _drop(
-                store, workspace, snapshot
-            ):
+            if old_s <= (unused_s if snapshot in pins else LEFT_S):
+                continue
+            if snapshot not in pins and is_pinned(store, workspace, snapshot):
+                continue  # the listing of the pins lacks it, so its last use is not known
+            if _drop(store, workspace, snapshot):
                 deleted.append(snapshot)
         rules = PruneRules(without_snapshots=True)
-        with suppress(WrongKey, ManifestInvalid):  # of another store block; or damaged
+        try:
             carry_out(store, plan_prune(store, workspace, seal_of(workspace), rules))
+        except (WrongKey, ManifestInvalid):
+            continue  # of another store block; or damaged
+        except (SnapshotMissing, StoreCorrupt) as error:  # and the other environments are pruned
+            fault = error
+    if fault is not None:
+        raise fault
     return deleted
 
 
@@ -121,7 +132,8 @@ def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
     """Delete an environment. False if another deploy pins it at this moment: then it stays."""
     unpin(store, workspace, snapshot)
     try:
-        delete_snapshot(store, workspace, snapshot, even_newest=snapshot)
+        why = "no deploy uses this environment any more"
+        delete_snapshot(store, workspace, snapshot, even_newest=snapshot, why=why)
     except SnapshotKept:
         return False
     except SnapshotMissing:

@@ -51,6 +51,7 @@ NEXT: Final[dict[State, tuple[State, ...]]] = {
 that one run alone hands a machine over, and that an end is the end."""
 
 _MOST_BYTES: Final = 64 * 1024
+_MOST_READ: Final = 20  # attempts that failed have no snapshot, and a search may make a few
 _SAME_S: Final = 2e-6  # two runs do not hand one machine over in so short a time
 _CLOCKS_S: Final = 24 * 3600.0  # what the clocks of the store and of a control side may differ by
 
@@ -206,6 +207,18 @@ class Rentals:
         late = [stored.key for stored in found if stored.modified_unix > since_unix - _CLOCKS_S]
         read = [self._records.read(key) for key in late]
         return [record[0] for record in read if record is not None]
+
+    def last_stored(self) -> Rental | None:
+        """The rental that ended last with its work in a snapshot; None if none of the newest ended
+        ones has one."""
+        found = sorted(
+            self._store.list(self._prefix("rentals/ended/")), key=lambda ended: ended.modified_unix
+        )
+        for stored in found[: -_MOST_READ - 1 : -1]:
+            record = self._records.read(stored.key)
+            if record is not None and record[0].snapshot is not None:
+                return record[0]
+        return None
 
     def of(self, label: Label) -> Rental | None:
         """The rental of this label while it is open."""

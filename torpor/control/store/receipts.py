@@ -118,6 +118,31 @@ def withdraw_receipt(store: ObjectStore, workspace: WorkspaceName, snapshot: Sna
     store.delete([_key(workspace, snapshot)])
 
 
+def receipt_bytes(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bytes:
+    """The receipt as it is stored, to put it back; empty if there is none."""
+    try:
+        return store.get(_key(workspace, snapshot), max_bytes=_MOST_BYTES)
+    except StoreMissing:
+        return b""
+
+
+def put_back_receipt(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, blob: bytes
+) -> None:
+    """Store what ``receipt_bytes`` returned."""
+    if blob:
+        store.put(_key(workspace, snapshot), blob)
+
+
+def receipt_names(store: ObjectStore, workspace: WorkspaceName) -> set[SnapshotId]:
+    """The snapshots that have a receipt, by a listing alone: their manifests may be gone."""
+    names = set()
+    for found in store.list(_prefix(workspace)):
+        with suppress(InvalidInput):  # another program's object in this prefix
+            names.add(snapshot_of(found.key))
+    return names
+
+
 def verified_snapshots(
     store: ObjectStore,
     workspace: WorkspaceName,
@@ -126,7 +151,7 @@ def verified_snapshots(
     """The verified snapshots that exist and are ``wanted``, newest first; reads one small object
     for each."""
     there = manifests(store, workspace)
-    names = _names(store, workspace)
+    names = receipt_names(store, workspace)
     for snapshot in sorted(filter(wanted, there.keys() & names), reverse=True):
         receipt = _read(store, workspace, snapshot)
         if receipt is not None and _is_of(store, receipt, there[snapshot]):
@@ -151,14 +176,6 @@ def is_verified(store: ObjectStore, found: StoredSnapshot) -> bool:
     """Whether this listed snapshot has a receipt."""
     receipt = _read(store, found.workspace, found.snapshot)
     return receipt is not None and receipt.root == found.root
-
-
-def _names(store: ObjectStore, workspace: WorkspaceName) -> set[SnapshotId]:
-    names = set()
-    for found in store.list(_prefix(workspace)):
-        with suppress(InvalidInput):  # another program's object in this prefix
-            names.add(snapshot_of(found.key))
-    return names
 
 
 def _is_of(store: ObjectStore, receipt: Receipt, manifest: StoredObject) -> bool:

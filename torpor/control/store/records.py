@@ -40,11 +40,15 @@ class Records(Generic[Record]):
         except StoreMissing:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"{key} in {self._store.address} is not what this torpor writes ({error}): where a "
-                f"newer one wrote it, use that one; else {self._advice}, then delete the object"
-            ) from None
+            raise self.damaged(key, error) from None
         return _moved(found, -self._store.clock_ahead_s()), version
+
+    def damaged(self, key: ObjectKey, why: object) -> StoreError:
+        """The error of a record that cannot be believed."""
+        return StoreError(
+            f"{key} in {self._store.address} is not what this torpor writes ({why}): where a "
+            f"newer one wrote it, use that one; else {self._advice}, then delete the object"
+        )
 
     def create(self, key: ObjectKey, record: Record) -> None:
         """Write one that is not there yet; ObjectExists if it is."""

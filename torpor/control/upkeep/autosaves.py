@@ -95,6 +95,6 @@ def _delete(
     deleted = []
     for save in saves:
         with suppress(SnapshotKept, SnapshotMissing):
-            delete_snapshot(store, workspace, save.snapshot)
+            delete_snapshot(store, workspace, save.snapshot, why="a newer save has its work")
             deleted.append(save.snapshot)
     return deleted

@@ -1,21 +1,29 @@
-"""Deleting a snapshot deletes its manifest, and nothing else.
+"""Deleting a snapshot deletes its receipt and its manifest, and nothing else.
 
 Prune frees the packs that no manifest names. So a deletion can be undone until prune has run, and
-is safe beside every reader.
+is safe beside every reader. The deletion record comes first and the manifest goes last: a deletion
+that is killed either has happened and is on record, or has left a snapshot that any deletion takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from torpor.control.safety import Verified
-from torpor.control.store.receipts import newest_verified, withdraw_receipt
+from torpor.control.store.deletion_records import Deletions
+from torpor.control.store.receipts import (
+    newest_verified,
+    put_back_receipt,
+    receipt_bytes,
+    withdraw_receipt,
+)
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import MAX_MANIFEST_BYTES, newest_snapshot
-from torpor.control.upkeep.pins import pinned, pinned_ids
+from torpor.control.store.snapshots import MAX_MANIFEST_BYTES, snapshot_ids
+from torpor.control.upkeep.pins import is_pinned, pinned
+from torpor.control.upkeep.presence import NamedBy, all_named, lost_snapshots
 from torpor.control.upkeep.retention import Judged
-from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreMissing
+from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreCorrupt, StoreMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, WorkspaceName
 
@@ -26,33 +34,63 @@ def delete_snapshot(
     snapshot: SnapshotId,
     *,
     even_newest: SnapshotId | None = None,
+    why: str = "it was named to be deleted",
 ) -> None:
-    """Delete one snapshot.
+    """Delete one snapshot. ``why`` is kept in its deletion record.
 
     It refuses a pinned snapshot. It refuses the newest and the newest verified one unless
     ``even_newest`` names it: a wake restores the newest, and a machine may have been destroyed
-    because of the newest verified one. Raises SnapshotKept and SnapshotMissing; both leave the
-    snapshot unchanged.
+    because of the newest verified one. Raises SnapshotKept and SnapshotMissing, and StoreCorrupt
+    where the store's listing lacks the snapshot; all leave it unchanged.
     """
     check_not_kept(store, workspace, [snapshot], even_newest)
     key = manifest_key(workspace, snapshot)
     try:
-        blob = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+        manifest = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
     except StoreMissing:
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
             "deleted; list the snapshots to find its id"
         ) from None
+    receipt = receipt_bytes(store, workspace, snapshot)
+    deletions = Deletions(store, workspace)
+    deletions.write(snapshot, why)
+    withdraw_receipt(store, workspace, snapshot)
     store.delete([key])
+
+    def put_back() -> None:
+        store.put(key, manifest)
+        put_back_receipt(store, workspace, snapshot, receipt)
+        deletions.remove(snapshot)
+
     # A pin made since the first look has found the snapshot there.
     try:
-        is_pinned = snapshot in pinned_ids(store, workspace)
+        kept = is_pinned(store, workspace, snapshot)
     except BaseException:
-        store.put(key, blob)  # not known is not unpinned
+        put_back()  # not known is not unpinned
         raise
-    if is_pinned:
-        store.put(key, blob)
+    if kept:
+        put_back()
         _check_not_pinned(store, workspace, snapshot)
+
+
+def record_lost(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    by_records: Mapping[SnapshotId, NamedBy],
+) -> None:
+    """Give up a snapshot whose manifest is gone although something names it: record its deletion,
+    so that prune goes on. SnapshotKept if it is pinned, SnapshotMissing if nothing names it.
+    ``by_records``: as in ``all_named``."""
+    _check_not_pinned(store, workspace, snapshot)
+    named = all_named(store, workspace, by_records)
+    if snapshot not in lost_snapshots(store, workspace, named, snapshot_ids(store, workspace)):
+        raise SnapshotMissing(
+            f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
+            "deleted; list the snapshots to find its id"
+        )
+    Deletions(store, workspace).write(snapshot, "its manifest was lost, and its user gave it up")
     withdraw_receipt(store, workspace, snapshot)
 
 
@@ -63,11 +101,20 @@ def check_not_kept(
     even_newest: SnapshotId | None = None,
 ) -> None:
     """SnapshotKept if one of them is pinned, or is the newest or the newest verified one and
-    ``even_newest`` does not name it.
+    ``even_newest`` does not name it. StoreCorrupt if the listing that says which is the newest
+    lacks one of them.
     """
     for snapshot in snapshots:
         _check_not_pinned(store, workspace, snapshot)
-    newest = newest_snapshot(store, workspace)
+    there = snapshot_ids(store, workspace)
+    for snapshot in snapshots:
+        if snapshot not in there and store.head(manifest_key(workspace, snapshot)) is not None:
+            raise StoreCorrupt(
+                f"{store.address} has snapshot {snapshot} of workspace {workspace}, but its "
+                "listing lacks it, so which snapshot is the newest is not known: nothing was "
+                "deleted. Try again; if the listing stays incomplete, have the store repaired"
+            )
+    newest = max(there, default=None)
     if newest in snapshots and newest != even_newest:
         raise SnapshotKept(
             f"snapshot {newest} is the newest of workspace {workspace} in {store.address}, which "
@@ -89,6 +136,7 @@ def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Judged]) -
     meanwhile. Raises SnapshotMissing and deletes nothing if the verified snapshot itself is gone.
     """
     workspace = verified.workspace
+    why = f"no rule keeps it since snapshot {verified.snapshot} was verified"
     if store.head(manifest_key(workspace, verified.snapshot)) is None:
         raise SnapshotMissing(
             f"snapshot {verified.snapshot} of workspace {workspace} disappeared from "
@@ -100,13 +148,13 @@ def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Judged]) -
         if verdict.kept or verdict.snapshot >= verified.snapshot:
             continue
         with suppress(SnapshotKept, SnapshotMissing):
-            delete_snapshot(store, workspace, verdict.snapshot)
+            delete_snapshot(store, workspace, verdict.snapshot, why=why)
             deleted.append(verdict.snapshot)
     return deleted
 
 
 def _check_not_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-    if snapshot in pinned_ids(store, workspace):
+    if is_pinned(store, workspace, snapshot):
         raise SnapshotKept(
             f"snapshot {snapshot} of workspace {workspace} in {store.address} is pinned "
             f"({pinned(store, workspace).get(snapshot, 'unpinned meanwhile')}): it was not deleted;"

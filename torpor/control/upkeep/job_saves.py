@@ -15,6 +15,7 @@ from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.pins import pinned
 from torpor.control.upkeep.retention import Judged
 from torpor.shared.format.lineage import Work, lineage_of
+from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId
 
 
@@ -43,4 +44,11 @@ def delete_superfluous(
     goes = unpinned[: max(0, len(unpinned) - (keep - 1))]
     deleted = expire(store, verified, [Judged(save, []) for save in goes])
     gone = {*goes, *pins}.intersection(old)
-    return Thinned(deleted, [save for save in there if save not in gone])
+    hidden = {  # the listing lacks them, and may lack what is there
+        save
+        for save in saves
+        if save not in times and store.head(manifest_key(verified.workspace, save)) is not None
+    }
+    return Thinned(
+        deleted, [save for save in saves if save in hidden or (save in times and save not in gone)]
+    )

@@ -72,6 +72,11 @@ def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[Snapsho
     yield from pin_times(store, workspace)
 
 
+def is_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
+    """Whether one snapshot is pinned, by its own key and by no listing."""
+    return store.head(_key(workspace, snapshot)) is not None
+
+
 def pin_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, float]:
     """When each snapshot was pinned last, by the store's clock."""
     found = {}

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.control.store.deletion_records import Deletions
 from torpor.control.store.marks import (
     MOST_MARKED,
     SHORTEST_GRACE_S,
@@ -23,7 +24,7 @@ from torpor.control.store.marks import (
 )
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import open_manifest
-from torpor.control.upkeep.pins import pinned_ids
+from torpor.control.upkeep.presence import NamedBy, all_named, check_present, needless_records
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreCorrupt
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
@@ -92,6 +93,7 @@ class PrunePlan(msgspec.Struct, frozen=True):
     retiring: list[Marked]  # in a mark already, and named by earlier snapshots
     young: PackShare  # too young to tell
     marks: list[Mark]
+    records: list[SnapshotId] = []  # whose deletion records explain nothing any more
 
     @property
     def free_bytes(self) -> int:
@@ -106,19 +108,29 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 def plan_prune(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, rules: PruneRules
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    rules: PruneRules,
+    named: Mapping[SnapshotId, NamedBy] = {},
 ) -> PrunePlan:
-    """Read everything; change nothing of the workspace.
+    """Read everything; change nothing of the workspace. ``named``: the snapshots that its jobs and
+    rentals name.
 
     A manifest that is damaged, of an unknown version or sealed with another key stops it
     (ManifestInvalid, WrongKey), and so does a mark that cannot be read: unknown is not unnamed.
+    So does a snapshot that something names and that the listing lacks, unless its deletion is on
+    record (``check_present``).
     """
     rules.check()
     # The proof needs this order: the clock, then the marks, the packs, and the manifests last.
     now = store_now(store)
     marks = read_marks(store, workspace)
     packs = _packs(store, workspace)
-    live, snapshots = _live_bytes(store, workspace, seal)
+    named = all_named(store, workspace, named)
+    live, there = _live_bytes(store, workspace, seal)
+    check_present(store, workspace, named, there)
+    snapshots = len(there)
     if not snapshots and packs and not rules.without_snapshots:
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot in {store.address}, but {len(packs)} packs: "
@@ -148,6 +160,7 @@ def plan_prune(
         retiring=_marked({i: packs[i] for i in retired_before}),
         young=_share({i: f for i, f in fresh.items() if i not in old}),
         marks=marks,
+        records=needless_records(store, workspace, named, there, now - rules.grace_s),
     )
 
 
@@ -159,7 +172,8 @@ def carry_out(store: ObjectStore, plan: PrunePlan) -> Pruned:
     store.delete(pack_key(plan.workspace, pack_id) for pack_id in still)
     left = _packs(store, plan.workspace)
     freed = [pack for pack_id, pack in still.items() if pack_id not in left]
-    _remove_marks(store, plan.workspace)
+    _remove_marks(store, plan.workspace, still)
+    Deletions(store, plan.workspace).remove(*plan.records)
     return Pruned(plan=plan, freed=share_of(freed))
 
 
@@ -185,12 +199,12 @@ def store_now(store: ObjectStore) -> float:
 
 def _live_bytes(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal
-) -> tuple[dict[bytes, int], int]:
-    """How many bytes of each pack snapshots use, and how many snapshots there are. One manifest is
+) -> tuple[dict[bytes, int], set[SnapshotId]]:
+    """How many bytes of each pack snapshots use, and the snapshots that were read. One manifest is
     in memory at a time."""
     used: dict[bytes, dict[int, int]] = {}
-    snapshots = _names(store, workspace)
-    for snapshot in snapshots:
+    there = set()
+    for snapshot in _listed(store, workspace):
         try:
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
         except SnapshotMissing:
@@ -198,13 +212,13 @@ def _live_bytes(
                 raise  # it exists, but could not be read
             continue  # it was deleted meanwhile
         _add_used(manifest, used)
-    return {pack: sum(runs.values()) for pack, runs in used.items()}, len(snapshots)
+        there.add(snapshot)
+    return {pack: sum(runs.values()) for pack, runs in used.items()}, there
 
 
-def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+def _listed(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
     """The names of all snapshots. Unknown is not unnamed: an object that may be a manifest stops
-    the prune. So does a missing pinned snapshot, because its packs may be all that is
-    left of it."""
+    the prune."""
     there = []
     for found in store.list(snapshots_prefix(workspace)):
         try:
@@ -215,13 +229,6 @@ def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
                 "can read: nothing was pruned; use a newer torpor, or move the object out of the "
                 "prefix"
             ) from None
-    for pin in pinned_ids(store, workspace):
-        if pin not in there:
-            raise SnapshotMissing(
-                f"snapshot {pin} of workspace {workspace} is pinned but missing from "
-                f"{store.address}: nothing was pruned, because its packs may still exist. Put its "
-                "manifest back, or remove its pin, by `pin` with `remove`"
-            )
     return there
 
 
@@ -274,16 +281,23 @@ def _write_mark(store: ObjectStore, plan: PrunePlan) -> None:
         write_mark(store, plan.workspace, plan.marks, plan.unnamed, retired)
 
 
-def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> None:
+def _remove_marks(store: ObjectStore, workspace: WorkspaceName, deleted: Container[bytes]) -> None:
     """Remove the marks whose packs are all gone, or stand in a later mark. A pack's last mark is
-    never removed while the pack is there, so that no snapshot ever refers to it again."""
+    never removed while the pack is there, so that no snapshot ever refers to it again: a pack that
+    the listing lacks and that this prune has not ``deleted`` is asked for by its own key."""
     # In this order: a marked pack that is gone by now never comes back.
     marks = read_marks(store, workspace)
     left = _packs(store, workspace)
+
+    def is_gone(pack: bytes) -> bool:
+        if pack in left:
+            return False
+        return pack in deleted or store.head(pack_key(workspace, pack)) is None
+
     later: set[bytes] = set()
     done = []
     for mark in reversed(marks):
-        if all(pack in later or pack not in left for pack in mark.packs):
+        if all(pack in later or is_gone(pack) for pack in mark.packs):
             done.append(mark.key)
         else:
             later |= mark.packs

@@ -19,6 +19,10 @@ def marks_prefix(workspace: WorkspaceName) -> str:
     return f"workspaces/{workspace}/marks/"
 
 
+def deletions_prefix(workspace: WorkspaceName) -> str:
+    return f"workspaces/{workspace}/deleted/"
+
+
 def manifest_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
     return ObjectKey(snapshots_prefix(workspace) + snapshot)
 

@@ -1,0 +1,131 @@
+"""Whether the snapshots that something names are still in the store.
+
+One listing decides nothing: a store may end a listing early, without an error, and leave out the
+newest keys. So each snapshot that something names and that a listing lacks is asked for by its own
+key. Only a deletion record explains that it is gone.
+
+What names a snapshot: its receipt, its pin, an open job, a rental that is open, and the machine
+that ended last. What a lineage names does not count: ancestors are deleted by design. Neither do
+jobs that have ended and the machines that ended before: retention deletes old snapshots, and
+versions of torpor without deletion records did so too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from torpor.control.store.deletion_records import Deletions
+from torpor.control.store.receipts import receipt_names
+from torpor.control.store.seam import ObjectStore
+from torpor.control.upkeep.pins import pinned_ids
+from torpor.shared.errors import SnapshotMissing, StoreCorrupt
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+_NAMED: Final = 5
+
+
+class NamedBy(NamedTuple):
+    """``what`` names a snapshot, in words. ``if_newest``: only where every snapshot that the store
+    lists is older; a newer one may have had it deleted before deletions were recorded."""
+
+    what: str
+    if_newest: bool = False
+
+
+_PIN: Final = NamedBy("its pin")
+_RECEIPT: Final = NamedBy("its receipt")
+
+
+def all_named(
+    store: ObjectStore, workspace: WorkspaceName, by_records: Mapping[SnapshotId, NamedBy]
+) -> dict[SnapshotId, NamedBy]:
+    """Every snapshot that something names. ``by_records``: those that jobs and rentals name. Ask
+    before the manifests are listed: then each one that is there must be in that listing."""
+    return {
+        **by_records,
+        **dict.fromkeys(receipt_names(store, workspace), _RECEIPT),
+        **dict.fromkeys(pinned_ids(store, workspace), _PIN),
+    }
+
+
+def check_present(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    named: Mapping[SnapshotId, NamedBy],
+    listed: Collection[SnapshotId],
+) -> None:
+    """Check that what is ``named`` and not ``listed`` was deleted on purpose.
+
+    StoreCorrupt where a manifest is there all the same: the store's listing lacks it, and may lack
+    others. SnapshotMissing where one is gone and no record says that it was deleted.
+    """
+    absent = sorted(named.keys() - listed)
+    hidden = [snapshot for snapshot in absent if _is_there(store, workspace, snapshot)]
+    if hidden:
+        raise StoreCorrupt(
+            f"{store.address} has {_with_reasons(hidden, named)} of workspace {workspace}, but its "
+            "listing lacks it: nothing was marked or deleted, as the listing may lack other "
+            "snapshots too. Run prune again; if the listing stays incomplete, have the store "
+            "repaired before anything is deleted there"
+        )
+    lost = lost_snapshots(store, workspace, named, listed)
+    if lost:
+        ids = ", ".join(f'"{snapshot}"' for snapshot in lost)
+        pins = [snapshot for snapshot in lost if named[snapshot] == _PIN]
+        unpin = f"remove the pin of {', '.join(pins)} by `pin` with `remove`, and " if pins else ""
+        raise SnapshotMissing(
+            f"{_with_reasons(lost, named)} of workspace {workspace} is missing from "
+            f"{store.address}, and no record says that it was deleted: nothing was marked or "
+            "deleted, because its packs may be all that is left of it. Put its manifest "
+            f"workspaces/{workspace}/snapshots/ID back, say from an old version in the bucket; or, "
+            f'to give it up, {unpin}run delete-snapshots: delete_snapshots("{workspace}", [{ids}])'
+        )
+
+
+def lost_snapshots(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    named: Mapping[SnapshotId, NamedBy],
+    listed: Collection[SnapshotId],
+) -> list[SnapshotId]:
+    """Those of the ``named`` that are not in the store, although no record says that they were
+    deleted. A pin counts also beside a record: who pinned the snapshot was told that it stays."""
+    newest = max(listed, default="")
+    deletions = Deletions(store, workspace)
+    return [
+        snapshot
+        for snapshot, by in sorted(named.items())
+        if snapshot not in listed
+        and not (by.if_newest and snapshot < newest)
+        and (by == _PIN or deletions.of(snapshot) is None)
+        and not _is_there(store, workspace, snapshot)
+    ]
+
+
+def needless_records(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    named: Collection[SnapshotId],
+    listed: Collection[SnapshotId],
+    before_unix: float,
+) -> list[SnapshotId]:
+    """The snapshots whose deletion records were written before that time and explain nothing any
+    more: nothing names them, or they are there, because their deletion was killed."""
+    times = Deletions(store, workspace).times()
+    return [
+        snapshot
+        for snapshot, written_unix in times.items()
+        if written_unix <= before_unix and (snapshot in listed or snapshot not in named)
+    ]
+
+
+def _is_there(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
+    return store.head(manifest_key(workspace, snapshot)) is not None
+
+
+def _with_reasons(snapshots: Sequence[SnapshotId], named: Mapping[SnapshotId, NamedBy]) -> str:
+    words = [f"snapshot {name} ({named[name].what} names it)" for name in snapshots[:_NAMED]]
+    more = len(snapshots) - len(words)
+    return ", ".join(words) + (f" and {more} more" if more else "")
