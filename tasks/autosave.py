@@ -22,7 +22,7 @@ from torpor.control.store.marks import COMMIT_S
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.autosaves import delete_superseded, thin
 from torpor.shared.errors import TorporError
-from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.values import Machine, SnapshotId, snapshot_id
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
 
 LOOK_S: Final = 60.0
@@ -75,6 +75,13 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
     return _told(state)
 
 
+def line_held(opened: StoredWorkspace, session: Agent) -> SnapshotId | None:
+    """The snapshot that the workspace on the machine goes on from, as the machine says: what it
+    has restored or stored last. None where it holds none that is whole."""
+    line = _look(opened, session).line
+    return None if line is None else snapshot_id(line)
+
+
 def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
     """End the machine's own saves, before a job begins there, or a destroy: the machine would take
     that for a notice, and save what is stored already. What fails here fails no run."""
@@ -104,7 +111,7 @@ def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
     return bool(opened.spec.save_minutes and machine.label and not opened.job)
 
 
-def _look(opened: OpenWorkspace, session: Agent) -> AutosaveState:
+def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
     request_id = f"autosave:{secrets.token_hex(8)}"
     return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=LOOK_S)
 

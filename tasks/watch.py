@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tasks.alert_delivery import remember
-from tasks.autosave import NO_SAVES, Saves, renew_autosave
+from tasks.autosave import NO_SAVES, Saves, line_held, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
@@ -30,7 +30,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
-from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
+from torpor.shared.values import Machine, SnapshotId, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import NOBODY, Activity
 
 LOOK_S: Final = 300.0
@@ -227,11 +227,13 @@ def check_nothing_began(
 
 class LeftLook(msgspec.Struct, frozen=True):
     """``works``: the agent works for a run now; None where it did not say, with the ``error``.
-    ``used``: a job, a server or a person is on the machine."""
+    ``used``: a job, a server or a person is on the machine. ``holds``: the snapshot that it has
+    restored whole, where that is not the workspace's newest."""
 
     works: bool | None
     used: bool = False
     error: str = ""
+    holds: SnapshotId | None = None
 
 
 @step("look at what was left", run_name="look at {machine.id}", retries=ONCE)
@@ -246,14 +248,17 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
             over.start()
             try:
                 activity = _read(opened, session)
+                held = line_held(opened, session)
             finally:
                 over.cancel()
+        if held == newest_snapshot(opened.store, opened.spec.name):
+            held = None
     except TorporError as error:
         return LeftLook(None, error=str(error))
     newest = activity.samples[-1:]
     people = any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) for one in newest)
     used = people or activity.job_s is not None or activity.served_s is not None
-    return LeftLook(activity.runs, used)
+    return LeftLook(activity.runs, used, holds=held)
 
 
 @step("find newest snapshot")

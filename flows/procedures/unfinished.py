@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from flows.procedures.restore import arrival
+from tasks.autosave import line_held
 from tasks.machines import hand_over, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
-from torpor.shared.errors import CreateFailed, MachineError, RestoreUnfinished, RunCancelled
+from torpor.shared.errors import (
+    CreateFailed,
+    MachineError,
+    RestoreUnfinished,
+    RunCancelled,
+    SnapshotMissing,
+)
 from torpor.shared.values import Machine, MachineId, SnapshotId, StoredSnapshot
 
 
@@ -64,12 +72,13 @@ def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
     return now is not None and now.job == opened.job
 
 
-def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) -> None:
-    """Hand over a whole workspace; what is not whole is ended with the error."""
+def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, newest: StoredSnapshot) -> None:
+    """Hand over a whole workspace; what is not whole is ended with the error. The killed run may
+    have restored another snapshot than the ``newest``, by its name."""
     with (
         tenancy,
         open_session(opened, tenancy.machine) as session,
-        arrival(new_restore(opened, session, wanted), tenancy) as restore,
+        arrival(new_restore(opened, session, _held(opened, session, newest)), tenancy) as restore,
     ):
         if not restore.plan.complete:
             raise RunCancelled("its run has gone, and its restore is not whole")
@@ -80,3 +89,14 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
         hand_over(tenancy, alone=False, starting=starting)
         if starting:
             start_programs(opened, session, tenancy, freezer)
+
+
+def _held(opened: OpenWorkspace, session: Session, newest: StoredSnapshot) -> StoredSnapshot:
+    """The snapshot that the machine holds whole, as far as it and the store say."""
+    held = line_held(opened, session)
+    if held is None or held == newest.snapshot:
+        return newest
+    try:
+        return pick_snapshot(opened, held)
+    except SnapshotMissing:  # it was deleted since: the agent refuses to replace it
+        return newest

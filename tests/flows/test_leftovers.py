@@ -20,7 +20,7 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.plain_flows import wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
@@ -161,6 +161,31 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert len(stored.snapshots()) == (2 if whole else 1)
     ((subject, _),) = _look(stored, server)[1]
     assert subject.startswith("torpor: over: ")
+
+
+@pytest.mark.parametrize("rule", ["end", "continue"])
+def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
+    stored: Lab, rule: Literal["end", "continue"]
+) -> None:
+    """A wake of a named snapshot was killed right before it handed its machine over."""
+    (older,) = stored.snapshots()
+    (stored.workspace(MachineId(wake_plainly(stored.opened).machine)) / "later").touch()
+    newest = hibernate_plainly(stored.opened).snapshot
+    wake_plainly(stored.opened, snapshot=older.snapshot)
+    (rental,) = stored.opened.rentals.open()
+    not_handed_over(stored.opened, rental, created_unix=time.time() - 1800)
+    server = AlertMemory()
+    for _ in range(2):
+        _look(stored, server, when_left=rule)
+        server.since(600)
+    kept = [found.snapshot for found in stored.snapshots()]
+    assert {older.snapshot, newest} <= {*kept}
+    if rule == "end":
+        assert stored.machines() == [] and len(kept) == 3
+    else:
+        (rental,) = stored.opened.rentals.open()
+        assert rental.state == "handed over" and rental.machine is not None
+        assert not (stored.workspace(rental.machine) / "later").exists()
 
 
 def test_the_machine_of_a_live_deploy_stays(stored: Lab) -> None:

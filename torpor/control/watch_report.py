@@ -10,7 +10,7 @@ import msgspec
 from torpor.control.idleness import Kind
 from torpor.control.reconciliation import Finding
 from torpor.control.reports import Report, Row, moment
-from torpor.shared.values import Label, MachineId, WorkspaceName
+from torpor.shared.values import Label, MachineId, SnapshotId, WorkspaceName
 
 BACK_UP: Final = "run backup, and see what its last run says and that its schedule is on"
 """The next step for a workspace that has missed its backup."""
@@ -70,7 +70,8 @@ class Watched(msgspec.Struct, frozen=True):
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that was never handed over. ``killed``: as far as can be told, no run works on it
-    any more. ``who``: a sentence that says so."""
+    any more. ``who``: a sentence that says so. ``holds``: the snapshot that it has restored whole,
+    where that is not the workspace's newest."""
 
     label: Label
     machine: MachineId
@@ -81,6 +82,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     who: str
     next_step: str
     act: Literal["end", "continue", ""] = ""  # what `watch` does once it has lasted long enough
+    holds: SnapshotId | None = None
 
 
 class WatchReport(Report, frozen=True):

@@ -14,6 +14,7 @@ from flows.reconcile import reconcile
 from flows.wake import wake
 from tasks.alert_delivery import Told
 from tasks.alert_server import LiveRun
+from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.watch import LeftLook, look_at_left
 from tasks.workspace import OpenWorkspace
@@ -115,7 +116,7 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
             left, end = ([], named) if beside else (named, [])
             runs = runner().start(reconcile, key, workspace=block, left=left, end=end)
         else:
-            runs = runner().start(wake, key, workspace=block)
+            runs = runner().start(wake, key, workspace=block, snapshot=one.holds or NEWEST)
     except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
         runner().log.error("machine %s stays as it was left: %s", one.machine, error)
         faults.append(error)
@@ -191,6 +192,7 @@ def judge_left(
         who=who,
         next_step=step,
         act=act,
+        holds=look.holds if look is not None else None,
     )
 
 

@@ -324,10 +324,12 @@ class RestoreRun(AgentRun):
                 "the directories"
             )
         if mirrored is not None:
+            line = self.state.past().line
+            named = f"snapshot {line.snapshot}" if line else "another snapshot"
             raise InvalidInput(
-                f"an earlier run restored another snapshot of workspace {self.workspace} on this "
-                "machine and did not hand the machine over; the user may work there. Run wake "
-                "with that snapshot, which hands the machine over; then hibernate it"
+                f"an earlier run restored {named} of workspace {self.workspace} on this machine "
+                "and did not hand the machine over; the user may work there. Run wake with that "
+                "snapshot, which hands the machine over; then hibernate it"
             )
 
     def _give_back(self) -> None:
