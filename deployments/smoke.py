@@ -34,7 +34,7 @@ from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
 from torpor.control.smoke.recording import PLAN, Recorder
 from torpor.control.smoke.redact import Redactor
 from torpor.control.smoke.trial import OWNER, SmokeReport, Trial
-from torpor.control.smoke.watchdog import Watchdog
+from torpor.control.smoke.watchdog import Watchdog, end_left
 from torpor.control.supervision import state_folder
 from torpor.shared.errors import EndUnproven, InvalidInput, RunCancelled, TorporError
 from torpor.shared.format.keys import workspace_key
@@ -58,6 +58,8 @@ def smoke(
     """
     block = load(reference, PROVIDERS, of="torpor smoke")
     state = state_folder() / "smoke"
+    for words in end_left(state):
+        say(words)
     key = secret_file(state / "ssh_key", _new_key) + "\n"
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     market = block.get_block_type_slug().removesuffix("-provider")

@@ -1,6 +1,6 @@
 """The watchdog of a smoke test, which ``deployments.smoke`` starts.
 
-    python -m deployments.smoke_watchdog PROVIDER_BLOCK IDENTITY SECONDS
+    python -m deployments.smoke_watchdog PROVIDER_BLOCK IDENTITY SECONDS LEDGER
 
 See torpor/control/smoke/watchdog.py. It loads the block itself: no secret is in its arguments. Its
 standard error is its log.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from blocks import PROVIDERS
 from blocks.reference import load
@@ -17,9 +18,9 @@ from torpor.control.smoke.watchdog import serve
 
 
 def main(argv: Sequence[str]) -> None:
-    reference, identity, lifetime_s = argv
+    reference, identity, lifetime_s, ledger = argv
     provider = load(reference, PROVIDERS, of="the watchdog of torpor smoke").open()
-    serve(provider, identity, float(lifetime_s))
+    serve(provider, identity, float(lifetime_s), Path(ledger))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from deployments.installation import CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
+from torpor.control.smoke.watchdog import end_left
+from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput, TorporError
 
 RETRY_S: Final = 10.0
@@ -75,6 +77,8 @@ def up(installation: Installation, port: int | None = None, postgres: str | None
         _say("workers", "starting")
         worker.start(installation, used)
         supervisor.start(installation, used)
+        for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
+            _say("smoke", words)
         if used.own:
             _say("schedules", "checking that the server runs them")
             services.check_scheduler(used)

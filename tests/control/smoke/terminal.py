@@ -1,7 +1,7 @@
 """What a person starts in a terminal: the smoke test at a fake Vast.ai, and its watchdog.
 
 python -m tests.control.smoke.terminal command URL LOG
-python -m tests.control.smoke.terminal watchdog URL
+python -m tests.control.smoke.terminal watchdog URL LEDGER
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ class ClosedDoor:
         raise AssertionError("nobody logs in")
 
 
-def main(what: str, url: str, *log: str) -> None:
+def main(what: str, url: str, file: str) -> None:
     provider = VastProvider(KEY, url=url)
     if what == "watchdog":
-        serve(provider, provider.identity, LIFETIME_S, nap=lambda seconds: time.sleep(0.05))
+        serve(provider, provider.identity, LIFETIME_S, Path(file), _nap_shortly)
         return
     argv = [sys.executable, "-m", "tests.control.smoke.terminal", "watchdog", url]
-    watchdog = Watchdog(argv, Path(*log))
+    watchdog = Watchdog(argv, Path(file))
     identity = asyncssh.generate_private_key("ssh-ed25519")
     plan, rentals = make_plan(provider, max_usd=10.0), ("0" * 16, "1" * 16)
     Trial(provider, plan, identity, ClosedDoor(), watchdog.tell, rentals).run()
+
+
+def _nap_shortly(seconds: float) -> None:
+    time.sleep(0.05)
 
 
 if __name__ == "__main__":

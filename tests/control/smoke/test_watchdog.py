@@ -14,6 +14,7 @@ from typing import Final
 
 import asyncssh
 import msgspec
+import psutil
 import pytest
 
 from deployments.installation import CHECKOUT
@@ -28,7 +29,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.smoke.ending import end
 from torpor.control.smoke.plan import make_plan
 from torpor.control.smoke.trial import OWNER, WORKSPACE
-from torpor.control.smoke.watchdog import Watchdog, serve, watch
+from torpor.control.smoke.watchdog import LEDGER, Watchdog, end_left, serve, watch
 from torpor.shared.errors import InvalidInput, ProviderError
 from torpor.shared.values import Label, Machine
 
@@ -84,6 +85,37 @@ def test_a_command_that_is_gone_after_the_create_leaves_no_machine(
     assert "the command has gone" in log.read_text()
     assert vast.key not in log.read_text()
     terminal.close()
+
+
+def test_what_a_power_cut_of_command_and_watchdog_left_is_ended_by_the_next_start(
+    vast: FakeVast, tmp_path: Path
+) -> None:
+    log = tmp_path / "vast-1" / "watchdog.log"
+    log.parent.mkdir()
+    module = "tests.control.smoke.terminal"
+    terminal = Terminal(sys.executable, "-m", module, "command", vast.url, str(log))
+    until(lambda: vast.market.alive() or terminal.process.poll() is not None, "a machine is rented")
+    assert end_left(tmp_path) == []  # its command lives
+    (watchdog,) = psutil.Process(terminal.process.pid).children()
+    watchdog.kill()
+    terminal.process.kill()
+    assert terminal.process.wait() < 0 and len(vast.market.alive()) == 1
+    until(lambda: not watchdog.is_running(), "the watchdog is gone")
+    (said,) = end_left(tmp_path)
+    assert f"what it rented is ended, see {log}" in said
+    until(lambda: not log.with_name(LEDGER).exists(), "the watchdog has proven the end")
+    assert vast.market.alive() == [] and "has ended" in log.read_text()
+    assert end_left(tmp_path) == []
+    terminal.close()
+
+
+def test_what_nobody_can_end_is_named_until_its_user_has_seen_to_it(tmp_path: Path) -> None:
+    ledger = tmp_path / "vast-1" / LEDGER
+    ledger.parent.mkdir()
+    ledger.write_bytes(b'{"argv": ["python", "-c", "raise SystemExit(1)"]}\n')
+    for _ in range(2):
+        (said,) = end_left(tmp_path)
+        assert "may have left a machine" in said and f"then delete {ledger}" in said
 
 
 def _rental(state: str, **more: object) -> Rental:
@@ -253,7 +285,7 @@ def _is_gone(pid: int) -> bool:
 
 def test_a_watchdog_of_another_account_does_not_start(vast: FakeVast) -> None:
     with pytest.raises(ProviderError, match="nothing is watched"):
-        serve(vast.connect(), "vast://another", 60.0)
+        serve(vast.connect(), "vast://another", 60.0, Path("unused"))
 
 
 def test_no_end_is_proven_at_another_provider(vast: FakeVast) -> None:

@@ -48,7 +48,7 @@ class Plan(Report, frozen=True, kw_only=True):
     def last_end(self) -> str:
         """What ends the machine where neither the command nor its watchdog can."""
         if self.lifetime_s is None:
-            return "nothing ends it at this market: stay, and watch its console"
+            return "the next `torpor up` on this host ends it: until then, watch its console"
         after = f"after {self.lifetime_s / 60:g} min"
         if self.ender == "the machine":
             return f"its start script tries to end it {after}, if it has begun by then"

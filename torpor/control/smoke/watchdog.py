@@ -7,12 +7,13 @@ closes however the command goes: killed, crashed, or with its terminal. Until th
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,34 +24,62 @@ from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rental
 from torpor.control.reports import exact_moment
 from torpor.control.smoke.ending import end
-from torpor.shared.errors import ProviderError
+from torpor.shared.errors import ProviderError, TorporError
 from torpor.shared.values import Label, learned
 
 READY: Final = b"ready\n"
 TRIES_S: Final = 24 * 3600.0
 """How long the end of a machine is tried for."""
+LEDGER: Final = "unended"
+"""The file beside the watchdog's log: a line with its arguments, and one for each that it was told.
+It is locked while the command or the watchdog lives, and removed once nothing is left to end."""
 _PAUSE_S: Final = 30.0
 _MOST_BYTES: Final = 64 * 1024  # of what a pipe holds
 _ENDS_S: Final = 10.0
 
 
-class Watchdog:
-    """The command's side. ``argv`` begins the process, which calls ``serve``."""
+class _Command(msgspec.Struct, frozen=True):
+    """How the watchdog of a ledger is started. No secret is in it."""
 
-    def __init__(self, argv: Sequence[str], log: Path) -> None:
-        """Returns once it watches; ProviderError where it does not."""
+    argv: list[str]
+
+
+class Watchdog:
+    """The command's side. ``argv`` begins the process, which calls ``serve``; the path of its
+    ledger is added. ``env``: of the process, if not this one's."""
+
+    def __init__(
+        self, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Returns once it watches; ProviderError where it does not, and BlockingIOError where
+        another process has the ledger."""
         self.log = log
-        with log.open("ab") as written:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=written,
-                start_new_session=True,  # no hangup and no Ctrl-C of the terminal reaches it
-            )
+        ledger = log.with_name(LEDGER)
+        self._ledger = os.open(ledger, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(self._ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_new = not os.fstat(self._ledger).st_size
+            if is_new:
+                self._keep(msgspec.json.encode(_Command([*argv])))
+                _sync(ledger.parent)
+            with log.open("ab") as written:
+                self._process = subprocess.Popen(
+                    [*argv, str(ledger)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=written,
+                    env=env,
+                    pass_fds=[self._ledger],  # it holds the lock as long as either lives
+                    start_new_session=True,  # no hangup and no Ctrl-C of the terminal reaches it
+                )
+        except BaseException:
+            os.close(self._ledger)
+            raise
         if self._process.stdout is None or self._process.stdout.readline() != READY:
             self._process.kill()
             self.close()
+            if is_new:
+                ledger.unlink(missing_ok=True)
             raise ProviderError(f"the watchdog did not start, so nothing was rented: see {log}")
 
     @property
@@ -59,13 +88,15 @@ class Watchdog:
 
     def tell(self, rental: Rental) -> None:
         """Say how far a rental is. ProviderError where nobody listens and it has not ended."""
-        line = msgspec.json.encode(rental) + b"\n"
+        line = msgspec.json.encode(rental)
         try:
-            os.write(self._process.stdin.fileno(), line)  # type: ignore[union-attr]
+            self._keep(line)
+            os.write(self._process.stdin.fileno(), line + b"\n")  # type: ignore[union-attr]
         except OSError as error:
             if rental.state == "asked":
                 raise ProviderError(
-                    f"the watchdog has ended ({error}), so nothing was rented: see {self.log}"
+                    f"the watchdog could not be told ({error}), so nothing was rented: see "
+                    f"{self.log}"
                 ) from error
 
     def close(self) -> None:
@@ -73,18 +104,59 @@ class Watchdog:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+        os.close(self._ledger)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDS_S)
+
+    def _keep(self, line: bytes) -> None:
+        os.write(self._ledger, line + b"\n")
+        os.fsync(self._ledger)
+
+
+def end_left(state: Path, env: Mapping[str, str] | None = None) -> list[str]:
+    """Start a watchdog again for each smoke test below ``state`` whose command and watchdog are
+    gone, as after a power cut; it ends what they rented. Returns a sentence for each."""
+    said = []
+    for ledger in sorted(state.glob(f"*/{LEDGER}")):
+        log = ledger.with_name("watchdog.log")
+        try:
+            first, *lines = ledger.read_bytes().splitlines()
+            _, *rest = msgspec.json.decode(first, type=learned(_Command)).argv
+            rentals = [msgspec.json.decode(line, type=learned(Rental)) for line in lines]
+            watchdog = Watchdog([sys.executable, *rest], log, env)
+        except BlockingIOError:
+            continue  # its command or its watchdog lives
+        except (OSError, ValueError, msgspec.MsgspecError, TorporError) as error:
+            said.append(
+                f"{ledger.parent} may have left a machine, and its watchdog does not start "
+                f"({error}): look for it in the market's console, then delete {ledger}"
+            )
+            continue
+        for rental in rentals:
+            watchdog.tell(rental)
+        watchdog.close()
+        said.append(f"a smoke test was cut off: what it rented is ended, see {log}")
+    return said
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def serve(
     provider: Provider,
     identity: str,
     lifetime_s: float,
+    ledger: Path,
     nap: Callable[[float], None] = time.sleep,
 ) -> None:
     """The process's side: watch standard input, and log on standard error. ``identity``: the
-    provider's as the command knows it. ProviderError where the block has changed since."""
+    provider's as the command knows it. ProviderError where the block has changed since.
+    ``ledger``: removed at the end."""
     if provider.identity != identity:
         raise ProviderError(
             f"the block is of {provider.identity} now, and the command rents at {identity}: "
@@ -92,6 +164,7 @@ def serve(
         )
     os.write(1, READY)
     watch(provider, 0, lifetime_s, _say, nap)
+    ledger.unlink(missing_ok=True)
 
 
 def _say(words: str) -> None:
