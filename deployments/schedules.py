@@ -2,7 +2,7 @@
 
 They are not in prefect.yaml, because each deploy resets a schedule to what is written there: one
 that was switched on in the UI would be off again after the next `make up`, and no backup would
-run. They have no parameters: Prefect 3.8.8 empties a schedule's parameters when it is switched on
+run. They have no parameters: Prefect 3.9.1 empties a schedule's parameters when it is switched on
 or edited (`DeploymentScheduleUpdate.parameters`). Runs of a schedule take those of its deployment.
 """
 

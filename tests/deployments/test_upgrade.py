@@ -10,6 +10,7 @@ from typing import Final
 
 from deployments.installation import CHECKOUT
 from tests.fixtures.deployed import homes_of, place_of
+from tests.fixtures.environments import environment
 from tests.fixtures.own_installation import Alone
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.trees import Tree, differences, kept
@@ -18,7 +19,8 @@ from torpor.shared.content import make_below
 from torpor.shared.values import MIB
 
 BEFORE: Final = "b680eefcfd7dc78599249b37674fb821f6a6aff5"
-"""An earlier version, as a commit of this repository."""
+"""An earlier version, as a commit of this repository. It runs with its own packages, among them
+Prefect 3.8.8, so that this version's Prefect finds a database of another version."""
 NAMES: Final = ("asleep", "awake", "working")
 COMMAND: Final = "touch begun; until test -e go; do sleep 0.1; done; echo done > result"
 
@@ -85,7 +87,9 @@ def _tree(alone: Alone, name: str) -> Tree:
 def test_machines_snapshots_jobs_and_schedules_go_on_with_this_version(
     alone: Alone, tmp_path: Path
 ) -> None:
-    before = dataclasses.replace(alone, checkout=_earlier_version(tmp_path / "before"))
+    checkout = _earlier_version(tmp_path / "before")
+    packages = environment(tmp_path / "env", checkout, "-c", checkout / "constraints.txt")
+    before = dataclasses.replace(alone, checkout=checkout, interpreter=packages)
     before.up()
     assert Path(before.python(CREATE, *NAMES)).is_relative_to(before.checkout)
     for seed, name in enumerate(NAMES):
