@@ -15,6 +15,7 @@ from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.shared.errors import SnapshotMissing
+from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import DIRECTORY, FILE, encode_manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, WorkspaceName, new_snapshot_id
@@ -26,8 +27,10 @@ def _stored(store: MemoryStore, days: int) -> list[SnapshotId]:
     """So many snapshots, one a day, stored in their order; the newest comes first."""
     entries, made = [entry(DIRECTORY, b""), entry(FILE, b"empty")], []
     for days_ago in reversed(range(days)):
-        made.append(new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=days_ago)))
-        manifest = honest(snapshot=made[-1], entries=entries, chunks=[], packs=[])
+        name = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=days_ago))
+        line = Lineage(name, name, made[::-1]).record()
+        manifest = honest(snapshot=name, entries=entries, chunks=[], packs=[], environment=line)
+        made.append(name)
         store.put(manifest_key(DEMO, made[-1]), encode_manifest(manifest, PLAIN)[0])
     return made[::-1]
 

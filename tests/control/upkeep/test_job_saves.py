@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.faulty_stores import ShortListings
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.small_saves import DEMO, put_save, verified_save
+from tests.fixtures.small_saves import DEMO, put_line, put_save, verified_save
 from torpor.control.jobs.standby import is_own_save
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.job_saves import delete_superfluous
@@ -25,8 +25,7 @@ def store() -> MemoryStore:
 
 
 def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
-    began_with, first = put_save(store, 0), put_save(store, 30)
-    by_the_user, second, newest = put_save(store, 40), put_save(store, 60), put_save(store, 90)
+    began_with, first, by_the_user, second, newest = put_line(store, 0, 30, 40, 60, 90)
     saves = [first, second, newest]
     done = delete_superfluous(store, saves, verified_save(store, newest), 1)
     assert (sorted(done.deleted), done.left) == ([first, second], [newest])
@@ -35,7 +34,7 @@ def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
 
 
 def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None:
-    first, newest = put_save(store, 30), put_save(store, 60)
+    first, newest = put_line(store, 30, 60)
     pin(store, DEMO, first, "the best weights")
     done = delete_superfluous(store, [first, newest], verified_save(store, newest), 1)
     assert done == ([], [newest])
@@ -43,7 +42,7 @@ def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None
 
 
 def test_the_newest_saves_stay_as_many_as_the_job_keeps(store: MemoryStore) -> None:
-    saves = [put_save(store, minutes) for minutes in (0, 30, 60, 90, 120)]
+    saves = put_line(store, 0, 30, 60, 90, 120)
     pin(store, DEMO, saves[3], "the best weights")
     done = delete_superfluous(store, saves, verified_save(store, saves[4]), 3)
     assert done == ([saves[0]], [saves[1], saves[2], saves[4]])
@@ -53,7 +52,8 @@ def test_the_newest_saves_stay_as_many_as_the_job_keeps(store: MemoryStore) -> N
 def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore) -> None:
     """Its name was signed before: the job would go on from it."""
     verified = put_save(store, 60)
-    own, newer = put_save(store, 50, own_save=1), put_save(store, 90)
+    own = put_save(store, 50, [verified], own_save=1)
+    newer = put_save(store, 90, [own, verified])
     done = delete_superfluous(store, [own, verified], verified_save(store, verified), 1)
     assert (done.deleted, done.left) == ([], [own, verified])
     assert snapshot_ids(store, DEMO) == [own, verified, newer]

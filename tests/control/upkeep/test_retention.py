@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torpor.control.upkeep.retention import Retention, Taken, judge
 from torpor.shared.errors import InvalidInput
+from torpor.shared.format.lineage import MOST_ANCESTORS, Lineage
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 
@@ -29,7 +31,13 @@ def _taken(
 def _reasons(
     taken: Sequence[Taken], retention: Retention, pinned: Any = None, **more: Any
 ) -> dict[SnapshotId, list[str]]:
-    """Why each stays, newest first."""
+    """Why each stays, newest first, where each goes on from all before it."""
+    names = sorted(entry.snapshot for entry in taken)
+    lines = {
+        name: Lineage(name, name, names[max(0, at - MOST_ANCESTORS) : at][::-1])
+        for at, name in enumerate(names)
+    }
+    taken = [msgspec.structs.replace(entry, lineage=lines[entry.snapshot]) for entry in taken]
     verdicts = judge(taken, retention, pinned or {}, **more)
     return {judged.snapshot: judged.reasons for judged in verdicts}
 

@@ -12,6 +12,7 @@ from torpor.shared.format.lineage import (
     MOST_SAVES,
     Lineage,
     Work,
+    chain,
     lineage_of,
     recorded,
 )
@@ -45,10 +46,9 @@ def _line(*numbers: int, equal: tuple[int, ...] = ()) -> Lineage:
         (_line(1, 5), _line(1, 2, 3, equal=(2, 3)), True),
         (_line(1, 2, equal=(2,)), _line(1, 3, equal=(3,)), True),
         (_line(1, 2, equal=(2,)), _line(1, 3), False),
-        (Lineage.unknown(_id(3)), _line(1, 2), True),  # as before there were lineages
-        (Lineage.unknown(_id(3)), _line(1, 4), False),
-        (Lineage.after(Lineage.unknown(_id(3)), _id(5), equal=False), _line(1, 2), True),
-        (Lineage.after(Lineage.unknown(_id(3)), _id(5), equal=False), _line(1, 4), False),
+        (Lineage.unknown(_id(3)), _line(1, 2), False),  # what is not known has nothing
+        (Lineage.after(Lineage.unknown(_id(3)), _id(5), equal=False), _line(1, 2), False),
+        (Lineage.after(Lineage.unknown(_id(3)), _id(5), equal=False), _line(3), True),
     ],
 )
 def test_a_snapshot_has_the_work_of_what_it_goes_on_from(
@@ -62,10 +62,21 @@ def test_a_deleted_snapshot_breaks_no_line() -> None:
     assert Work([_line(1, 2, 3)]).has(_line(1))
 
 
-def test_a_long_line_forgets_its_beginning_and_not_that_it_has_it() -> None:
-    numbers = range(MOST_ANCESTORS + 100)
-    line = _line(*numbers)
-    assert (len(line.ancestors), line.whole) == (MOST_ANCESTORS, False)
+def test_a_long_line_has_what_it_names_and_what_its_oldest_ancestors_name() -> None:
+    lines: dict[SnapshotId, Lineage] = {}
+    for number in range(3 * MOST_ANCESTORS):
+        before = lines.get(_id(number - 1))
+        lines[_id(number)] = Lineage.after(before, _id(number), equal=False)
+    newest = lines[_id(3 * MOST_ANCESTORS - 1)]
+    assert (len(newest.ancestors), newest.whole) == (MOST_ANCESTORS, False)
+    first, another = _line(0), _line(1, 5000)
+    assert not Work([newest]).has(first)
+    assert Work(chain(newest, lines.get)).has(first)
+    assert not Work(chain(newest, lines.get)).has(another)
+    few = {_id(number): lines[_id(number)] for number in (300, 600, 900)}  # the others are deleted
+    assert Work(chain(newest, few.get)).has(first)
+    del few[_id(600)]
+    assert not Work(chain(newest, few.get)).has(first)
 
 
 def test_a_thousand_autosaves_push_no_ancestor_out() -> None:

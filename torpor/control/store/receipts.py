@@ -23,7 +23,7 @@ from torpor.shared.errors import (
     StoreCorrupt,
     StoreMissing,
 )
-from torpor.shared.format.lineage import AUTOSAVE, Lineage, recorded
+from torpor.shared.format.lineage import AUTOSAVE, MOST_ANCESTORS, Lineage, recorded
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import snapshot_of
 from torpor.shared.values import (
@@ -35,7 +35,8 @@ from torpor.shared.values import (
     learned,
 )
 
-_MOST_BYTES: Final = 16 * 1024
+_MOST_BYTES: Final = 64 * 1024
+_MOST_OLDER: Final = 1000
 _MOST_NAME: Final = 100
 """Characters that count of a machine's own name, which is 32 unless the machine lies."""
 
@@ -48,7 +49,8 @@ class Receipt(msgspec.Struct, frozen=True):
     not know. ``lineage``: as in the manifest; None if that says none. ``files``, ``bytes``,
     ``new_bytes``: how many there are, of what size, and what the store took for them;
     ``stored_bytes``: what the store holds of all of it. As in the manifest, None in older
-    receipts. ``autosave``: as in the manifest."""
+    receipts. ``autosave``: as in the manifest. ``older``: verified snapshots that existed then and
+    that the line goes on from, beyond the ancestors which the lineage has room for."""
 
     version: Literal[1]
     root: str
@@ -63,6 +65,15 @@ class Receipt(msgspec.Struct, frozen=True):
     new_bytes: int | None = None
     stored_bytes: int | None = None
     autosave: bool = False
+    older: list[SnapshotId] = []
+
+    @property
+    def line(self) -> Lineage | None:
+        """The lineage, with all ancestors that are known."""
+        if self.lineage is None or not self.older:
+            return self.lineage
+        ancestors = [*self.lineage.ancestors, *self.older]
+        return msgspec.structs.replace(self.lineage, ancestors=ancestors)
 
 
 def write_receipt(
@@ -74,9 +85,10 @@ def write_receipt(
     made_by: str,
 ) -> None:
     """Write the receipt of the manifest, whose object was ``seen`` before it was read. A receipt
-    that names the machine stays."""
+    that names the machine or older ancestors stays."""
     workspace, snapshot = manifest.workspace, manifest.snapshot
     count = manifest.statistics.get
+    lineage = recorded(manifest)
     receipt = Receipt(
         1,
         root,
@@ -84,22 +96,46 @@ def write_receipt(
         seen.md5,
         agent_of(manifest),
         machine,
-        recorded(manifest),
+        lineage,
         made_by,
         count("files"),
         count("bytes"),
         count("new_bytes"),
         count("stored_bytes"),
         is_autosave(manifest),
+        _older(store, workspace, lineage),
     )
     there = None if machine else _read(store, workspace, snapshot)
     if there is not None and there.root == root:
-        receipt = msgspec.structs.replace(receipt, machine=there.machine, made_by=there.made_by)
+        receipt = msgspec.structs.replace(
+            receipt,
+            machine=there.machine,
+            made_by=there.made_by,
+            older=there.older or receipt.older,  # its ancestors may have been deleted since
+        )
     if there == receipt:
         return
     first = there is None and not machine  # another run may know the machine, and write now
     with suppress(ObjectExists):
         store.put(_key(workspace, snapshot), msgspec.json.encode(receipt), if_absent=first)
+
+
+def _older(
+    store: ObjectStore, workspace: WorkspaceName, lineage: Lineage | None
+) -> list[SnapshotId]:
+    """What the receipt of the nearest ancestor that has one names beyond this full lineage, as far
+    as it is verified still. So a line goes on from what a retention keeps for years, however many
+    snapshots were made and deleted since."""
+    if lineage is None or lineage.whole or len(lineage.ancestors) < MOST_ANCESTORS:
+        return []
+    there = receipt_names(store, workspace)
+    nearest = next((name for name in lineage.ancestors if name in there), None)
+    before = None if nearest is None else _read(store, workspace, nearest)
+    line = None if before is None else before.line
+    if line is None:
+        return []
+    beyond = there - lineage.names
+    return [name for name in line.ancestors if name in beyond][:_MOST_OLDER]
 
 
 def is_autosave(manifest: Manifest) -> bool:
@@ -153,9 +189,17 @@ def verified_snapshots(
     there = manifests(store, workspace)
     names = receipt_names(store, workspace)
     for snapshot in sorted(filter(wanted, there.keys() & names), reverse=True):
-        receipt = _read(store, workspace, snapshot)
-        if receipt is not None and _is_of(store, receipt, there[snapshot]):
+        receipt = receipt_of(store, workspace, snapshot, there[snapshot])
+        if receipt is not None:
             yield snapshot, receipt
+
+
+def receipt_of(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, manifest: StoredObject
+) -> Receipt | None:
+    """The receipt of this manifest; None if it was not verified."""
+    receipt = _read(store, workspace, snapshot)
+    return receipt if receipt is not None and _is_of(store, receipt, manifest) else None
 
 
 def newest_verified(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:

@@ -48,7 +48,7 @@ def taken_snapshots(
                 True,
                 receipt.agent,
                 receipt.machine,
-                receipt.lineage,
+                receipt.line,
                 receipt.autosave,
             )
             continue

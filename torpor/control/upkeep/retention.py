@@ -33,7 +33,7 @@ import msgspec
 
 from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.lineage import Lineage, Work
+from torpor.shared.format.lineage import Lineage, Work, chain
 from torpor.shared.values import SnapshotId, made_at
 
 MOST_KEPT: Final = 10_000
@@ -152,17 +152,22 @@ def judge(
 def _keep_the_only_ones(
     newest_first: Sequence[Taken], reasons: Mapping[SnapshotId, list[str]]
 ) -> None:
-    """Keep what has work that no other snapshot that stays has: what another machine stored, or the
-    same one before it was synced back."""
+    """Keep what has work that no other snapshot that stays is known to have: what another machine
+    stored, or the same one before it was synced back. Only names count, of the snapshot or of those
+    that it names and that exist."""
     lines = {
         snapshot.snapshot: snapshot.lineage or Lineage.unknown(snapshot.snapshot)
         for snapshot in _verified(newest_first)
     }
-    work = Work(line for snapshot, line in lines.items() if reasons[snapshot])
+    work = Work()
+    for snapshot, line in lines.items():
+        for one in chain(line, lines.get) if reasons[snapshot] else ():
+            work.add(one)
     for snapshot, line in lines.items():
         if not reasons[snapshot] and not work.has(line):
             reasons[snapshot].append("no other snapshot has its work")
-            work.add(line)
+            for one in chain(line, lines.get):
+                work.add(one)
 
 
 def _verified(taken: Sequence[Taken]) -> list[Taken]:

@@ -6,7 +6,7 @@ snapshot of it. A snapshot of it has the work of that one, and of all that that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -19,6 +19,8 @@ MOST_ANCESTORS: Final = 400
 """Over a year of daily backups; 12 KB of a manifest and of a receipt."""
 AUTOSAVE: Final = "autosave"
 """In a manifest's statistics: a machine made it by itself, and for no job."""
+OWN_SAVE: Final = "own_save"
+"""In a manifest's statistics: the machine made the snapshot by itself."""
 MOST_SAVES: Final = 100
 """Over an hour of autosaves, each of which is superfluous soon."""
 _KEY: Final = "lineage"
@@ -27,8 +29,8 @@ _KEY: Final = "lineage"
 
 class Lineage(msgspec.Struct, frozen=True):
     """``ancestors``: what a snapshot goes on from, newest first; its parent is the first. They stay
-    named after their deletion. ``whole``: they reach back to the first; else what is older than the
-    last of them counts as an ancestor. ``content``: the oldest of them that is equal to the
+    named after their deletion. ``whole``: they reach back to the first; else it has older ones that
+    nobody knows, and that count for nothing. ``content``: the oldest of them that is equal to the
     snapshot, or the snapshot itself: then it has work of its own. ``saves``: the autosaves that it
     goes on from, newest first; they are no ancestors. ``autosave``: it is one."""
 
@@ -41,7 +43,7 @@ class Lineage(msgspec.Struct, frozen=True):
 
     @classmethod
     def unknown(cls, snapshot: SnapshotId) -> Lineage:
-        """A snapshot that does not say counts as having all older work."""
+        """A snapshot that does not say what it goes on from: it is known to have its own work."""
         return cls(snapshot, snapshot, whole=False)
 
     @classmethod
@@ -64,6 +66,11 @@ class Lineage(msgspec.Struct, frozen=True):
         whole = before.whole and len(ancestors) <= MOST_ANCESTORS
         content = before.content if equal else snapshot
         return cls(snapshot, content, ancestors[:MOST_ANCESTORS], whole, saves, autosave)
+
+    @property
+    def names(self) -> set[SnapshotId]:
+        """Every snapshot that it says it goes on from."""
+        return {*self.ancestors, *self.saves} - {self.snapshot}
 
     @property
     def parent(self) -> SnapshotId | None:
@@ -96,24 +103,37 @@ def lineage_of(manifest: Manifest) -> Lineage:
     return recorded(manifest) or Lineage.unknown(manifest.snapshot)
 
 
+def chain(lineage: Lineage, before: Callable[[SnapshotId], Lineage | None]) -> Iterator[Lineage]:
+    """The lineage, and where that does not reach back to the first, the one of its oldest ancestor
+    that still exists, and so on: a line of thousands of snapshots is named by a few of them.
+    ``before``: the lineage of a snapshot; None where that is gone or says none."""
+    yield lineage
+    seen = {lineage.snapshot}
+    while not lineage.whole:
+        found = (before(name) for name in reversed(lineage.ancestors) if name not in seen)
+        older = next((one for one in found if one is not None), None)
+        if older is None:
+            return
+        seen.add(older.snapshot)
+        lineage = older
+        yield lineage
+
+
 class Work:
-    """The work that some snapshots have together."""
+    """The work that some snapshots have together: theirs, and that of what they name. Nothing else:
+    what a lineage does not name may be another machine's."""
 
     def __init__(self, lineages: Iterable[Lineage] = ()) -> None:
         self._named: set[SnapshotId] = set()
-        self._all_before = ""
         for lineage in lineages:
             self.add(lineage)
 
     def add(self, lineage: Lineage) -> None:
-        names = [lineage.snapshot, *lineage.ancestors]
-        self._named.update(names, lineage.saves)
-        if not lineage.whole:
-            self._all_before = max(self._all_before, min(names))
+        self._named.update((lineage.snapshot,), lineage.ancestors, lineage.saves)
 
     def names(self, snapshot: SnapshotId) -> bool:
         """Whether it has the work of a snapshot, by the name alone."""
-        return snapshot in self._named or snapshot < self._all_before
+        return snapshot in self._named
 
     def has(self, lineage: Lineage) -> bool:
         return self.names(lineage.snapshot) or self.names(lineage.content)
