@@ -55,7 +55,7 @@ def sync(
         if save_first:
             with phase("save"), measured_phases():
                 saved = back_up(opened, session, live)[0].snapshot
-        lacking = lacks(wanted.snapshot, look_for_work_elsewhere(opened, line))
+        lacking = lacks(opened.spec.name, wanted.snapshot, look_for_work_elsewhere(opened, line))
         report = Synchronisation(opened, session, live.id, wanted).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )

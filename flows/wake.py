@@ -25,7 +25,7 @@ from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
-from torpor.control.store.receipts import newest_verified
+from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
 
 
@@ -73,7 +73,7 @@ def wake_workspace(
     """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
     run left is continued; if that run restored another snapshot, it is destroyed, and a second
     round rents another one."""
-    before = newest_verified(opened.store, opened.spec.name)
+    before = snapshot_ids(opened.store, opened.spec.name)
     wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
     freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
     for again in rounds(1 if own else 2, RestoreUnfinished):

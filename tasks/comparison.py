@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from tasks.canaries import read_canaries
-from tasks.restore import NEWEST, fitted
+from tasks.restore import NEWEST, fitted, picked
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared, Terms, compared
@@ -18,9 +18,8 @@ from torpor.control.money.storage import look
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rentals
 from torpor.control.rental.search import Tried, ask_for_offers
-from torpor.control.store.snapshots import find_snapshot, newest_snapshot, read_manifest
+from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import TorporError
-from torpor.shared.values import snapshot_id
 
 _DAY_S: Final = 24 * 3600.0
 
@@ -39,12 +38,10 @@ def choose_terms(
         store_price=opened.store_price(),
         sealed=opened.key is not None,
     )
-    newest = wanted in ("", NEWEST)
-    if newest and newest_snapshot(opened.store, opened.spec.name) is None:
+    if wanted in ("", NEWEST) and newest_snapshot(opened.store, opened.spec.name) is None:
         return terms
-    name = None if newest else snapshot_id(wanted)
-    found = find_snapshot(opened.store, opened.spec.name, name)
-    manifest = read_manifest(opened.store, found, opened.seal)
+    found, manifest, *_ = picked(opened, wanted)
+    manifest = manifest or read_manifest(opened.store, found, opened.seal)
     return msgspec.structs.replace(
         terms,
         want=fitted(want, manifest),

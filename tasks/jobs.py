@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import Final
 
@@ -58,12 +58,12 @@ else:
 
 
 @step("find machine of job")
-def machine_in_use(
+def machines_in_use(
     opened: OpenWorkspace, wanted: MachineId | None
-) -> tuple[Machine, Rental] | None:
-    """The workspace's machine that was handed over, of several the ``wanted`` one; None if it is on
-    none. Closes the rental of one that has provably gone. One that is being ended counts only for
-    a job that ran on it. InvalidInput if it may be on one that no provider block reaches."""
+) -> list[tuple[Machine, Rental]]:
+    """The workspace's machines that were handed over. Closes the rental of one that has provably
+    gone. One that is being ended counts only if it is the ``wanted`` one: for a job that ran on it.
+    InvalidInput if there is none, and may be one that no provider block reaches."""
     held = renting(opened)
     held.end_abandoned(within_s=AT_ONCE_S)
     over = [
@@ -73,17 +73,27 @@ def machine_in_use(
         and rental.state == "handed over"
         and (machine.id == wanted or not rental.is_ending(machine))
     ]
-    if len(over) > 1:
-        names = ", ".join(machine.id for machine, _ in over)
-        over = [one for one in over if one[0].id == wanted]
-        if not over:
-            raise InvalidInput(
-                f"workspace {opened.spec.name} is on several machines: {names}. A job runs on one: "
-                "hibernate the others first"
-            )
     if not over:
         check_reached(opened)
-    return over[0] if over else None
+    return over
+
+
+def machine_in_use(
+    opened: OpenWorkspace,
+    wanted: MachineId | None,
+    fits: Callable[[Machine, Rental], bool] = lambda machine, rental: True,
+) -> tuple[Machine, Rental] | None:
+    """The workspace's machine that was handed over: the ``wanted`` one, or the only other one that
+    ``fits``. None if there is none; InvalidInput if there are several."""
+    over = machines_in_use(opened, wanted)
+    of = [one for one in over if one[0].id == wanted] or [one for one in over if fits(*one)]
+    if len(of) > 1:
+        raise InvalidInput(
+            f"workspace {opened.spec.name} is on several machines: "
+            f"{', '.join(machine.id for machine, _ in of)}. A job runs on one: hibernate the "
+            "others first"
+        )
+    return of[0] if of else None
 
 
 def begun_job(opened: OpenWorkspace, wanted: str) -> Job | None:

@@ -6,35 +6,38 @@ from collections.abc import Sequence
 
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.upkeep.lineage import Other, lacking, named
+from torpor.control.upkeep.lineage import Stored, lacking, named
 from torpor.shared.format.lineage import Lineage
-from torpor.shared.values import SnapshotId
+from torpor.shared.values import SnapshotId, WorkspaceName
 
 
 @step("look for work elsewhere")
 def look_for_work_elsewhere(
     opened: StoredWorkspace, line: Lineage, since: SnapshotId | None = None
-) -> list[Other]:
-    """The ends of other lines of the workspace; ``since``: newer ones alone."""
-    return lacking(opened.store, opened.spec.name, line, since)
+) -> list[Stored]:
+    """The tips of other lines of the workspace; ``since``: newer ones alone."""
+    return lacking(opened.store, opened.spec.name, opened.seal, line, since)
 
 
-def lacks(snapshot: SnapshotId, others: Sequence[Other]) -> list[str]:
+def lacks(workspace: WorkspaceName, snapshot: SnapshotId, others: Sequence[Stored]) -> list[str]:
     """The warning that a snapshot lacks what the others have; empty without any."""
     if not others:
         return []
     return [
-        f"snapshot {snapshot} lacks the work in {named(others)}: name that to get it; delete or "
-        "pin it to hear no more of it"
+        f"snapshot {snapshot} lacks the work in {named(others)}: "
+        f"`torpor wake {workspace} --snapshot ID` brings it; delete or pin it to hear no more of it"
     ]
 
 
-def is_behind(line: Lineage, others: Sequence[Other]) -> list[str]:
+def is_behind(line: Lineage, others: Sequence[Stored]) -> list[str]:
     """The warning that a machine was stored which lacks newer work; empty without any."""
     if not others:
         return []
     before = f"snapshot {line.parent}" if line.parent else "no snapshot"
+    takes = f"A wake takes {line.snapshot}, which the store received last"
+    if any(line.content in other.line.names for other in others):
+        takes = f"{line.snapshot} holds nothing that this lacks, so a wake does not take it"
     return [
-        f"this machine goes on from {before} and lacks newer work: {named(others)}. A wake takes "
-        f"{line.snapshot}, the newest; to go on from the other work, wake or sync to that by name"
+        f"this machine goes on from {before} and lacks newer work: {named(others)}. {takes}; to go "
+        "on from another, wake or sync to it by name"
     ]

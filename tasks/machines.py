@@ -257,6 +257,8 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)
     for machine, rental in mine if alone else []:
+        if machine.id in opened.beside:
+            continue
         if rental is None or rental.state == "handed over":
             if machine.state == "stopping":
                 raise InvalidInput(

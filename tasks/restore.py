@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,7 +18,6 @@ from tasks.retries import WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.jobs.standby import newest_whole
 from torpor.control.losses import clean, left_behind
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
@@ -25,21 +25,18 @@ from torpor.control.remote.seam import Agent
 from torpor.control.rental.search import fit
 from torpor.control.reports import FirstReport, WakeReport, moment
 from torpor.control.safety import check_packs
-from torpor.control.store.receipts import is_autosave, is_verified, newest_verified
+from torpor.control.store.receipts import is_autosave, is_verified, verified_snapshots
 from torpor.control.store.snapshots import (
     find_snapshot,
-    open_manifest,
     read_manifest,
-    snapshot_ids,
 )
 from torpor.control.upkeep.differences import entry_at
-from torpor.control.upkeep.lineage import lacking, named
+from torpor.control.upkeep.lineage import Stored, choose, lacking, named
 from torpor.shared.errors import (
     LacksWork,
     ManifestInvalid,
     OtherPaths,
     SnapshotDamaged,
-    SnapshotError,
 )
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest
@@ -58,17 +55,15 @@ def pick_snapshot_to_wake(
     """The same, and the workspace wanting a machine that this snapshot can be woken on: its disk,
     architecture and CUDA. A snapshot that lacks packs is refused here, and the newest whole one
     named."""
-    name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
+    of = opened.spec
     try:
-        found = (
-            _newest(opened) if name is None else find_snapshot(opened.store, opened.spec.name, name)
-        )
-        manifest = check_packs(
+        found, manifest, others, refused = picked(opened, wanted)
+        manifest = manifest or check_packs(
             opened.store,
             found,
             opened.seal,
             "No machine can restore it, so nothing was rented",
-            opened.spec.restorable,
+            of.restorable,
         )
     except OtherPaths:
         raise
@@ -79,41 +74,71 @@ def pick_snapshot_to_wake(
             "snapshot %s was never verified: its packs are there, and the restore checks each hash",
             found.snapshot,
         )
-    want = fitted(opened.spec.want, manifest)
-    spec = msgspec.structs.replace(opened.spec, want=want)
+    if others is None:
+        others = lacking(opened.store, of.name, opened.seal, lineage_of(manifest))
+    aside = lacks(of.name, found.snapshot, others)
+    for words in aside:
+        runner().log.warning("%s", words)
+    spec = msgspec.structs.replace(of, want=fitted(of.want, manifest))
     left = [
         *_saved_by_itself(opened, found, manifest),
-        *lacks(found.snapshot, lacking(opened.store, opened.spec.name, lineage_of(manifest))),
+        *aside,
+        *refused,
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
 
 
-def check_still_newest(opened: OpenWorkspace, before: SnapshotId | None) -> None:
-    """LacksWork where another snapshot than ``before`` is the newest verified one by now: a
-    hibernation has stored later work since the run picked its snapshot."""
-    newest = newest_verified(opened.store, opened.spec.name)
-    if newest not in (None, before):
-        raise LacksWork(
-            f"workspace {opened.spec.name} was stored as {newest} after this run had picked its "
-            "snapshot: start it again, or name the snapshot"
-        )
+def check_still_newest(opened: OpenWorkspace, there: Collection[SnapshotId]) -> None:
+    """LacksWork where another snapshot than those ``there`` was verified by now: a hibernation has
+    stored later work since the run picked its snapshot."""
+    store, name = opened.store, opened.spec.name
+    for snapshot, receipt in verified_snapshots(store, name, lambda one: one not in there):
+        if not receipt.autosave:
+            raise LacksWork(
+                f"workspace {name} was stored as {snapshot} after this run had picked its "
+                "snapshot: start it again, or name the snapshot"
+            )
 
 
-def _newest(opened: OpenWorkspace) -> StoredSnapshot:
-    """The newest snapshot. Of what a machine saved by itself, only what is whole. OtherPaths where
-    one names other directories than the block: it may be whole, so its work is not passed over."""
+def picked(opened: StoredWorkspace, wanted: str) -> Picked:
+    """The snapshot of that name, or the newest state."""
+    if wanted in ("", NEWEST):
+        return _newest(opened)
+    return Picked(find_snapshot(opened.store, opened.spec.name, snapshot_id(wanted)))
+
+
+class Picked(NamedTuple):
+    """``manifest`` and ``others``, the tips whose work the snapshot lacks: None where the snapshot
+    is not whole, or was not looked at. ``refused``: newer ones that are not used, in words."""
+
+    snapshot: StoredSnapshot
+    manifest: Manifest | None = None
+    others: list[Stored] | None = None
+    refused: Sequence[str] = ()
+
+
+def _newest(opened: StoredWorkspace, *, saves: bool = True) -> Picked:
+    """The newest state, by default also of what machines ``saves`` on their schedules. Of what a
+    machine made by itself, only what is whole is used. A newer snapshot that a run made is not
+    passed over where it is not whole, nor one of other directories than the block's: OtherPaths,
+    or the snapshot itself, which whoever wants it hears of."""
     store, of = opened.store, opened.spec
-    verified = newest_verified(store, of.name)
-    found, refused = newest_whole(
-        store, of.name, opened.seal, verified, of.restorable, only_own=True
-    )
-    for error in refused:
+    chosen = choose(store, of.name, opened.seal, of.restorable, saves=saves)
+    refused: list[str] = []
+    for one, error in chosen.refused:
         if isinstance(error, OtherPaths):
             raise error
-        runner().log.warning("a newer save of the machine is not used: %s", error)
-    return found or find_snapshot(store, of.name, None)
+        if not one.own:
+            return Picked(find_snapshot(store, of.name, one.snapshot))
+        refused.append(f"a newer save of the machine is not used: {error}")
+        runner().log.warning("%s", refused[-1])
+    if chosen.snapshot is None and chosen.refused:
+        raise chosen.refused[0].error
+    if chosen.snapshot is None:
+        return Picked(find_snapshot(store, of.name, None))  # SnapshotMissing where there is none
+    return Picked(chosen.snapshot, chosen.manifest, chosen.aside, refused)
 
 
 def _saved_by_itself(opened: OpenWorkspace, found: StoredSnapshot, manifest: Manifest) -> list[str]:
@@ -134,11 +159,8 @@ def _saved_by_itself(opened: OpenWorkspace, found: StoredSnapshot, manifest: Man
 
 
 def _instead(opened: OpenWorkspace) -> str:
-    try:
-        of = opened.spec
-        whole = newest_whole(opened.store, of.name, opened.seal, None, of.restorable).snapshot
-    except SnapshotError:
-        whole = None
+    of = opened.spec
+    whole = choose(opened.store, of.name, opened.seal, of.restorable).snapshot
     if whole is None:
         return "The workspace has no whole snapshot: use restore-path to save single files"
     return (
@@ -156,39 +178,32 @@ def fitted(want: Want, manifest: Manifest) -> Want:
 def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
     wrong key, a damaged manifest or other directories cost no machine."""
-    name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
-    found = find_snapshot(opened.store, opened.spec.name, name)
-    _read(opened, found)
+    found, manifest, *_ = picked(opened, wanted)
+    if manifest is None:
+        _read(opened, found)
     return found
 
 
 @step("pick snapshot", phase="prepare")
 def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredSnapshot, Lineage]:
-    """The newest snapshot that no machine made by itself or the named one, and its lineage.
-    LacksWork where the newest one lacks work that another one has: only a name takes it then."""
+    """The newest snapshot that no machine made on its schedule or the named one, and its lineage.
+    LacksWork where the newest one lacks work that another such one has: only a name takes it
+    then."""
     named_by_user = wanted not in ("", NEWEST)
-    name = snapshot_id(wanted) if named_by_user else _newest_of_a_run(opened)
-    found = find_snapshot(opened.store, opened.spec.name, name)
-    line = lineage_of(_read(opened, found))
-    others = [] if named_by_user else lacking(opened.store, opened.spec.name, line)
-    if others:
+    found, manifest, others, _ = (
+        picked(opened, wanted) if named_by_user else _newest(opened, saves=False)
+    )
+    line = lineage_of(manifest or _read(opened, found))
+    if others is None and not named_by_user:
+        others = lacking(opened.store, opened.spec.name, opened.seal, line)
+    of_runs = [one for one in others or [] if not one.autosave]
+    if of_runs:
         raise LacksWork(
             f"snapshot {found.snapshot}, the newest of workspace {opened.spec.name}, lacks the "
-            f"work in {named(others)}: a sync could take that back. Nothing was changed: name the "
+            f"work in {named(of_runs)}: a sync could take that back. Nothing was changed: name the "
             "snapshot to sync to in `snapshot`, or delete or pin the other one first"
         )
     return found, line
-
-
-def _newest_of_a_run(opened: StoredWorkspace) -> SnapshotId | None:
-    store, name = opened.store, opened.spec.name
-    for snapshot in reversed(snapshot_ids(store, name)):
-        try:
-            if not is_autosave(open_manifest(store, name, snapshot, opened.seal)[0]):
-                return snapshot
-        except SnapshotError:  # who wants it hears why
-            return snapshot
-    return None
 
 
 @step("choose path", phase="prepare")

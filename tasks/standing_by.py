@@ -8,10 +8,13 @@ from typing import Final
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.jobs.standby import book_for, newest_whole
+from torpor.control.jobs.records import Job
+from torpor.control.jobs.standby import book_for
 from torpor.control.remote.seam import Agent
+from torpor.control.upkeep.lineage import Choice, Lines, OwnLine, choose
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import SnapshotId, StoredSnapshot
+from torpor.shared.values import SnapshotId
+from torpor.shared.wire.autosave import LookAtAutosave
 
 STANDBY_S: Final = 180.0
 """An agent that has not answered after this time hangs. The request may have to pass a slow line:
@@ -33,12 +36,37 @@ def stand_by(
     session.call(book, request_id=request_id, within_s=STANDBY_S)
 
 
+def own_line(job: Job) -> OwnLine:
+    """The line of a job: what its machines stored on top of its newest save."""
+    return OwnLine(
+        job.newest,
+        frozenset(one.agent for one in job.attempts if one.agent),
+        frozenset(
+            {str(one.machine) for one in job.attempts}
+            | ({str(job.rented)} if job.rented else set())
+        ),
+    )
+
+
 @step("find newest save")
-def newest_save(opened: StoredWorkspace, verified: SnapshotId | None) -> StoredSnapshot | None:
-    """The newest snapshot that is whole in the store; a machine may have made it by itself after
-    the one that was ``verified``. None if there is none."""
-    spec = opened.spec
-    found, refused = newest_whole(opened.store, spec.name, opened.seal, verified, spec.restorable)
-    for error in refused:
+def newest_save(opened: StoredWorkspace, job: Job) -> Choice:
+    """The newest state of the job's own line that is whole in the store: its newest save, or what
+    its machine made by itself after that; before its first save, the workspace's newest state."""
+    of = opened.spec
+    chosen = choose(opened.store, of.name, opened.seal, of.restorable, own_line(job))
+    for _, error in chosen.refused:
         runner().log.warning("a newer snapshot is not used: %s", error)
-    return found
+    if chosen.snapshot is None and chosen.refused:
+        raise chosen.refused[0].error
+    return chosen
+
+
+@step("look where a machine goes on from")
+def goes_on_from(opened: StoredWorkspace, session: Agent, since: SnapshotId) -> bool:
+    """Whether the workspace on a machine is the snapshot ``since`` or descends from it, as far as
+    is known."""
+    look = LookAtAutosave(opened.spec.name)
+    request_id = f"{runner().run}:line:{secrets.token_hex(8)}"
+    line = session.call(look, request_id=request_id, within_s=STANDBY_S).line
+    lines = Lines.of(opened.store, opened.spec.name, opened.seal)
+    return line is not None and lines.goes_on_from(line, since)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 from tasks.machines import renting
 from tasks.retries import ONCE
+from tasks.standing_by import own_line
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.standby import sure_save
+from torpor.control.jobs.records import Job
 from torpor.control.providers.seam import Restarts
 from torpor.control.rental.records import Rental
 from torpor.control.safety import beyond_reach
-from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
+from torpor.control.upkeep.lineage import sure_save
+from torpor.shared.values import Machine, StoredSnapshot
 
 
 @step("start machine", run_name="start {machine.id}", retries=ONCE)
@@ -26,11 +28,11 @@ def start_machine(opened: OpenWorkspace, machine: Machine) -> bool:
 
 
 @step("find sure save")
-def find_sure_save(opened: OpenWorkspace, newest: SnapshotId | None) -> StoredSnapshot | None:
-    """The save for which a stopped machine may be ended, ``newest`` or one after it; None if the
-    workspace has none. Raises what refuses the newest one."""
+def find_sure_save(opened: OpenWorkspace, job: Job) -> StoredSnapshot | None:
+    """The save for which a job's stopped machine may be ended, its newest or one after it; None if
+    the workspace has none. Raises what refuses the newest one."""
     spec = opened.spec
-    return sure_save(opened.store, spec.name, opened.seal, newest, spec.restorable)
+    return sure_save(opened.store, spec.name, opened.seal, own_line(job), spec.restorable)
 
 
 @step("end stopped machine", run_name="end {machine.id}", retries=ONCE)

@@ -27,7 +27,14 @@ from torpor.control.store.seam import ObjectStore
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key
-from torpor.shared.values import WorkspaceName, WorkspaceSpec, machine_path, overlap, tidy_path
+from torpor.shared.values import (
+    MachineId,
+    WorkspaceName,
+    WorkspaceSpec,
+    machine_path,
+    overlap,
+    tidy_path,
+)
 
 Opened = TypeVar("Opened", bound="StoredWorkspace")
 
@@ -97,6 +104,8 @@ class OpenWorkspace(StoredWorkspace):
     """The job that machines are rented for."""
     thaws: bool = False
     """Whether the newest snapshot holds that job's command, frozen."""
+    beside: frozenset[MachineId] = frozenset()
+    """Its machines that lack the newest save of that job: another one is rented beside them."""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)

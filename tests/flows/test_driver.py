@@ -24,7 +24,7 @@ from tasks.retention import judge_snapshots
 from tests.fixtures.driver import JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
-from tests.fixtures.small_saves import put_save, verified_save
+from tests.fixtures.small_saves import put_line, put_save, verified_save
 from tests.fixtures.waiting import until
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
@@ -168,6 +168,8 @@ def test_a_retry_runs_a_command_that_failed_again_and_none_that_succeeded(
 
 class _Line:
     """A session to a machine on which the command stands as ``state``."""
+
+    hello = SimpleNamespace(machine="near")
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -507,7 +509,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
     monkeypatch.setattr(attempt, "stand_by", stand_by)
     monkeypatch.setattr(attempt, "take_snapshot", save)
     machine, rental = handed_over(lab.opened)
-    began_with, old, new = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
+    began_with, old, new = put_line(lab.store, 0, 30, 60)
     attempts = [attempt_on(machine, rental)]
     left = left_job(lab, attempts=attempts, kept_saves=[old], newest=old, keep_saves=1)
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
@@ -521,7 +523,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
 
 
 def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
-    save, backup, newest = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
+    save, backup, newest = put_line(lab.store, 0, 30, 60)
     left = left_job(lab, kept_saves=[save])
     with PlainRunner(lab.opened):
         verdicts = judge_snapshots(lab.opened, Retention(last=1), False)
@@ -537,11 +539,11 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     machine, rental = handed_over(lab.opened)
-    began_with, old = put_save(lab.store, 0), put_save(lab.store, 30)
+    began_with, old = put_line(lab.store, 0, 30)
     hibernate_as_told = JOB_FLOW.hibernate_machine
 
     def hibernate(*given: Any, **options: Any) -> None:
-        verify(given, verified_save(lab.store, put_save(lab.store, 60)))
+        verify(given, verified_save(lab.store, put_save(lab.store, 60, [old, began_with])))
         hibernate_as_told(*given, **options)
         if killed:
             raise StoreDenied("the run is killed here")

@@ -31,9 +31,10 @@ from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_stack import small_stack
 from tests.fixtures.trees import Tree, differences, facts, let_settle
-from torpor.control.jobs.standby import newest_whole, sure_save
+from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import open_manifest
+from torpor.control.upkeep.lineage import OwnLine, choose, sure_save
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -406,12 +407,14 @@ def test_a_snapshot_from_before_a_path_was_added_or_tidied_is_restored(
 
 def test_a_job_goes_on_from_the_save_before_one_with_other_directories(bucket: Bucket) -> None:
     _of_roots("", PACKAGES).edit(bucket)
-    of = (bucket.store, DEMO, bucket.opened.seal, bucket.older)
-    found, refused = newest_whole(*of, bucket.opened.spec.restorable)
+    (agent,) = {receipt.agent for _, receipt in verified_snapshots(bucket.store, DEMO)}
+    own = OwnLine(bucket.older, frozenset([agent]), frozenset())
+    of, paths = (bucket.store, DEMO, bucket.opened.seal), bucket.opened.spec.restorable
+    found, _, refused, _ = choose(*of, paths, own)
     assert found is not None and found.snapshot == bucket.older
-    assert [type(one) for one in refused] == [OtherPaths]
+    assert [type(error) for _, error in refused] == [OtherPaths]
     with pytest.raises(OtherPaths):  # and its machine is kept
-        sure_save(*of, bucket.opened.spec.restorable)
+        sure_save(*of, own, paths)
 
 
 class _Liar(_Session):

@@ -93,8 +93,12 @@ def test_newer_work_of_another_machine_is_not_taken_back_without_a_word() -> Non
         stored = fleet.backup(a)
         assert stored.warnings == []
         assert fleet.sync(b).warnings == []
-        behind = fleet.backup(c)  # unchanged
-        assert stored.snapshot in behind.warnings[0]
+        unchanged = fleet.backup(c)
+        assert f"{unchanged.snapshot} holds nothing that this lacks" in unchanged.warnings[0]
+        assert stored.snapshot in unchanged.warnings[0]
+        assert fleet.sync(b).snapshot == stored.snapshot  # the newest work, if not the last backup
+        fleet.work(c)
+        behind = fleet.backup(c)
         with pytest.raises(LacksWork, match=f"{stored.snapshot} of machine {a}"):
             fleet.sync(b)
         assert work in fleet.on(b)

@@ -21,6 +21,7 @@ from torpor.control import safety
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental.records import Rental
+from torpor.control.upkeep.lineage import Choice
 from torpor.shared.errors import NoCapacity, ProviderDenied, SnapshotDamaged
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
@@ -55,7 +56,7 @@ def world(
         return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
-    monkeypatch.setattr(driver, "newest_save", lambda *_: None)
+    monkeypatch.setattr(driver, "newest_save", lambda *_: Choice(None, None, [], []))
     monkeypatch.setattr(stopped_machine, "find_sure_save", lambda *_: _SAVE)
     monkeypatch.setattr(stopped_machine, "take_snapshot", save)
     monkeypatch.setattr(safety, "verify_snapshot", lambda *_: None)

@@ -61,8 +61,7 @@ from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Tenancy
-from torpor.control.store.receipts import newest_verified
-from torpor.control.store.snapshots import newest_snapshot
+from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     DeployFailed,
     InvalidInput,
@@ -111,8 +110,8 @@ def deployment_on_a_machine(
             yield Deployment(opened, chosen, session, in_use[0])
         return
     stack_image = chosen.stack.image_for(chosen.how)
-    before, wanted = newest_verified(opened.store, opened.spec.name), None
-    if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
+    before, wanted = snapshot_ids(opened.store, opened.spec.name), None
+    if snapshot not in ("", NEWEST) or before:
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     want = msgspec.structs.replace(opened.spec.want, image=stack_image or opened.spec.want.image)
     opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))

@@ -25,10 +25,11 @@ from tasks.jobs import (
     nodes_of,
     stop_command,
 )
+from tasks.lineage import lacks
 from tasks.machines import open_session
 from tasks.runner import runner
 from tasks.runs import GONE
-from tasks.standing_by import newest_save
+from tasks.standing_by import goes_on_from, newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, is_over, is_over_on
 from torpor.control.jobs.driven_job import Driven
@@ -39,6 +40,7 @@ from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.reports import WakeReport
 from torpor.control.safety import Verified
+from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
@@ -143,6 +145,8 @@ class Driver:
         self._kept = ""  # why the machine was kept after the end of the job
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
+        self._beside: set[MachineId] = set()  # that lack the newest save of the job
+        self._looked_at: list[SnapshotId] | None = None  # the snapshots of the last choice
 
     @property
     def job(self) -> Job:
@@ -195,7 +199,7 @@ class Driver:
             return Seen(untouched=True)
         if not self.job.attempts and self._first().id != self.job.id:
             return Seen(first=False)
-        found = machine_in_use(self.opened, self._newest_machine())
+        found = machine_in_use(self.opened, self._newest_machine(), self._may_go_on_at)
         if found is None or found[0].state == "running":
             self._stopped.forget()
         if found is not None and (stop is None or self._is_ours(*found)):
@@ -271,6 +275,36 @@ class Driver:
         last = [one.machine for one in self.job.attempts[-1:]]
         return machine.id in (*last, self.job.rented) or rental.job == self.job.id
 
+    def _may_go_on_at(self, machine: Machine, rental: Rental) -> bool:
+        """Whether the command may go on there. A machine that is not the job's, such as a replica,
+        may hold an older state of the workspace than the one that the job goes on from."""
+        job = self.job
+        if not job.attempts or self._is_ours(machine, rental):
+            return True
+        if machine.id in self._beside:
+            return False
+        if machine.state != "running":
+            return True  # its disk is not known: it is waited for
+        newest = job.newest
+        if newest is None:
+            found = newest_save(self.opened, job).snapshot
+            newest = None if found is None else found.snapshot
+        try:
+            with open_session(self.opened, machine) as session:
+                if newest is None or goes_on_from(self.opened, session, newest):
+                    return True
+        except MachineError as error:
+            runner().log.warning("what machine %s holds is not known: %s", machine.id, error)
+        self._beside.add(machine.id)
+        runner().log.warning(
+            "machine %s is not known to have snapshot %s, which job %s goes on from: "
+            "another one is rented beside it",
+            machine.id,
+            newest,
+            job.id,
+        )
+        return False
+
     # -- no machine
 
     def _left_rentals(self) -> set[str]:
@@ -342,12 +376,7 @@ class Driver:
         """Record that the machine of the open attempt has gone, and what was lost with it; or that
         somebody else has stored the end of the command."""
         attempt = self.job.attempt
-        newest = newest_save(self.opened, self.job.newest)
-        newer = newest is not None and newest.snapshot != self.job.newest
-        if newest is not None and newer and self.job.attempts:
-            own = is_of_machine(self.opened, self.job, newest.snapshot)
-            read_unix = newest.modified_unix - self.opened.store.clock_ahead_s()
-            self._driven.saved(newest.snapshot, read_unix, own=own)
+        newer = self._find_newest_save()
         last = self.job.attempts[-1] if self.job.attempts else None
         over = self.job.nodes == 1 or (last is not None and is_over(self.job))
         if over and last is not None and last.end in ("command ended", "stopped"):
@@ -371,6 +400,32 @@ class Driver:
             attempt.number,
             self.job.newest,
         )
+
+    def _find_newest_save(self) -> bool:
+        """Record what the job goes on from, and what other machines stored that it leaves aside;
+        whether it is another snapshot than its record said."""
+        job, there = self.job, snapshot_ids(self.opened.store, self.opened.spec.name)
+        if job.attempt is None and there == self._looked_at:
+            return False
+        chosen = newest_save(self.opened, job)
+        self._looked_at, newest = there, chosen.snapshot
+        if newest is None:
+            return False
+        aside = " ".join(lacks(self.opened.spec.name, newest.snapshot, chosen.aside))
+        if job.attempts and aside != job.aside:
+            self._driven.change(aside=aside)
+            if aside:
+                runner().log.warning("job %s: %s", job.id, aside)
+        if newest.snapshot == job.newest:
+            return False
+        if job.attempts:
+            read_unix = newest.modified_unix - self.opened.store.clock_ahead_s()
+            if any(one.snapshot == job.newest for one, _ in chosen.refused):
+                self._driven.change(newest=newest.snapshot, newest_unix=read_unix)
+            else:
+                own = is_of_machine(self.opened, job, newest.snapshot)
+                self._driven.saved(newest.snapshot, read_unix, own=own)
+        return True
 
     def _frozen(self) -> SnapshotId | None:
         """The newest save, where it holds the frozen command."""
@@ -397,7 +452,8 @@ class Driver:
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
         spec = msgspec.structs.replace(spec, want=want, programs=[])  # nothing else runs there
         thaws = self.job.frozen is not None
-        return replace(self.opened, spec=spec, job=self.job.id, thaws=thaws)
+        beside = frozenset(self._beside)
+        return replace(self.opened, spec=spec, job=self.job.id, thaws=thaws, beside=beside)
 
     @contextmanager
     def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:

@@ -53,7 +53,8 @@ class Starting:
         """A new attempt, on record. None where another job of the workspace comes first, or this
         one is to stop."""
         price = self._machine.price_usd_h or self._rental.price_usd_h
-        attempt = self._driven.begin_attempt(self._machine, self._rental.spot, price)
+        agent = self._session.hello.machine
+        attempt = self._driven.begin_attempt(self._machine, self._rental.spot, price, agent)
         if attempt.number == 1 and not self._has_turn():
             return None
         if self._driven.stop is not None:

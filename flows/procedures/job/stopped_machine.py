@@ -153,7 +153,7 @@ class Stopped:
         job = self._driven.job
         self._driven.change()  # HandedOver before a successor's machine is ended
         try:
-            save = find_sure_save(self._opened, job.newest)
+            save = find_sure_save(self._opened, job)
             if save is None:
                 return "its workspace has no snapshot to go on from"
             runner().log.warning(

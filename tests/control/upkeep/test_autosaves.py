@@ -16,16 +16,16 @@ from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import book_of, saved
 from tests.fixtures.small_saves import DEMO, put_save, verified_save
-from torpor.control.jobs.standby import newest_whole
 from torpor.control.store.marks import marked_packs
 from torpor.control.store.receipts import newest_verified, verified_snapshots
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.autosaves import KEPT, delete_superseded, thin
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
+from torpor.control.upkeep.lineage import choose
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.control.upkeep.retention import Retention, judge
-from torpor.shared.format.names import manifest_key, pack_id_of
+from torpor.shared.format.names import pack_id_of
 from torpor.shared.values import SnapshotId
 from torpor.shared.wire.job import OwnSave, StandBy
 
@@ -158,7 +158,7 @@ def test_a_verify_of_an_autosave_does_not_keep_it_for_good(store: MemoryStore) -
     assert thin(store, DEMO, PLAIN) == own[:-KEPT]
 
 
-def test_an_autosave_that_is_not_whole_is_passed_over_and_a_runs_snapshot_is_not(
+def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
     machine: NearAgent, clocked: ClockedStore
 ) -> None:
     base = machine.hibernated()
@@ -167,17 +167,18 @@ def test_an_autosave_that_is_not_whole_is_passed_over_and_a_runs_snapshot_is_not
     save = _save(machine, _book(machine, base))
 
     def newest() -> SnapshotId | None:
-        verified = newest_verified(clocked, WORKSPACE)
-        found, _ = newest_whole(clocked, WORKSPACE, machine.seal, verified, only_own=True)
+        found, _, refused, _ = choose(clocked, WORKSPACE, machine.seal)
+        passed_over.extend((one.snapshot, one.own) for one, _ in refused)
         return found and found.snapshot
 
+    passed_over: list[tuple[SnapshotId, bool]] = []
     assert newest() == save.snapshot
     clocked.delete(sorted(set(packs(clocked)) - before))
     assert newest() == base
+    assert passed_over == [(save.snapshot, True)]
     fill(machine, 3, "newer")
     damaged = machine.hibernated()
     clocked.delete([f"workspaces/{WORKSPACE}/verified/{damaged}"])  # as of a run that was killed
     clocked.delete(sorted(set(packs(clocked)) - before))
-    assert newest() == damaged
-    clocked.delete([manifest_key(WORKSPACE, damaged)])
     assert newest() == base
+    assert passed_over[1:] == [(damaged, False), (save.snapshot, True)]

@@ -98,8 +98,11 @@ class Driven:
         with self._lock:
             self._keep(msgspec.structs.replace(self._job, **changes))
 
-    def begin_attempt(self, machine: Machine, spot: bool, price_usd_h: float) -> Attempt:
-        """Record that the command is about to be started on the machine."""
+    def begin_attempt(
+        self, machine: Machine, spot: bool, price_usd_h: float, agent: str = ""
+    ) -> Attempt:
+        """Record that the command is about to be started on the machine, which calls itself
+        ``agent``."""
         now_unix = time.time()
         attempt = Attempt(
             number=len(self._job.attempts) + 1,
@@ -110,6 +113,7 @@ class Driven:
             price_usd_h=price_usd_h,
             began_unix=now_unix,
             seen_unix=now_unix,
+            agent=agent,
         )
         begun = [*self._job.attempts, attempt]
         self.change(state="running", why="", failures=0, stopped=None, attempts=begun)

@@ -74,6 +74,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     error: str = ""  # why it could not be started, how a notice went, or which node was lost
     saved: bool = False
+    agent: str = ""  # what its machine calls itself; empty in older records
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
     gpu_s: int = 0  # seconds in which its machine's GPUs were measured
     gpu_percent: float = 0.0  # of the busiest GPU, their mean
@@ -114,6 +115,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     newest_unix: float | None = None  # when the files of that save were read
     frozen: SnapshotId | None = None  # holds its frozen command, which goes on in its next attempt
     final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed
+    aside: str = ""  # newer work of other machines that it did not go on from, in words
     log_offset: int = 0  # what the runs have shown of the log
     why: str = ""  # of its state, for people
     ended_unix: float | None = None

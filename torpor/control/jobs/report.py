@@ -42,6 +42,7 @@ class JobReport(Report, frozen=True):
             {"what": "cost", "value": self.cost},
             {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},
             {"what": "work lost", "value": f"{self.lost_s:.0f} s"},
+            *([{"what": "not used", "value": job.aside}] if job.aside else []),
         ]
 
 

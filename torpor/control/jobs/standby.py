@@ -1,5 +1,4 @@
-"""What a machine needs to save by itself while no control side is there, and what its saves are
-worth once it is gone.
+"""What a machine needs to save by itself while no control side is there.
 
 docs/contributing/safety.md, rule 13, says why prune does such a save no harm: the order in
 ``book_for``.
@@ -8,11 +7,11 @@ docs/contributing/safety.md, rule 13, says why prune does such a save no harm: t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from datetime import datetime, timezone
-from typing import Final, NamedTuple
+from typing import Final
 
-from torpor.control.safety import check_whole, compare_packs, stored_packs
+from torpor.control.safety import compare_packs, stored_packs
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
@@ -20,10 +19,9 @@ from torpor.control.store.snapshots import (
     newest_snapshot,
     open_manifest,
     read_manifest,
-    snapshot_times,
 )
-from torpor.shared.errors import SnapshotError, SnapshotMissing
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import OWN_SAVE
 from torpor.shared.format.manifest import Manifest, Pack
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
 from torpor.shared.values import (
@@ -32,7 +30,6 @@ from torpor.shared.values import (
     ObjectKey,
     SnapshotId,
     StoredObject,
-    StoredSnapshot,
     WorkspaceName,
     WorkspaceSpec,
     made_at,
@@ -41,8 +38,6 @@ from torpor.shared.values import (
 from torpor.shared.wire.job import SaveGrant, StandBy
 from torpor.shared.wire.snapshot import KnownSnapshot
 
-OWN_SAVE: Final = "own_save"
-"""In a manifest's statistics: the machine made the snapshot by itself."""
 OWN_SAVES: Final = 4
 """Saves that a machine may make on one book: a notice may be withdrawn, or follow a recommendation,
 and a save may fail."""
@@ -120,77 +115,6 @@ def book_for(
     )
 
 
-class NewestWhole(NamedTuple):
-    """``snapshot``: what a job or a wake goes on from, None if there is no snapshot at all.
-    ``refused``: why newer ones are not used."""
-
-    snapshot: StoredSnapshot | None
-    refused: list[SnapshotError]
-
-
-def newest_whole(
-    store: ObjectStore,
-    workspace: WorkspaceName,
-    seal: Seal,
-    verified: SnapshotId | None,
-    paths: Sequence[str] | None = None,
-    *,
-    only_own: bool = False,
-) -> NewestWhole:
-    """The newest snapshot that is whole in the store, down to the one that was ``verified``, and
-    that names no other directories than ``paths``. ``only_own``: leave out only what a machine
-    made by itself; any other one is the newest though it is not whole.
-
-    A machine may have saved by itself since, and nobody has verified that. Raises what the store
-    raises, and the first refusal if nothing is whole.
-    """
-    refused: list[SnapshotError] = []
-    times = snapshot_times(store, workspace)
-    verified = verified if verified in times else None
-    for snapshot in _candidates(times, verified):
-        try:
-            found = find_snapshot(store, workspace, snapshot)
-            if snapshot == verified:
-                return NewestWhole(found, refused)
-            manifest = check_whole(store, found, seal, paths)
-            if verified is None or snapshot > verified:
-                return NewestWhole(found, refused)
-            before = read_manifest(store, find_snapshot(store, workspace, verified), seal)
-            if manifest.statistics.get(OWN_SAVE) and manifest.machine == before.machine:
-                return NewestWhole(found, refused)
-        except SnapshotError as error:
-            newer = verified is None or snapshot > verified
-            if only_own and newer and not _is_own(store, workspace, snapshot, seal):
-                return NewestWhole(find_snapshot(store, workspace, snapshot), refused)
-            refused.append(error)
-    if refused:
-        raise refused[0]
-    return NewestWhole(None, [])
-
-
-def sure_save(
-    store: ObjectStore,
-    workspace: WorkspaceName,
-    seal: Seal,
-    verified: SnapshotId | None,
-    paths: Sequence[str] | None = None,
-) -> StoredSnapshot | None:
-    """The newest snapshot, for which a machine with newer work may be ended; None if there is none.
-
-    ``verified``: the job's newest save. Raises the refusal of a newer one that is not whole, and
-    SnapshotMissing if the store does not have the job's newest: an older one does not do.
-    """
-    if verified is not None and verified not in snapshot_times(store, workspace):
-        raise SnapshotMissing(
-            f"{store.address} does not have snapshot {verified}, the newest save of the job of "
-            f"workspace {workspace}: its machine was not ended, as an older save has less"
-        )
-    found, refused = newest_whole(store, workspace, seal, verified, paths)
-    if refused:
-        raise refused[0]
-    return found
-
-
 def is_own_save(
     store: ObjectStore,
     workspace: WorkspaceName,
@@ -205,33 +129,6 @@ def is_own_save(
         return False
     manifest, _ = open_manifest(store, workspace, snapshot, seal)
     return bool(manifest.statistics.get(OWN_SAVE))
-
-
-def _is_own(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal) -> bool:
-    try:
-        return bool(open_manifest(store, workspace, snapshot, seal)[0].statistics.get(OWN_SAVE))
-    except SnapshotError:
-        return False
-
-
-def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> list[SnapshotId]:
-    """The snapshots that may be newer than the verified one, newest first, and that one last.
-
-    A machine's own save has the name that was signed for it up to COMMIT_S before. So one that
-    appeared after the verified snapshot of the same machine may have a name from before it. Another
-    machine's may be of one that was given up and lived on for a while: what it still writes has
-    older names than its successor's, however late that is.
-    """
-    if verified is None:
-        return sorted(times, reverse=True)
-    oldest_unix = made_at(verified).timestamp() - COMMIT_S
-    newer = [
-        snapshot
-        for snapshot, unix in times.items()
-        if snapshot > verified
-        or (unix > times[verified] and made_at(snapshot).timestamp() >= oldest_unix)
-    ]
-    return [*sorted(newer, reverse=True), verified]
 
 
 def _young(

@@ -28,7 +28,7 @@ def list_snapshots(
 ) -> list[StoredSnapshot]:
     """The workspace's snapshots, newest first; at most ``newest`` of them."""
     objects = list(_manifests(store, workspace))[::-1][:newest]
-    return [_stored(store, workspace, found) for found in objects]
+    return [stored_snapshot(store, workspace, found) for found in objects]
 
 
 def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
@@ -62,7 +62,7 @@ def find_snapshot(
     wanted = max(objects, default=None) if snapshot is None else snapshot
     if wanted is not None and wanted in objects:
         # Read only this one: another may be damaged.
-        return _stored(store, workspace, objects[wanted])
+        return stored_snapshot(store, workspace, objects[wanted])
     there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
     raise SnapshotMissing(
         f"workspace {workspace} has no snapshot{f' {snapshot}' if snapshot else ''} in "
@@ -127,7 +127,10 @@ def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredO
         yield found
 
 
-def _stored(store: ObjectStore, workspace: WorkspaceName, found: StoredObject) -> StoredSnapshot:
+def stored_snapshot(
+    store: ObjectStore, workspace: WorkspaceName, found: StoredObject
+) -> StoredSnapshot:
+    """The snapshot of this manifest, whose header is read."""
     root = root_of(store, found)
     return StoredSnapshot(workspace, snapshot_of(found.key), root, found.bytes, found.modified_unix)
 

@@ -1,66 +1,325 @@
-"""Which work a snapshot lacks: what another machine stored meanwhile, or the same one before it was
-synced back. A snapshot without a receipt counts for nothing, and a pinned one is put aside on
-purpose."""
+"""Which state of a workspace is the newest, and which work a snapshot lacks.
+
+A snapshot descends from what its lineage names, which its machine has written down before the
+manifest is sent. A *tip* is a snapshot from which no other one descends, and that has work of its
+own: one that is equal to what it began from is no tip. Within a line of descent the tip is the
+newest, whatever its name and whenever the store received it. Between lines, the tip that the store
+received last is: by the store's clock, never by names, which are signed up to an hour before, or by
+machines' clocks. Snapshots from before there were lineages are one line, in the store's order.
+
+Everybody who wants the newest state asks ``choose``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor.control.reports import moment
-from torpor.control.store.receipts import Receipt, verified_snapshots
+from torpor.control.safety import check_whole
+from torpor.control.store.receipts import (
+    Receipt,
+    agent_of,
+    is_autosave,
+    receipt_names,
+    receipt_of,
+)
 from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import manifests, open_manifest, stored_snapshot
 from torpor.control.upkeep.pins import pinned_ids
-from torpor.shared.format.lineage import Lineage, Work
-from torpor.shared.values import SnapshotId, WorkspaceName, made_at
+from torpor.shared.errors import ManifestInvalid, SnapshotError, SnapshotMissing, WrongKey
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import OWN_SAVE, Lineage, Work, chain, lineage_of
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
 
 _NAMED: Final = 3
 
 
-class Other(NamedTuple):
-    """The end of another line: it has work that a snapshot lacks. ``machine``: as its provider or
-    its user names it, else as it calls itself."""
+class Stored(NamedTuple):
+    """A snapshot as a choice sees it. ``stored_unix``: when the store received it. ``machine``: as
+    its provider or its user names it, else as it calls itself. ``own``: its machine made it by
+    itself; ``autosave``: on its schedule."""
 
     snapshot: SnapshotId
+    stored_unix: float
+    line: Lineage
+    agent: str
     machine: str
+    verified: bool = True
+    own: bool = False
+    autosave: bool = False
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it says nothing of what it goes on from."""
+        return not self.line.whole and not self.line.ancestors
+
+
+class OwnLine(NamedTuple):
+    """The line of a job. ``since``: its newest save. ``agents`` and ``machines``: what its machines
+    call themselves, and what their providers call them."""
+
+    since: SnapshotId | None
+    agents: frozenset[str]
+    machines: frozenset[str]
+
+    def has(self, one: Stored) -> bool:
+        """Whether a machine of the job made it."""
+        return one.agent in self.agents or one.machine in self.machines
+
+
+class Refused(NamedTuple):
+    """A newer snapshot that is not used, and why."""
+
+    one: Stored
+    error: SnapshotError
+
+
+class Choice(NamedTuple):
+    """``snapshot``: the newest state, whose ``manifest`` was read and whose packs are there; None
+    if no snapshot is whole. ``refused``: newer ones of its line, or of lines that the store
+    received later, that are not whole. ``aside``: the tips of other lines, whose work it lacks."""
+
+    snapshot: StoredSnapshot | None
+    manifest: Manifest | None
+    refused: list[Refused]
+    aside: list[Stored]
+
+
+def choose(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    paths: Sequence[str] | None = None,
+    own: OwnLine | None = None,
+    *,
+    saves: bool = True,
+) -> Choice:
+    """The newest state of the workspace, or of a job's ``own`` line; without ``saves``, of what no
+    machine made on its schedule. The tip if it is whole in the store and names no other directories
+    than ``paths``, else its nearest ancestor that is. Where a line has none, it is the next line's.
+    Raises what the store raises. No pack is read: a restore checks each hash."""
+    lines = Lines.of(store, workspace, seal)
+    tips = lines.tips()
+    mine = None if own is None else lines.own_tip(own, tips)
+    first = [mine] if mine else tips if saves else lines.tips(saves=False)
+    refused: list[Refused] = []
+    tried: set[SnapshotId] = set()
+    for tip in first:
+        for one in lines.down(tip):
+            if one.snapshot in tried or (one.autosave and not saves):
+                continue
+            tried.add(one.snapshot)
+            try:
+                found = stored_snapshot(store, workspace, lines.there[one.snapshot])
+                manifest = check_whole(store, found, seal, paths)
+            except SnapshotMissing:
+                continue  # it was deleted meanwhile
+            except SnapshotError as error:
+                refused.append(Refused(one, error))
+                continue
+            return Choice(found, manifest, refused, lines.aside(one.line, tips))
+    return Choice(None, None, refused, [])
+
+
+def sure_save(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    own: OwnLine,
+    paths: Sequence[str] | None = None,
+) -> StoredSnapshot | None:
+    """The newest snapshot of a job's own line, for which a machine with newer work may be ended;
+    None if there is none. Raises the refusal of a newer one that is not whole, and SnapshotMissing
+    if the store does not have the job's newest save: an older one does not do."""
+    newest = own.since
+    if newest is not None and store.head(manifest_key(workspace, newest)) is None:
+        raise SnapshotMissing(
+            f"{store.address} does not have snapshot {newest}, the newest save of the job of "
+            f"workspace {workspace}: its machine was not ended, as an older save has less"
+        )
+    chosen = choose(store, workspace, seal, paths, own)
+    if chosen.refused:
+        raise chosen.refused[0].error
+    return chosen.snapshot
 
 
 def lacking(
     store: ObjectStore,
     workspace: WorkspaceName,
+    seal: Seal,
     mine: Lineage,
     since: SnapshotId | None = None,
-) -> list[Other]:
-    """The ends of other lines than ``mine``, newest first; ``since``: newer ones alone. It reads a
-    small object for each snapshot that is not of this line: none, where there is one line."""
-    pins = set(pinned_ids(store, workspace))
-    own = Work([mine])
-
-    def may_be_other(snapshot: SnapshotId) -> bool:
-        is_newer = since is None or snapshot > since
-        return is_newer and snapshot not in pins and not own.names(snapshot)
-
-    return ends(mine, verified_snapshots(store, workspace, may_be_other))
+) -> list[Stored]:
+    """The tips whose work ``mine`` lacks, the newest first; ``since``: only of what the store
+    received later, or has a later name, than that one. It reads a small object for each tip that is
+    verified, and the manifest of each other one."""
+    lines = Lines.of(store, workspace, seal)
+    return lines.aside(mine, lines.tips(since, mine=mine))
 
 
-def ends(mine: Lineage, newest_first: Iterable[tuple[SnapshotId, Receipt]]) -> list[Other]:
-    """Those of the snapshots whose work neither ``mine`` nor a newer one has."""
-    work = Work([mine])
-    found = []
-    for snapshot, receipt in newest_first:
-        line = receipt.lineage or Lineage.unknown(snapshot)
-        if not work.has(line):
-            found.append(Other(snapshot, receipt.machine or receipt.agent))
-            work.add(line)
-    return found
+class Lines:
+    """The snapshots of a workspace by descent. ``times``: when the store received each. ``read``:
+    reads one; None where it was deleted meanwhile. Each is read once at most, and none that a newer
+    one names, but where a line is not whole."""
+
+    def __init__(
+        self,
+        times: Mapping[SnapshotId, float],
+        read: Callable[[SnapshotId], Stored | None],
+        pins: frozenset[SnapshotId] = frozenset(),
+        there: Mapping[SnapshotId, StoredObject] = {},
+    ) -> None:
+        self._times = times
+        self._reads = read
+        self._pins = pins
+        self.there = there
+        self._known: dict[SnapshotId, Stored | None] = {}
+        self._works: dict[SnapshotId, Work] = {}
+
+    @classmethod
+    def of(cls, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Lines:
+        there = manifests(store, workspace)
+        verified = receipt_names(store, workspace)
+
+        def read(snapshot: SnapshotId) -> Stored | None:
+            found = there[snapshot]
+            if snapshot in verified:
+                receipt = receipt_of(store, workspace, snapshot, found)
+                if receipt is not None:
+                    return _verified(found, snapshot, receipt)
+            return _unverified(store, workspace, snapshot, found, seal)
+
+        times = {snapshot: found.modified_unix for snapshot, found in there.items()}
+        return cls(times, read, frozenset(pinned_ids(store, workspace)), there)
+
+    def tips(
+        self,
+        since: SnapshotId | None = None,
+        *,
+        mine: Lineage | None = None,
+        saves: bool = True,
+    ) -> list[Stored]:
+        """The tips, the one that the store received last first; without what ``mine`` names.
+        ``since`` as in ``lacking``, ``saves`` as in ``choose``."""
+        found: list[Stored] = []
+        named = set() if mine is None else {mine.snapshot, *mine.names}
+        for snapshot in sorted(self._times, key=self._order, reverse=True):
+            if snapshot in named or not self._is_after(snapshot, since):
+                continue
+            one = self._read(snapshot)
+            if one is not None and (saves or not one.autosave):
+                found.append(one)
+                named |= one.line.names
+        return [
+            one for one in found if not any(self._replaces(other, one) for other in found)
+        ] or found[:1]  # of machines that lie, each may name the other
+
+    def aside(self, mine: Lineage, tips: Sequence[Stored]) -> list[Stored]:
+        """Those of the tips whose work ``mine`` lacks, but for what is pinned: that was put aside
+        on purpose."""
+        others = [one for one in tips if one.snapshot not in self._pins]
+        if not any(one.snapshot != mine.snapshot for one in others):
+            return []
+        work, old = self._work(mine), self._times.get(mine.snapshot, 0.0)
+        return [
+            one
+            for one in others
+            if not work.has(one.line)
+            and not (one.is_old and not mine.whole and one.stored_unix <= old)
+        ]
+
+    def own_tip(self, own: OwnLine, tips: Sequence[Stored]) -> Stored | None:
+        """The newest of a job's own line: its newest save, or what a machine of the job stored on
+        top of that. None where the store has neither."""
+        if own.since is None:
+            return next((one for one in tips if own.has(one)), None)
+        base = self._read(own.since) if own.since in self._times else None
+        before = {own.since} if base is None else {own.since, *base.line.names}
+        later = [
+            self._read(snapshot)
+            for snapshot in self._times
+            if snapshot not in before and self._is_after(snapshot, own.since)
+        ]
+        mine = [] if base is None else [base]
+        for one in later:
+            for_a_job = one is not None and one.own and not one.autosave
+            if one is not None and own.since in one.line.names and (for_a_job or own.has(one)):
+                mine.append(one)
+        ends = [one for one in mine if not any(self._replaces(other, one) for other in mine)]
+        return max(ends or mine, key=lambda one: self._order(one.snapshot), default=None)
+
+    def goes_on_from(self, snapshot: SnapshotId, since: SnapshotId) -> bool:
+        """Whether a snapshot is ``since``, or is known to descend from it."""
+        one = self._read(snapshot) if snapshot in self._times else None
+        return snapshot == since or (one is not None and self._work(one.line).names(since))
+
+    def down(self, tip: Stored) -> Iterator[Stored]:
+        """The tip and its ancestors that exist, each before what it descends from."""
+        yield tip
+        last = tip
+        saves = [name for name in tip.line.saves if name in self._times]
+        older = [name for name in tip.line.ancestors if name in self._times]
+        while saves or older:
+            save = self._read(saves[0]) if saves else None
+            is_next = save is not None and not (older and older[0] not in save.line.names)
+            one = self._read((saves if is_next or not older else older).pop(0))
+            if one is not None:
+                yield (last := one)
+        if last.is_old:
+            before = [
+                name for name in self._times if self._order(name) < self._order(last.snapshot)
+            ]
+            for name in sorted(before, key=self._order, reverse=True):
+                if (one := self._read(name)) is not None and one.is_old:
+                    yield one
+
+    def _replaces(self, one: Stored, other: Stored) -> bool:
+        """Whether ``other`` is no tip because of ``one``."""
+        if one.snapshot == other.snapshot:
+            return False
+        if other.is_old and not one.line.whole and one.stored_unix >= other.stored_unix:
+            return True
+        if not self._work(one.line).has(other.line):
+            return False
+        if not self._work(other.line).has(one.line):
+            return True
+        mine = (other.snapshot in one.line.names, *self._order(one.snapshot))
+        its = (one.snapshot in other.line.names, *self._order(other.snapshot))
+        return mine > its  # they are equal
+
+    def _work(self, line: Lineage) -> Work:
+        if line.snapshot not in self._works:
+            self._works[line.snapshot] = Work(chain(line, self._line))
+        return self._works[line.snapshot]
+
+    def _line(self, snapshot: SnapshotId) -> Lineage | None:
+        one = self._read(snapshot) if snapshot in self._times else None
+        return None if one is None else one.line
+
+    def _read(self, snapshot: SnapshotId) -> Stored | None:
+        if snapshot not in self._known:
+            self._known[snapshot] = self._reads(snapshot)
+        return self._known[snapshot]
+
+    def _order(self, snapshot: SnapshotId) -> tuple[float, SnapshotId]:
+        return self._times[snapshot], snapshot
+
+    def _is_after(self, snapshot: SnapshotId, since: SnapshotId | None) -> bool:
+        """A copy of a store has other times, and a late save an earlier name."""
+        if since is None:
+            return True
+        return snapshot > since or self._times[snapshot] > self._times.get(since, 0.0)
 
 
 def also_in(
     receipts: Mapping[SnapshotId, Receipt],
 ) -> dict[SnapshotId, SnapshotId | None]:
-    """The newest other snapshot that has the work of each; None where no other has it."""
+    """The newest other snapshot that has the work of each; None where no other is known to."""
     lines = {
-        snapshot: receipt.lineage or Lineage.unknown(snapshot)
+        snapshot: receipt.line or Lineage.unknown(snapshot)
         for snapshot, receipt in sorted(receipts.items(), reverse=True)
     }
     works = {snapshot: Work([line]) for snapshot, line in lines.items()}
@@ -72,12 +331,45 @@ def also_in(
     }
 
 
-def named(others: Sequence[Other]) -> str:
+def named(others: Sequence[Stored]) -> str:
     """For messages: the first of them, with machine and time."""
     words = [
-        f"{other.snapshot} of machine {other.machine} "
-        f"({moment(made_at(other.snapshot).timestamp())})"
-        for other in others[:_NAMED]
+        f"{one.snapshot} of machine {one.machine} ({moment(one.stored_unix)}"
+        f"{'' if one.verified else ', never verified'})"
+        for one in others[:_NAMED]
     ]
     more = len(others) - len(words)
     return ", ".join(words) + (f" and {more} more" if more else "")
+
+
+def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> Stored:
+    return Stored(
+        snapshot,
+        found.modified_unix,
+        receipt.line or Lineage.unknown(snapshot),
+        receipt.agent,
+        receipt.machine or receipt.agent,
+        own=receipt.autosave,
+        autosave=receipt.autosave,
+    )
+
+
+def _unverified(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    found: StoredObject,
+    seal: Seal,
+) -> Stored | None:
+    """Its manifest is read. One that cannot be read goes on from nothing that is known, and has
+    work of its own."""
+    unix = found.modified_unix
+    try:
+        manifest, _ = open_manifest(store, workspace, snapshot, seal)
+    except SnapshotMissing:
+        return None
+    except (ManifestInvalid, WrongKey):
+        return Stored(snapshot, unix, Lineage(snapshot, snapshot), "", "unknown", verified=False)
+    agent, own = agent_of(manifest), bool(manifest.statistics.get(OWN_SAVE))
+    line, autosave = lineage_of(manifest), is_autosave(manifest)
+    return Stored(snapshot, unix, line, agent, agent, False, own, autosave)
