@@ -45,12 +45,14 @@ NO_SAVES: Final = Saves("")
 
 @step("start autosave", retries=ONCE)
 def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> None:
-    """Let the machine save its workspace by itself from now on, on top of what it holds now. What
-    fails here, `watch` does later."""
+    """Let the machine save its workspace by itself from now on, on top of what it holds now, unless
+    a job there saves it. What fails here, `watch` does later."""
     if not _saves(opened, machine):
         return
     try:
-        _hand_over(opened, session, machine, _look(opened, session).line)
+        state = _look(opened, session)
+        if not state.job:
+            _hand_over(opened, session, machine, state.line)
     except TorporError as error:
         runner().log.warning(
             "machine %s does not save its workspace by itself yet: %s", machine.id, error
@@ -65,6 +67,8 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         return NO_SAVES
     try:
         state = _look(opened, session)
+        if state.job:
+            return Saves(f"job {state.job} saves it")
         ends_s = state.until_unix - time.time()
         lasts = state.lives and ends_s >= AGAIN_S and state.left > OWN_SAVES
         if not lasts or state.error:
@@ -83,8 +87,8 @@ def line_held(opened: StoredWorkspace, session: Agent) -> SnapshotId | None:
 
 
 def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
-    """End the machine's own saves, before a job begins there, or a destroy: the machine would take
-    that for a notice, and save what is stored already. What fails here fails no run."""
+    """End the machine's own saves before a destroy: the machine would take that for a notice, and
+    save what is stored already. What fails here fails no run."""
     with suppress(TorporError):
         session.call(
             EndAutosave(opened.spec.name),

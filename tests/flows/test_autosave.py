@@ -8,20 +8,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from threading import Event
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 
+from flows import backup, job
+from flows.procedures.job import attempt
 from flows.watch import watch
 from tasks import autosave
 from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.driver import hurried
+from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.stores import Server
-from tests.fixtures.waiting import until
+from tests.fixtures.supervised import end_all_of
+from tests.fixtures.waiting import PATIENCE_S, background, until
 from tests.fixtures.world import World, make_world
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import list_snapshots, open_manifest
@@ -157,3 +164,37 @@ def test_watch_hands_over_what_is_needed_and_shows_the_saves(saving: World) -> N
 def _after_a_save(world: World, machine: Machine) -> AutosaveState | None:
     state = _look(world.opened, machine)
     return state if state.stored_unix or state.error else None
+
+
+def test_a_backup_starts_no_autosave_on_the_machine_of_a_job(
+    lab: Lab,
+    needs_server: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = lab.workspace(lab.rent().id)
+    place.mkdir()
+    (place / "data").write_bytes(b"x" * 1000)
+    hibernate_plainly(lab.opened)
+    opened, stands_by, hand_over = lab.wanting(save_minutes=5), Event(), attempt.stand_by
+
+    def note(*given: Any) -> None:
+        hand_over(*given)
+        stands_by.set()
+
+    def run() -> None:
+        with PlainRunner(opened, wait_factor=0.1):
+            job.fn(DEMO, ["sh", "-c", "until [ -e stop ]; do sleep 0.05; done"])
+
+    monkeypatch.setattr(attempt, "stand_by", note)
+    with hurried(), background(run) as ended:
+        assert stands_by.wait(PATIENCE_S)
+        (machine,) = lab.machines()
+        try:
+            run_plainly(opened, backup)
+            assert not _look(opened, machine).lives
+        finally:
+            (lab.workspace(machine.id) / "stop").touch()
+            ended()
+            end_all_of(lab.folder)
+    assert "does not save its workspace by itself" not in caplog.text

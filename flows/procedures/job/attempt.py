@@ -17,7 +17,6 @@ from flows.procedures.job.nodes import OtherNodes
 from flows.procedures.job.start import Starting
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.snapshot import take_snapshot
-from tasks.autosave import end_autosave
 from tasks.jobs import (
     secrets_to_hide,
     stop_command,
@@ -117,7 +116,6 @@ class Attending:
         begins = job.attempt is None
         try:
             request = self._starting.request(attempt, nodes, forgets=begins)
-            end_autosave(self._opened, self._session)  # the job has saves of its own
             try:
                 self._others.start(request)
             except MachineError as error:

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from tests.fixtures.metadata import EVENTS, Metadata
-from tests.fixtures.own_saves import stored
+from tests.fixtures.own_saves import book_of, stored
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
 from torpor.control.safety import verify_snapshot
 from torpor.machine.agent.log import LOG_FILE
-from torpor.shared.errors import MachineError
+from torpor.shared.errors import MachineError, WorkspaceBusy
 from torpor.shared.values import Grant
+from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
 from torpor.shared.wire.job import JobState, OwnSave, SaveGrant
 
 ACTION = "/latest/meta-data/spot/instance-action"
@@ -204,3 +205,29 @@ def test_nonsense_at_the_socket_hinders_nothing(machine: Machine) -> None:
     machine.ended()
     log = machine.home / LOG_FILE
     assert not log.exists() or b"Traceback" not in log.read_bytes()
+
+
+def test_no_autosave_process_lives_beside_a_job_that_saves_the_workspace(machine: Machine) -> None:
+    """Its saves would be newer than the job's save with the frozen command, and lack that."""
+    call = machine.agent.call
+    book = msgspec.structs.replace(book_of(machine.agent, machine.work, None), job="")
+    request = Autosave(book, 600.0, [])
+
+    def seen() -> AutosaveState:
+        return call(LookAtAutosave(book.workspace))
+
+    try:
+        call(request)
+        machine.shell(WAITS)
+        assert (seen().lives, seen().job) == (True, "")  # until the job can save
+        machine.stands_by()
+        assert (seen().lives, seen().job) == (False, JOB)
+        with pytest.raises(WorkspaceBusy, match=f"job {JOB} saves workspace {book.workspace}"):
+            call(request)
+        assert not seen().lives
+        machine.stop()
+        until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
+        call(request)
+        assert (seen().lives, seen().job) == (True, "")
+    finally:
+        call(EndAutosave(book.workspace))

@@ -15,6 +15,7 @@ from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor.autosave import AutosaveFolder, autosave_folders
+from torpor.machine.supervisor.folder import job_that_saves
 from torpor.shared.errors import MachineError, WorkspaceBusy, from_wire
 from torpor.shared.values import WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
@@ -39,6 +40,9 @@ def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
     if lock is None:
         lock = _dismissed(folder, workspace, call)
     try:
+        # With the lock: a job that gets its grants after this look ends what is started here.
+        if job := job_that_saves(call.home, workspace):
+            raise WorkspaceBusy(f"job {job} saves workspace {workspace} on this machine")
         start_process(start, lock, request_line(call.request_id, request), call)
     finally:
         os.close(lock)
@@ -53,7 +57,8 @@ def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
     with suppress(OSError):  # none listens
         said = _ask(folder, call.request_id, request)
         state = parse_answer(LookAtAutosave, said)
-    return msgspec.structs.replace(state, line=line.snapshot if line else None)
+    job = job_that_saves(call.home, workspace)
+    return msgspec.structs.replace(state, job=job, line=line.snapshot if line else None)
 
 
 def end_autosave(request: EndAutosave, call: Call) -> Nothing:

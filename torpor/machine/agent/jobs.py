@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.machine.agent.autosave import end_autosave
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import host
 from torpor.machine.agent.log import LOG_FILE
@@ -34,6 +35,7 @@ from torpor.shared.errors import (
     from_wire,
 )
 from torpor.shared.values import learned
+from torpor.shared.wire.autosave import EndAutosave
 from torpor.shared.wire.job import (
     JobLook,
     JobState,
@@ -140,7 +142,8 @@ def _try_freezing(request: TryFreezing, canary: list[str]) -> Tried:
 
 
 def stand_by(request: StandBy, call: Call) -> Nothing:
-    """Pass the request on to the supervisor."""
+    """Pass the request on to the supervisor, and end the workspace's autosave process: its saves
+    would be newer than the job's own with the frozen command, and lack that."""
     folder = JobFolder(call.home, request.job)
     try:
         with folder.connect() as peer:
@@ -154,7 +157,7 @@ def stand_by(request: StandBy, call: Call) -> Nothing:
         raise MachineError(f"the supervisor of job {request.job} did not answer: ask again")
     if said.error is not None:
         raise from_wire(said.error)
-    return Nothing()
+    return end_autosave(EndAutosave(request.workspace), call)
 
 
 def dismiss_supervisors(home: Path) -> None:

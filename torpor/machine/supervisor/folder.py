@@ -21,7 +21,7 @@ import msgspec
 
 from torpor.machine.supervisor.processes import ProcessId, of_job
 from torpor.shared.errors import InvalidInput, MachineError
-from torpor.shared.values import learned
+from torpor.shared.values import WorkspaceName, learned
 from torpor.shared.wire.job import JobState
 from torpor.shared.wire.protocol import encode_line
 
@@ -32,7 +32,8 @@ _ID: Final = re.compile(r"[0-9a-f]{12}")
 class Kept(msgspec.Struct, frozen=True):
     """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
     was started from. ``serves``: the command is a server. ``root``: of processes that went on in a
-    namespace of their own, the id of their root there; ``command`` is then its first process."""
+    namespace of their own, the id of their root there; ``command`` is then its first process.
+    ``saves``: the workspace that the supervisor has got grants to save; empty without any."""
 
     state: JobState
     supervisor: ProcessId
@@ -41,6 +42,7 @@ class Kept(msgspec.Struct, frozen=True):
     bundle: str
     serves: bool = False
     root: int | None = None
+    saves: str = ""
 
     @property
     def runs(self) -> bool:
@@ -182,3 +184,13 @@ def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
         return []
     folders = [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
     return [(folder, kept) for folder in folders if (kept := folder.look()[1]) is not None]
+
+
+def job_that_saves(home: Path, workspace: WorkspaceName) -> str:
+    """The job whose supervisor lives and saves the workspace by itself; empty without one."""
+    saving = (
+        folder.job
+        for folder, kept in all_kept(home)
+        if kept.saves == workspace and kept.supervisor.lives
+    )
+    return next(saving, "")

@@ -222,7 +222,10 @@ class Supervisor:
 
     def _serve(self, asked: Envelope) -> Nothing:
         if asked.op == StandBy.op:
-            self._guard.stand_by(parse_request(StandBy, asked.args))
+            book = parse_request(StandBy, asked.args)
+            self._guard.stand_by(book)
+            self._kept = msgspec.structs.replace(self._kept, saves=book.workspace)
+            self._keep()
         elif asked.op == Bye.op:
             if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
                 self._leaving = True

@@ -14,8 +14,9 @@ from torpor.shared.wire.request import Count, Nothing, Request, Words
 
 
 class AutosaveState(msgspec.Struct, frozen=True):
-    """``lives``: a process saves the workspace. Without it, only ``line`` is known.
+    """``lives``: a process saves the workspace. Without it, only ``line`` and ``job`` are known.
 
+    ``job``: the job on this machine that saves the workspace instead; empty without one.
     ``line``: the snapshot that the tree goes on from. ``saved``: the newest save of this process.
     ``stored_unix``: when the store last had all of the workspace: after a save, or a look that
     found nothing new. ``error``: why the last try failed. ``interval_s``: the time between the last
@@ -23,6 +24,7 @@ class AutosaveState(msgspec.Struct, frozen=True):
     ``until_unix``: when its grants end, by the control side's clock."""
 
     lives: bool
+    job: str = ""
     line: SnapshotId | None = None
     saved: OwnSave | None = None
     stored_unix: Moment | None = None
@@ -50,7 +52,7 @@ class EndAutosave(Request[Nothing], frozen=True):
 class Autosave(Request[Nothing], frozen=True):
     """Save the workspace of ``book`` every ``every_s`` seconds, and when the machine will be taken
     away, until the grants end. Starts a process for it, or hands the book to the one that lives;
-    one of another bundle is replaced.
+    one of another bundle is replaced. WorkspaceBusy while a job on the machine saves the workspace.
 
     The next save comes 50 times as long after the last one as that kept all cores or the line busy,
     and 10 times as long as it took, or later. After one that failed it comes with the next book,
