@@ -33,10 +33,12 @@ from tests.fixtures.waiting import background, until
 from tests.fixtures.world import World, kill
 from tests.jobs import two_nodes
 from torpor.control.jobs.driven_job import Driven
+from torpor.control.jobs.policy import losses
 from torpor.control.jobs.records import Job, Node, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
 from torpor.control.rental import ending
+from torpor.machine.supervisor.folder import all_kept
 from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, NoCapacity, TorporError
 from torpor.shared.values import MachineId, object_key
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
@@ -115,9 +117,23 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(nodes: Lab)
     first, second = report.job.attempts
     assert (first.end, second.end) == ("machine lost", "command ended")
     assert "node 1" in first.error
+    assert first.saved and losses([first]) == 0  # what it wrote was stored after its end
     assert first.machine != second.machine and len(nodes.market.orders) == 4
     is_over(nodes)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
+
+
+def test_a_lost_supervisor_of_a_node_is_no_lost_machine(nodes: Lab) -> None:
+    """Else a command that uses up the memory of a node would be started a thousand times, because
+    what the first node holds is stored each time."""
+    with _running(nodes, _training(0.1)) as ended:
+        until(lambda: _step(nodes) > 4, "they work")
+        (other,) = other_nodes(nodes)
+        ((_, kept),) = all_kept(nodes.home(other.id) / ".torpor")
+        assert kill([kept.supervisor.pid])
+        first, second = ended().job.attempts
+    assert (first.end, second.end) == ("supervisor lost", "command ended")
+    assert losses([first]) == 1
 
 
 def test_each_node_knows_its_rank_and_the_addresses_of_all(

@@ -13,7 +13,7 @@ import msgspec
 
 from flows.procedures.job.gpu_use import GpuUse
 from flows.procedures.job.log import show_log
-from flows.procedures.job.nodes import OtherNodes
+from flows.procedures.job.nodes import OtherNodes, SupervisorLost
 from flows.procedures.job.start import Starting
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.snapshot import take_snapshot
@@ -261,8 +261,9 @@ class Attending:
         if attempt and (state.attempt, state.state, state.status) == (attempt.number, "ended", 0):
             self._ended(0, "")
             return
+        end: End = "supervisor lost" if isinstance(error, SupervisorLost) else "machine lost"
         self._driven.change_attempt(
-            end="machine lost", error=f"a node was lost: {error}", ended_unix=time.time()
+            end=end, error=f"a node was lost: {error}", ended_unix=time.time()
         )
 
     def _hear(self, state: JobState) -> None:

@@ -625,7 +625,7 @@ class EndOfJob:
             return
         snapshot = ending.verified.snapshot
         if ending.verified is not self.verified:
-            self._driven.saved(snapshot, time.time())
+            self._driven.saved(snapshot, time.time(), machine=ending.machine.id)
             self.verified = ending.verified
         self._driven.look_for_stop()
         if keeps_machine(self._driven):

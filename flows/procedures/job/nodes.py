@@ -50,6 +50,10 @@ A = TypeVar("A")
 Q = TypeVar("Q")
 
 
+class SupervisorLost(MachineError):
+    """The supervisor of a node has ended, and the machine answers."""
+
+
 # -- the machines
 
 
@@ -216,7 +220,7 @@ class OtherNodes:
         self.noticed = self.noticed or look.state.notice is not None
         state = look.state
         if state.state in ("lost", "none"):
-            raise MachineError(f"node {one.rank} lost its supervisor")
+            raise SupervisorLost(f"node {one.rank} lost its supervisor")
         if state.state == "running" or state.status == 0:
             return ""
         error = state.error or f"the command ended with status {state.status}"

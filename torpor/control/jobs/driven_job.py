@@ -14,7 +14,7 @@ import msgspec
 from torpor.control.jobs.gpu_use import with_samples
 from torpor.control.jobs.records import DRIVEN_S, Attempt, Job, Jobs, State, Stop
 from torpor.shared.errors import HandedOver, TorporError
-from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.values import Machine, MachineId, SnapshotId
 from torpor.shared.wire.activity import Activity
 
 STOP_S: Final = 3.0
@@ -146,11 +146,23 @@ class Driven:
             attempts = [*self._job.attempts[:-1], changed]
             self._job = msgspec.structs.replace(self._job, attempts=attempts)
 
-    def saved(self, snapshot: SnapshotId, read_unix: float, *, own: bool = True) -> None:
+    def saved(
+        self,
+        snapshot: SnapshotId,
+        read_unix: float,
+        *,
+        own: bool = True,
+        machine: MachineId | None = None,
+    ) -> None:
         """A whole snapshot of what the disk held at ``read_unix``. ``own``: the job or its machine
-        has made it, so the job deletes it once it is superfluous."""
+        has made it, so the job deletes it once it is superfluous. ``machine``: whose disk that was,
+        if it is known; the newest attempt on it has been saved, too, if a node was lost since."""
         with self._lock:
-            job = self._job.with_attempt(saved=True) if self._job.attempt else self._job
+            job = self._job
+            last = job.attempts[-1] if job.attempts else None
+            after = last is not None and (last.machine, last.end) == (machine, "machine lost")
+            if job.attempt or after:
+                job = job.with_attempt(saved=True)
             self._keep(
                 msgspec.structs.replace(
                     job,
