@@ -33,6 +33,7 @@ from torpor.control.jobs import driven_job, records
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
+from torpor.control.store.snapshots import list_snapshots
 from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
@@ -275,6 +276,16 @@ def test_a_save_command_that_fails_costs_no_save(lab: Lab, place: Path) -> None:
         job_ = _open(lab)
         _jobs(lab).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
         assert ended().job.state == "cancelled"
+
+
+def test_a_command_that_removes_its_workspace_keeps_the_machine(lab: Lab, place: Path) -> None:
+    """Its log, which the supervisor writes again, does not make up for what was there."""
+    before = hibernate_plainly(lab.opened, destroy=False).snapshot
+    report = _run(lab, ["sh", "-c", "rm -rf ../workspace"])
+    assert report.job.state == "succeeded"
+    assert "had 1 more files" in report.job.why
+    assert len(lab.machines()) == 1
+    assert before in [one.snapshot for one in list_snapshots(lab.store, lab.opened.spec.name)]
 
 
 @pytest.mark.parametrize("says", [None, WorkspaceBusy, HandedOver], ids=["on", "busy", "over"])

@@ -298,6 +298,8 @@ class Compression(msgspec.Struct, frozen=True):
     gpu: GpuUse | None = None
 
 
+JOB_LOGS: Final = ".torpor-jobs"
+"""The folder of the logs of jobs, in the first of a workspace's directories."""
 PROGRAMS: Final = ".torpor-process"
 """In the first directory: the log of each of the workspace's programs, and what is frozen of it."""
 

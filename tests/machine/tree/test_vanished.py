@@ -100,6 +100,22 @@ def test_a_small_workspace_may_lose_what_it_has(tmp_path: Path) -> None:
     assert not _gone(tmp_path, before)
 
 
+@pytest.mark.parametrize("own", [".torpor-jobs/3f2a9c81d04e.log", ".torpor-process/run.log"])
+def test_a_workspace_that_has_only_torpors_own_files_is_gone(tmp_path: Path, own: str) -> None:
+    (tmp_path / own).parent.mkdir()
+    for name in (own, "kept", "removed"):
+        (tmp_path / name).write_text(name)
+    before = _held(tmp_path)
+    (tmp_path / "removed").unlink()
+    (tmp_path / own).unlink()
+    assert not _gone(tmp_path, before)
+    (tmp_path / own).write_text("the command ended")
+    (tmp_path / "kept").unlink()
+    assert [(gone.names, sorted(gone.sample)) for gone in _gone(tmp_path, before)] == [
+        (2, [os.fsencode(tmp_path / name) for name in ("kept", "removed")])
+    ]
+
+
 def test_a_disk_that_did_not_come_back_is_missing_until_a_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

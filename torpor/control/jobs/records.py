@@ -24,7 +24,14 @@ from torpor.shared.errors import (
     ObjectExists,
     WorkspaceBusy,
 )
-from torpor.shared.values import MachineId, ObjectKey, SnapshotId, WorkspaceName, WorkspaceSpec
+from torpor.shared.values import (
+    JOB_LOGS,
+    MachineId,
+    ObjectKey,
+    SnapshotId,
+    WorkspaceName,
+    WorkspaceSpec,
+)
 from torpor.shared.wire.activity import UNKNOWN
 
 DRIVEN_S: Final = 20.0
@@ -188,7 +195,7 @@ def new_job_id(run: str, retry: int = 0) -> str:
 
 def log_path(spec: WorkspaceSpec, job: str) -> str:
     """Where the whole log of a job lies on its machine, and in the workspace's snapshots."""
-    return f"{spec.paths[0].rstrip('/')}/.torpor-jobs/{job_id(job)}.log"
+    return f"{spec.paths[0].rstrip('/')}/{JOB_LOGS}/{job_id(job)}.log"
 
 
 def job_id(text: str) -> str:

@@ -1,5 +1,5 @@
 """What a workspace held before and holds no more, where that is most of it: perhaps a disk did not
-come back."""
+come back. Files that torpor writes there count for nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from torpor.machine.tree.mappings import file_systems
 from torpor.machine.tree.names import HELD, Names, Signature
 from torpor.machine.tree.walk import Walk
 from torpor.shared.format.manifest import FILE, Entry
-from torpor.shared.values import PROGRAMS
+from torpor.shared.values import JOB_LOGS, PROGRAMS
 
 FEW_NAMES: Final = 10
 FEW_BYTES: Final = 100 << 20
 """Losing less than both of these is never most of a workspace."""
-_FROZEN: Final = re.compile(rb"%s/[0-9a-f]{12}/" % re.escape(os.fsencode(PROGRAMS)))
-"""What was frozen of programs is gone once they go on."""
+_OWN: Final = re.compile(
+    rb"(?:%s)/" % b"|".join(re.escape(os.fsencode(folder)) for folder in (JOB_LOGS, PROGRAMS))
+)
+"""Torpor's own files: logs, which are written again, and what was frozen of programs, which is gone
+once they go on."""
 SAMPLE: Final = 16
 NAMED: Final = 10
 
@@ -48,20 +51,18 @@ def vanished(
     excluded: Callable[[bytes], bool] | None,
 ) -> list[Gone]:
     """What ``before`` held of a root and ``seen`` does not, if less than half of the files or of
-    their bytes are left; the largest directories first. A file that was moved, or is excluded now,
-    is not gone, and new ones make up for old ones. ``before`` is empty where nothing is known."""
+    their bytes are left, or if the whole workspace has no file any more; the largest directories
+    first. A file that was moved, or is excluded now, is not gone, and new ones make up for old
+    ones. ``before`` is empty where nothing is known."""
     found: list[Gone] = []
+    sizes = [_sizes(seen.names, number) for number in range(len(roots))]
     for number, root in enumerate(roots):
         gone = {at: e for at in before.missing(number, seen.names) if (e := _file(before, at))}
         if not gone:
             continue
         files = [e.size for at in before.of_root(number) if (e := _file(before, at))]
-        left = [
-            seen.names.seen(at).size
-            for at in seen.names.of_root(number)
-            if (e := seen.names.entries[at]).kind == FILE and not _FROZEN.match(e.path)
-        ]
-        if not _is_most(gone.values(), files, left):
+        left = sizes[number]
+        if any(sizes) and not _is_most(gone.values(), files, left):
             continue
         moved = {(u.signature.inode, u.signature.size, u.signature.mtime_ns) for u in seen.unread}
         gone = {
@@ -70,9 +71,18 @@ def vanished(
             if not _moved(before.signature(at), moved)
             and not (excluded and any(map(excluded, _with_parents(entry.path))))
         }
-        if _is_most(gone.values(), files, left):
+        if gone and (not any(sizes) or _is_most(gone.values(), files, left)):
             found += _by_directory(gone.values(), number, seen.names, root)
     return sorted(found, key=lambda loss: (-loss.size, -loss.names))[:NAMED]
+
+
+def _sizes(names: Names, root: int) -> list[int]:
+    """Of the files of a root that the walk has seen, and that count."""
+    return [
+        names.seen(at).size
+        for at in names.of_root(root)
+        if (entry := names.entries[at]).kind == FILE and not _OWN.match(entry.path)
+    ]
 
 
 def _file(names: Names, position: int) -> Entry | None:
@@ -80,7 +90,7 @@ def _file(names: Names, position: int) -> Entry | None:
     if not names.marks[position] & HELD:
         return None
     entry = names.entry(position)
-    return None if entry.kind != FILE or _FROZEN.match(entry.path) else entry
+    return None if entry.kind != FILE or _OWN.match(entry.path) else entry
 
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:
