@@ -9,6 +9,7 @@ from flows.procedures.snapshot import back_up
 from flows.procedures.sync import Synchronisation
 from tasks.autosave import start_autosave
 from tasks.flow import flow
+from tasks.jobs import check_not_frozen
 from tasks.lineage import lacks, look_for_work_elsewhere
 from tasks.machines import chosen_machine, open_session
 from tasks.phases import measured_phases, phase
@@ -50,6 +51,7 @@ def sync(
     probe_store(opened)
     wanted, line = pick_snapshot_to_sync(opened, snapshot)
     live = chosen_machine(opened, machine)
+    check_not_frozen(opened, live)
     saved: SnapshotId | None = None
     with open_session(opened, live) as session:
         if save_first:

@@ -27,7 +27,13 @@ from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.variables import Secrets, variables
 from torpor.control.zones import zone_named
-from torpor.shared.errors import InvalidInput, MachineError, MachineInUse, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineError,
+    MachineInUse,
+    TorporError,
+    WorkspaceBusy,
+)
 from torpor.shared.values import NODES, Machine, MachineId, WorkspaceName, reserved_name
 from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
@@ -237,6 +243,20 @@ def check_no_other_job(opened: OpenWorkspace, machine: Machine, job: str) -> Non
     for other in opened.jobs.open():
         if other.id != job and other.attempt is not None and other.attempt.machine == machine.id:
             raise MachineInUse(f"job {other.id} works on machine {machine.id}: it was kept")
+
+
+@step("see that no frozen command is to go on")
+def check_not_frozen(opened: OpenWorkspace, machine: Machine) -> None:
+    """WorkspaceBusy while the frozen command of a job is to go on on the machine: a snapshot would
+    remove it, and other files would not be those that it was frozen with."""
+    rental = None if machine.label is None else opened.rentals.of(machine.label)
+    for job in opened.jobs.open():
+        ours = job.rented == machine.id or (rental is not None and rental.job == job.id)
+        if job.frozen is not None and ours:
+            raise WorkspaceBusy(
+                f"the command of job {job.id} was frozen, and goes on on machine {machine.id} "
+                "soon: try again once it runs"
+            )
 
 
 def cost_of(opened: OpenWorkspace, job: Job) -> str:

@@ -12,6 +12,7 @@ from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.autosave import delete_autosaves, end_autosave, start_autosave
 from tasks.guards import Ending, Guard, check_guards
+from tasks.jobs import check_not_frozen
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
@@ -90,6 +91,7 @@ def back_up(
 ) -> tuple[HibernateReport, Verified]:
     """Take a snapshot of a machine that its user keeps, and warn of what that lacks. The machine's
     own saves go on from it."""
+    check_not_frozen(opened, machine)
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
     start_autosave(opened, session, machine)

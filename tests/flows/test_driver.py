@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import job
+from flows import backup, job, sync
 from flows.procedures import unfinished
 from flows.procedures.job import attempt, driver
 from flows.procedures.job.attempt import Attending, Saves
@@ -21,8 +21,9 @@ from tasks.guards import Ending, check_guards
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tasks.retention import judge_snapshots
-from tests.fixtures.driver import JOB_FLOW, Story, attempt_on, drive_job, left_job
+from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_line, put_save, verified_save
 from tests.fixtures.waiting import until
@@ -43,8 +44,17 @@ from torpor.shared.errors import (
     SnapshotDamaged,
     StoreDenied,
     StoreUnavailable,
+    WorkspaceBusy,
 )
-from torpor.shared.values import MIB, Machine, ObjectKey, SnapshotId, StoredSnapshot, made_at
+from torpor.shared.values import (
+    MIB,
+    Machine,
+    MachineId,
+    ObjectKey,
+    SnapshotId,
+    StoredSnapshot,
+    made_at,
+)
 from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
 
@@ -523,15 +533,15 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
 
 
 def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
-    save, backup, newest = put_line(lab.store, 0, 30, 60)
+    save, between, newest = put_line(lab.store, 0, 30, 60)
     left = left_job(lab, kept_saves=[save])
     with PlainRunner(lab.opened):
         verdicts = judge_snapshots(lab.opened, Retention(last=1), False)
         lab.opened.jobs.end(msgspec.structs.replace(left, state="preempted"))
         after = judge_snapshots(lab.opened, Retention(last=1), False)
     assert [verdict.snapshot for verdict in verdicts if verdict.kept] == [newest, save]
-    assert [verdict.snapshot for verdict in verdicts if not verdict.kept] == [backup]
-    assert [one.snapshot for one in after if not one.kept] == [backup, save]  # it has ended
+    assert [verdict.snapshot for verdict in verdicts if not verdict.kept] == [between]
+    assert [one.snapshot for one in after if not one.kept] == [between, save]  # it has ended
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed before"])
@@ -558,6 +568,43 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
     ended = drive_job(lab, left)
     assert ended.state == "succeeded"
     assert snapshot_ids(lab.store, DEMO) == [began_with, ended.final]
+
+
+@pytest.mark.parametrize("flow", [backup, sync], ids=["backup", "sync"])
+def test_nothing_is_done_to_a_machine_on_which_a_frozen_command_is_to_go_on(
+    lab: Lab, flow: Any
+) -> None:
+    machine = lab.rent()
+    place = lab.workspace(machine.id)
+    place.mkdir()
+    (place / "notes").write_text("some work")
+    saved = hibernate_plainly(lab.opened, destroy=False).snapshot
+    left_job(lab, frozen=saved, rented=MachineId("another"))
+    run_plainly(lab.opened, flow)  # somebody has woken it: the command begins from the files
+    (job_,) = lab.opened.jobs.open()
+    lab.opened.jobs.leave(
+        msgspec.structs.replace(lab.opened.jobs.take(job_, "mine"), rented=machine.id)
+    )
+    with pytest.raises(WorkspaceBusy, match=f"job {JOB} was frozen, and goes on on machine"):
+        run_plainly(lab.opened, flow)
+
+
+def test_the_report_says_where_a_frozen_command_did_not_go_on(lab: Lab) -> None:
+    machine, rental = handed_over(lab.opened)
+    frozen = put_save(lab.store, 0, own_save=1)
+    lost = attempt_on(machine, rental, end="machine lost", error="its command was frozen in time")
+    attempts = [lost, attempt_on(machine, rental, number=2)]
+    left = left_job(lab, attempts=attempts, frozen=frozen)
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    state = JobState(left.id, 2, "ended", 0, afresh="what was frozen is of another snapshot")
+    with PlainRunner(lab.opened):
+        line: Any = _Line(state)
+        Attending(lab.opened, driven, machine, rental, line).run()
+    assert driven.job.frozen is None
+    assert [one.error for one in driven.job.attempts] == [
+        "its command was frozen, and did not go on: what was frozen is of another snapshot",
+        "",
+    ]
 
 
 def test_a_save_that_the_machine_reports_is_the_jobs_only_if_it_made_it(lab: Lab) -> None:

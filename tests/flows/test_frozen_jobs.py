@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import job
+from flows import backup, job
 from flows.procedures.job import attempt, start
 from tasks.plain_runner import PlainRunner
 from tasks.programs import Freezer
 from tests.fixtures.driver import hurried
 from tests.fixtures.metadata import EVENTS, Metadata
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.fixtures.world import WORKSPACE, World
 from torpor.control.jobs.records import Jobs
@@ -30,6 +30,7 @@ from torpor.control.jobs.report import JobReport
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.offers import Offer
 from torpor.machine.supervisor.folder import JobFolder
+from torpor.shared.errors import WorkspaceBusy
 from torpor.shared.values import MachineId, Want
 from torpor.shared.wire.job import JobState
 
@@ -52,6 +53,7 @@ class Running:
         self._world, self._metadata, self._threads = world, metadata, threads
         self._market = threading.Lock()  # no step of the job begins while its machine is taken
         self.stands_by = threading.Event()
+        self.meanwhile: Callable[[str], object] = lambda step: None  # before each step of the job
         self.place = Path(world.access.spec.paths[0])
         self._done: Future[JobReport]
 
@@ -88,6 +90,9 @@ class Running:
 
     def is_woken_by_its_user(self) -> None:
         wake_plainly(self._world.opened)
+
+    def is_backed_up(self) -> None:
+        run_plainly(self._world.opened, backup)
 
     def grows(self) -> None:
         seen = len(self.lines())
@@ -129,6 +134,7 @@ class Running:
     def _before(self, step: str) -> None:
         with self._market:
             pass
+        self.meanwhile(step)
 
 
 @pytest.fixture
@@ -157,6 +163,15 @@ def running(
 def test_a_job_that_is_frozen_at_a_notice_goes_on_elsewhere_and_loses_nothing(
     running: Running,
 ) -> None:
+    """A backup right before it goes on removes nothing of what is frozen."""
+    failures: list[BaseException | None] = []
+
+    def back_up(step: str) -> None:
+        if step == "start attempt 2":
+            with ThreadPoolExecutor(1) as threads:
+                failures.append(threads.submit(running.is_backed_up).exception())
+
+    running.meanwhile = back_up
     running.begin()
     for _ in range(2):
         state = running.gives_notice(120)
@@ -165,6 +180,7 @@ def test_a_job_that_is_frozen_at_a_notice_goes_on_elsewhere_and_loses_nothing(
     job_id = running.id
     report = running.ends()
     assert running.breaks() == 0
+    assert [type(failure) for failure in failures] == [WorkspaceBusy]
     assert report.lost_s == 0.0
     assert [one.end for one in report.job.attempts] == ["machine lost"] * 2 + ["command ended"]
     assert "machine lost, its command was frozen in time" in str(report.rows())

@@ -135,7 +135,7 @@ class Attending:
         if job.frozen is not None:
             how = "goes on where it was frozen" if state.went_on else "begins from its files"
             runner().log.info("the command of job %s %s. %s", job.id, how, state.afresh)
-            self._driven.change(frozen=None)
+            self._driven.thawed("" if state.went_on else state.afresh or "nobody knows why")
         if begins:  # what an earlier machine wrote after its newest save is not in this log
             self._driven.see(min(job.log_offset, state.log_from))
 

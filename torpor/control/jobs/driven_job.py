@@ -132,6 +132,16 @@ class Driven:
             changed = self._job.with_attempt(**changes)
             self._keep(msgspec.structs.replace(changed, others=others))
 
+    def thawed(self, why_not: str) -> None:
+        """The newest attempt began with the frozen command of the one before, or, where it could
+        not, from its files."""
+        with self._lock:
+            attempts = list(self._job.attempts)
+            if why_not and len(attempts) > 1:
+                error = f"its command was frozen, and did not go on: {why_not}"
+                attempts[-2] = msgspec.structs.replace(attempts[-2], error=error)
+            self._keep(msgspec.structs.replace(self._job, frozen=None, attempts=attempts))
+
     def see(self, log_offset: int) -> None:
         """The command runs, and its log was shown up to here; the thread writes it."""
         with self._lock:
