@@ -29,6 +29,9 @@ LOOK_S: Final = 60.0
 END_S: Final = 20.0
 """Of the minute that a warrant holds."""
 MINUTE_S: Final = 60.0
+OLD_S: Final = 900.0
+OLD_INTERVALS: Final = 3
+"""A machine's newest save is too old after these intervals, and no sooner than after OLD_S."""
 MOST_SAVES: Final = COMMIT_S // 60
 """Scheduled saves on one book: one each minute, until its grants end."""
 
@@ -137,10 +140,12 @@ def _hand_over(
 
 
 def _told(state: AutosaveState) -> Saves:
-    if not state.lives:
-        return Saves("nothing saved it until now: it begins")
+    if not state.lives:  # for longer than a look only where its process always ends
+        return Saves("nothing saved it until now: it begins", fail=True)
     if state.error:
         return Saves(f"its own save failed: {state.error}", fail=True)
+    if state.unsaved_s > max(OLD_S, OLD_INTERVALS * state.interval_s):
+        return Saves(f"its newest save is {state.unsaved_s / 60:.0f} min old", fail=True)
     if state.stored_unix is None:
         return Saves("no save is due yet")
     minutes = state.interval_s / 60

@@ -130,8 +130,8 @@ def _close(
     if machine is not None and machine.provider != rental.provider:  # its account has a new name
         return False, []
     name, alerts = rental.label.workspace, list[Alert]()
-    first = partial(_foretell, alerts, newest)
     try:
+        first = partial(_foretell, of[name], alerts, newest)
         held = renting(of[name].under(name))
         return held.close_if_gone(rental, shown=machine, first=first), alerts
     except TorporError as error:
@@ -140,10 +140,17 @@ def _close(
 
 
 def _foretell(
-    alerts: list[Alert], newest: Mapping[WorkspaceName, float | None], rental: Rental
+    opened: OpenWorkspace,
+    alerts: list[Alert],
+    newest: Mapping[WorkspaceName, float | None],
+    rental: Rental,
 ) -> None:
-    alerts += of_lost(rental, newest, time.time())
-    remember(alerts)
+    """Nobody is told of the machine of an open job, which rents another one by itself. A job that
+    has ended may have left its machine to its user."""
+    job = opened.jobs.of(rental.job) if rental.job else None
+    if job is None or job.ended:
+        alerts += of_lost(rental, newest, time.time())
+        remember(alerts)
 
 
 def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:

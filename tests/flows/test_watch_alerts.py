@@ -22,6 +22,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.watch import MachineLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
+from tests.fixtures.driver import JOB, attempt_on, left_job
 from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.market import Market
@@ -145,6 +146,23 @@ def test_a_machine_that_has_gone_is_told_once_with_the_age_of_what_is_stored(
     assert "The newest snapshot is of 20" in body
     server.since(25 * 3600)
     assert _watch(lab.opened, server)[2] == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_lost_machine_of_a_job_is_told_once_the_job_has_ended(
+    lab: Lab, server: AlertMemory, ended: bool
+) -> None:
+    """An open job rents another one by itself. One that ended may have left it to its user."""
+    machine, rental = handed_over(lab.opened)
+    lab.opened.rentals.change(rental, job=JOB)
+    left = left_job(lab, attempts=[attempt_on(machine, rental, end="stopped")])
+    if ended:
+        jobs = lab.opened.jobs
+        jobs.end(msgspec.structs.replace(jobs.take(left, "mine"), state="cancelled"))
+    destroy_all(lab.market)
+    told = [subject for subject, _ in _watch(lab.opened, server)[2]]
+    assert told == [f"torpor: machine {machine.id} of workspace demo has gone"] * ended
+    assert lab.states() == ["ended"]
 
 
 @pytest.mark.parametrize("closed", [True, False])

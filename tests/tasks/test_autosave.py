@@ -52,6 +52,29 @@ def test_a_machine_whose_save_failed_gets_grants_on_what_is_there_now(lab: Lab, 
     assert says.asked == ["autosave.look", *["autosave"] * bool(error)]
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"lives": False}, "nothing saved it until now"),
+        ({"unsaved_s": 1000.0, "interval_s": 60.0}, "its newest save is 17 min old"),
+        ({"unsaved_s": 1000.0, "interval_s": 400.0}, ""),
+        ({"unsaved_s": 800.0, "interval_s": 60.0}, ""),
+    ],
+    ids=["its process is gone", "old", "seldom by its cost", "15 min are not old"],
+)
+def test_a_machine_that_does_not_save_its_workspace_is_an_alert(
+    lab: Lab, state: dict[str, Any], words: str
+) -> None:
+    """One that begins to save at each look, for ever, is told like one whose saves fail."""
+    spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
+    machine = lab.rent()
+    says = _Says(**{"until_unix": time.time() + 3600, "stored_unix": 1e9, **state})
+    with PlainRunner(lab.opened):
+        said = renew_autosave(replace(lab.opened, spec=spec), says, machine)
+    assert said.fail is bool(words)
+    assert words in said.words
+
+
 def test_what_a_machine_writes_after_it_was_given_up_does_not_stand_before_its_successor(
     lab: Lab,
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -60,14 +61,23 @@ def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     said = Rescued(OwnSave(SnapshotId("20261120T000000Z-00000000"), "00", 1, time.time()))
     line = msgspec.json.encode(said).decode()
     save = [sys.executable, "-c", f"print({line!r})"]
+    clock_s = [100.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: clock_s[0])
+    monkeypatch.setattr(autosave, "time", clock)
     process = Autosaver(tmp_path, Autosave(_book(), 600.0, []), save)
+    unsaved_s = []
 
     def seen() -> AutosaveState:
-        looked = until(lambda: (now := _look(folder)).saved and now, "it has saved")
-        _asked(folder, Bye())
+        try:
+            looked = until(lambda: (now := _look(folder)).saved and now, "it has saved")
+            clock_s[0] += 120.0
+            unsaved_s.append(_look(folder).unsaved_s)
+        finally:
+            _asked(folder, Bye())
         return looked
 
     began_unix = time.time()
+    clock_s[0] += 500.0  # before the next scheduled save
     handlers[signal.SIGTERM](signal.SIGTERM, None)
     with ThreadPoolExecutor(1) as threads:
         looks = threads.submit(seen)
@@ -76,6 +86,7 @@ def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     assert (state.error, state.saved) == ("", said.saved)
     assert state.stored_unix is not None
     assert began_unix <= state.stored_unix <= time.time()
+    assert unsaved_s == [120.0]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,7 @@ def test_the_next_save_does_not_rest_after_one_that_stored_nothing(
         try:
             if again:
                 until(lambda: _look(folder).error, "the first save has failed")
+                assert _look(folder).unsaved_s > 0.0
                 assert begun.read_text() == "."
                 _asked(folder, Autosave(_book(), 0.1, []))
             until(lambda: begun.exists() and begun.read_text() >= "..", "the next save begins")

@@ -73,9 +73,8 @@ def of_lost(
     rental: Rental, newest: Mapping[WorkspaceName, float | None], now_unix: float
 ) -> list[Alert]:
     """The machine of this rental has gone without torpor. Nobody is told of one that was not handed
-    over, nor of one that a hibernation has ended, nor of a job's: a job rents another one by
-    itself."""
-    if rental.state != "handed over" or rental.snapshot is not None or rental.job:
+    over, nor of one that a hibernation has ended."""
+    if rental.state != "handed over" or rental.snapshot is not None:
         return []
     name = rental.label.workspace
     saved_unix = newest.get(name)

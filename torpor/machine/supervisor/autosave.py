@@ -94,7 +94,8 @@ class Autosaver:
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True, interval_s=request.every_s)
         self._schedule = Schedule(request.every_s, usable_cores())
-        self._heard_unix: deque[float] = deque()  # of saves that have not ended
+        self._heard: deque[tuple[float, float]] = deque()  # of saves that have not ended
+        self._stored_s = time.monotonic()
         self._failed = False
         self._hand_over(request)
 
@@ -111,13 +112,13 @@ class Autosaver:
                 self._guard.hear(Notice("schedule", "a save is due", time.time()))
             for news in self._guard.news():
                 if isinstance(news, Notice):
-                    self._heard_unix.append(news.at_unix)
+                    self._heard.append((news.at_unix, time.monotonic()))
                 elif isinstance(news, Rescued):
                     self._hear(news)
 
     def _hear(self, done: Rescued) -> None:
         self._schedule.end(done.sent_s)
-        began_unix = self._heard_unix.popleft()  # saves end in the order of what asked for them
+        began_unix, began_s = self._heard.popleft()  # saves end in the order of what asked for them
         if done.gave_way:  # to a run, which stores all of it
             self._schedule.rest_no_longer()
             return
@@ -125,6 +126,7 @@ class Autosaver:
         self._state = replace(self._state, error=done.error, interval_s=self._schedule.interval_s)
         self._failed = done.saved is None and not done.unchanged
         if not self._failed:
+            self._stored_s = began_s
             saved = done.saved or self._state.saved
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
 
@@ -139,7 +141,12 @@ class Autosaver:
 
     def _serve(self, asked: Envelope) -> Nothing | AutosaveState:
         if asked.op == LookAtAutosave.op:
-            return msgspec.structs.replace(self._state, left=self._guard.left)
+            return msgspec.structs.replace(
+                self._state,
+                left=self._guard.left,
+                unsaved_s=time.monotonic() - self._stored_s,
+                interval_s=max(self._state.interval_s, self._schedule.gap_s),
+            )
         if asked.op == Autosave.op:
             self._hand_over(parse_request(Autosave, asked.args))
         elif asked.op == Bye.op:
@@ -176,9 +183,14 @@ class Schedule:
         self._every_s = seconds
 
     @property
+    def gap_s(self) -> float:
+        """From the begin of the last save to the next one."""
+        return max(self._every_s, self._rest_s)
+
+    @property
     def wait_s(self) -> float:
         """Until the next save is due; 0 from then on."""
-        return max(0.0, self._began_s + max(self._every_s, self._rest_s) - time.monotonic())
+        return max(0.0, self._began_s + self.gap_s - time.monotonic())
 
     def begin(self) -> None:
         """A scheduled save begins."""

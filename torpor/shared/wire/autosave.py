@@ -19,8 +19,9 @@ class AutosaveState(msgspec.Struct, frozen=True):
     ``job``: the job on this machine that saves the workspace instead; empty without one.
     ``line``: the snapshot that the tree goes on from. ``saved``: the newest save of this process.
     ``stored_unix``: when the store last had all of the workspace: after a save, or a look that
-    found nothing new. ``error``: why the last try failed. ``interval_s``: the time between the last
-    two tries, or the one that is wanted. ``left``: manifests that it may still write.
+    found nothing new; ``unsaved_s``: how long ago that was, or the begin of the process where it
+    has saved nothing. ``error``: why the last try failed. ``interval_s``: the time between the last
+    two tries, or to the next one where that is longer. ``left``: manifests that it may still write.
     ``until_unix``: when its grants end, by the control side's clock."""
 
     lives: bool
@@ -28,6 +29,7 @@ class AutosaveState(msgspec.Struct, frozen=True):
     line: SnapshotId | None = None
     saved: OwnSave | None = None
     stored_unix: Moment | None = None
+    unsaved_s: Moment = 0.0
     error: Words = ""
     interval_s: float = 0.0
     left: Count = 0
