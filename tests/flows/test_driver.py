@@ -17,12 +17,14 @@ from flows import backup, job, sync
 from flows.procedures import unfinished
 from flows.procedures.job import attempt, driver
 from flows.procedures.job.attempt import Attending, Saves
+from tasks.autosave import delete_autosaves
 from tasks.guards import Ending, check_guards
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tasks.retention import judge_snapshots
 from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_line, put_save, verified_save
@@ -36,6 +38,7 @@ from torpor.control.safety import never_handed_over
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.retention import Retention
 from torpor.shared.errors import (
+    BudgetExceeded,
     CreateFailed,
     EndUnproven,
     HandedOver,
@@ -587,6 +590,29 @@ def test_nothing_is_done_to_a_machine_on_which_a_frozen_command_is_to_go_on(
     )
     with pytest.raises(WorkspaceBusy, match=f"job {JOB} was frozen, and goes on on machine"):
         run_plainly(lab.opened, flow)
+
+
+def test_a_job_goes_on_from_a_backup_where_that_deleted_the_autosave_it_was_woken_from(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, rental = handed_over(lab.opened)
+    verified_save(lab.store, (first := put_save(lab.store, 0, [])))
+    woken_from = put_save(lab.store, 10, [first], own_save=1, autosave=1)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], newest=woken_from)
+    newer = put_save(lab.store, 20, [woken_from, first])
+    with PlainRunner(lab.opened):
+        delete_autosaves(lab.opened, verified_save(lab.store, newer))
+    assert snapshot_ids(lab.store, DEMO) == [first, newer]
+    woken: list[str] = []
+
+    def wake(opened: Any, snapshot: str, **_: Any) -> None:
+        woken.append(snapshot)
+        raise BudgetExceeded("enough")
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    destroy_all(lab.market)
+    assert drive_job(lab, left).state == "over budget"
+    assert woken == [newer]
 
 
 def test_the_report_says_where_a_frozen_command_did_not_go_on(lab: Lab) -> None:

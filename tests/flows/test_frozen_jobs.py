@@ -245,11 +245,16 @@ def test_with_too_short_a_notice_it_goes_on_from_its_save(running: Running) -> N
 def test_where_the_market_leaves_the_machine_it_goes_on_there(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Beside what its user changed meanwhile, as any program does."""
     running.begin()
     assert running.gives_notice(120).frozen
+    (running.place / "notes").write_text("of its user")
     monkeypatch.setattr(attempt, "TAKEN_S", 0.0)
     running.grows()
     report = running.ends()
     assert running.breaks() == 0
+    shutil.rmtree(running.place)
+    running.is_woken_by_its_user()
+    assert (running.place / "notes").read_text() == "of its user"
     first, second = report.job.attempts
     assert (first.machine, first.lost_s) == (second.machine, 0.0)
