@@ -5,7 +5,8 @@ manifest is sent. A *tip* is a snapshot from which no other one descends, and th
 own: one that is equal to what it began from is no tip. Within a line of descent the tip is the
 newest, whatever its name and whenever the store received it. Between lines, the tip that the store
 received last is: by the store's clock, never by names, which are signed up to an hour before, or by
-machines' clocks. Snapshots from before there were lineages are one line, in the store's order.
+machines' clocks. Of what machines saved by themselves, the names tell the machine that was given up
+from its successor. Snapshots from before there were lineages are one line, in the store's order.
 
 Everybody who wants the newest state asks ``choose``.
 """
@@ -104,7 +105,7 @@ def choose(
     lines = Lines.of(store, workspace, seal)
     tips = lines.tips()
     mine = None if own is None else lines.own_tip(own, tips)
-    first = [mine] if mine else tips if saves else lines.tips(saves=False)
+    first = [mine] if mine else _given_up_last(tips) if saves else lines.tips(saves=False)
     refused: list[Refused] = []
     tried: set[SnapshotId] = set()
     for tip in first:
@@ -249,7 +250,8 @@ class Lines:
             if one is not None and own.since in one.line.names and (for_a_job or own.has(one)):
                 mine.append(one)
         ends = [one for one in mine if not any(self._replaces(other, one) for other in mine)]
-        return max(ends or mine, key=lambda one: self._order(one.snapshot), default=None)
+        ends.sort(key=lambda one: self._order(one.snapshot), reverse=True)
+        return next(iter(_given_up_last(ends) or mine), None)
 
     def goes_on_from(self, snapshot: SnapshotId, since: SnapshotId) -> bool:
         """Whether a snapshot is ``since``, or is known to descend from it."""
@@ -312,6 +314,17 @@ class Lines:
         if since is None:
             return True
         return snapshot > since or self._times[snapshot] > self._times.get(since, 0.0)
+
+
+def _given_up_last(tips: list[Stored]) -> list[Stored]:
+    """A machine that was given up may live on and save until its grants end. Its successor's grants
+    are newer, and so is the time in the names that the control side has drawn for them: where the
+    store received a machine's own save last, those of all machines come in the order of their
+    names."""
+    if not tips or not tips[0].own:
+        return tips
+    own = sorted((one for one in tips if one.own), key=lambda one: one.snapshot, reverse=True)
+    return [*own, *(one for one in tips if not one.own)]
 
 
 def also_in(
