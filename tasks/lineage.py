@@ -36,7 +36,7 @@ def is_behind(line: Lineage, others: Sequence[Stored]) -> list[str]:
     before = f"snapshot {line.parent}" if line.parent else "no snapshot"
     takes = f"A wake takes {line.snapshot}, which the store received last"
     if any(line.content in other.line.names for other in others):
-        takes = f"{line.snapshot} holds nothing that this lacks, so a wake does not take it"
+        takes = f"{line.snapshot} has no work of its own, so a wake takes newer work"
     return [
         f"this machine goes on from {before} and lacks newer work: {named(others)}. {takes}; to go "
         "on from another, wake or sync to it by name"

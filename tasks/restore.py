@@ -195,7 +195,7 @@ def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredS
     )
     line = lineage_of(manifest or _read(opened, found))
     if others is None and not named_by_user:
-        others = lacking(opened.store, opened.spec.name, opened.seal, line)
+        others = lacking(opened.store, opened.spec.name, opened.seal, line, saves=False)
     of_runs = [one for one in others or [] if not one.autosave]
     if of_runs:
         raise LacksWork(

@@ -29,6 +29,7 @@ from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot
+from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.values import Machine, SnapshotId, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import NOBODY, Activity
@@ -258,7 +259,8 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
                 held = line_held(opened, session)
             finally:
                 over.cancel()
-        if held == newest_snapshot(opened.store, opened.spec.name):
+        stored = choose(opened.store, opened.spec.name, opened.seal).snapshot
+        if stored is not None and held == stored.snapshot:
             held = None
     except TorporError as error:
         return LeftLook(None, error=str(error))

@@ -94,7 +94,7 @@ def test_newer_work_of_another_machine_is_not_taken_back_without_a_word() -> Non
         assert stored.warnings == []
         assert fleet.sync(b).warnings == []
         unchanged = fleet.backup(c)
-        assert f"{unchanged.snapshot} holds nothing that this lacks" in unchanged.warnings[0]
+        assert f"{unchanged.snapshot} has no work of its own" in unchanged.warnings[0]
         assert stored.snapshot in unchanged.warnings[0]
         assert fleet.sync(b).snapshot == stored.snapshot  # the newest work, if not the last backup
         fleet.work(c)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from tests.fixtures.faulty_stores import ShortListings
 from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, verified_save
@@ -27,7 +28,7 @@ from torpor.control.upkeep.lineage import (
 )
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.retention import Retention, Taken, judge
-from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotMissing
+from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotMissing, StoreCorrupt
 from torpor.shared.format import lineage
 from torpor.shared.format.lineage import AUTOSAVE, OWN_SAVE, Lineage
 from torpor.shared.format.manifest import DIRECTORY, encode_manifest
@@ -164,6 +165,27 @@ def test_what_runs_made_alone_passes_autosaves_over_and_names_them() -> None:
     assert past.chosen() == (4, 2)
     assert past.chosen(saves=False) == (2, 4)
     assert Past("1", "b~2<1", "b3<2").chosen(saves=False) == (3,)
+    assert Past("1", "b2<1", "b~4<2", "3<1").chosen(saves=False) == (3, 2, 4)
+
+
+def test_a_job_whose_newest_save_is_gone_goes_on_from_what_else_its_machines_stored() -> None:
+    past = Past("1", "2<1", "b4<1", "3<2")
+    own = OwnLine(_id(3), frozenset("a"), frozenset())
+    past.store.delete([manifest_key(DEMO, _id(3))])
+    assert past.chosen(own) == (2, 4)
+    past.store.delete([manifest_key(DEMO, _id(2)), manifest_key(DEMO, _id(1))])
+    assert past.chosen(own) == (4,)
+
+
+def test_a_listing_that_lacks_a_job_s_newest_save_chooses_nothing() -> None:
+    past = Past("1", "2<1", "b3<1")
+    short = ShortListings(past.store)
+    short.hidden = {manifest_key(DEMO, _id(2))}
+    own = OwnLine(_id(2), frozenset("a"), frozenset())
+    with pytest.raises(StoreCorrupt, match="its listing lacks it"):
+        choose(short, DEMO, PLAIN, own=own)
+    with pytest.raises(StoreCorrupt, match="its listing lacks it"):
+        sure_save(short, DEMO, PLAIN, own)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,13 @@ from torpor.control.store.receipts import (
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import manifests, open_manifest, stored_snapshot
 from torpor.control.upkeep.pins import pinned_ids
-from torpor.shared.errors import ManifestInvalid, SnapshotError, SnapshotMissing, WrongKey
+from torpor.shared.errors import (
+    ManifestInvalid,
+    SnapshotError,
+    SnapshotMissing,
+    StoreCorrupt,
+    WrongKey,
+)
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import OWN_SAVE, Lineage, Work, chain, lineage_of
 from torpor.shared.format.manifest import Manifest
@@ -101,11 +107,16 @@ def choose(
     """The newest state of the workspace, or of a job's ``own`` line; without ``saves``, of what no
     machine made on its schedule. The tip if it is whole in the store and names no other directories
     than ``paths``, else its nearest ancestor that is. Where a line has none, it is the next line's.
-    Raises what the store raises. No pack is read: a restore checks each hash."""
+    Raises what the store raises, and StoreCorrupt where its listing lacks the job's newest save. No
+    pack is read: a restore checks each hash."""
     lines = Lines.of(store, workspace, seal)
+    if own is not None and own.since is not None:
+        lines.check_listed(store, workspace, own.since)
     tips = lines.tips()
     mine = None if own is None else lines.own_tip(own, tips)
-    first = [mine] if mine else _given_up_last(tips) if saves else lines.tips(saves=False)
+    of_runs = tips if saves else lines.tips(saves=False)  # an autosave on top makes them no tips
+    others = [*of_runs, *(tip for tip in tips if tip not in of_runs)]
+    first = [mine] if mine else _given_up_last(of_runs)
     refused: list[Refused] = []
     tried: set[SnapshotId] = set()
     for tip in first:
@@ -121,7 +132,7 @@ def choose(
             except SnapshotError as error:
                 refused.append(Refused(one, error))
                 continue
-            return Choice(found, manifest, refused, lines.aside(one.line, tips))
+            return Choice(found, manifest, refused, lines.aside(one.line, others))
     return Choice(None, None, refused, [])
 
 
@@ -153,12 +164,14 @@ def lacking(
     seal: Seal,
     mine: Lineage,
     since: SnapshotId | None = None,
+    *,
+    saves: bool = True,
 ) -> list[Stored]:
     """The tips whose work ``mine`` lacks, the newest first; ``since``: only of what the store
-    received later, or has a later name, than that one. It reads a small object for each tip that is
-    verified, and the manifest of each other one."""
+    received later, or has a later name, than that one; ``saves`` as in ``choose``. It reads a small
+    object for each tip that is verified, and the manifest of each other one."""
     lines = Lines.of(store, workspace, seal)
-    return lines.aside(mine, lines.tips(since, mine=mine))
+    return lines.aside(mine, lines.tips(since, mine=mine, saves=saves))
 
 
 class Lines:
@@ -195,6 +208,17 @@ class Lines:
 
         times = {snapshot: found.modified_unix for snapshot, found in there.items()}
         return cls(times, read, frozenset(pinned_ids(store, workspace)), there)
+
+    def check_listed(
+        self, store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId
+    ) -> None:
+        """StoreCorrupt where the store has a snapshot that its listing lacks: it may lack more."""
+        if snapshot not in self._times and store.head(manifest_key(workspace, snapshot)):
+            raise StoreCorrupt(
+                f"{store.address} has snapshot {snapshot} of workspace {workspace}, but its "
+                "listing lacks it, so which snapshot is the newest is not known: try again; if the "
+                "listing stays incomplete, have the store repaired"
+            )
 
     def tips(
         self,
@@ -234,7 +258,8 @@ class Lines:
 
     def own_tip(self, own: OwnLine, tips: Sequence[Stored]) -> Stored | None:
         """The newest of a job's own line: its newest save, or what a machine of the job stored on
-        top of that. None where the store has neither."""
+        top of that; where that save was deleted, what else its machines stored. None where the
+        store has none of it."""
         if own.since is None:
             return next((one for one in tips if own.has(one)), None)
         base = self._read(own.since) if own.since in self._times else None
@@ -249,6 +274,9 @@ class Lines:
             for_a_job = one is not None and one.own and not one.autosave
             if one is not None and own.since in one.line.names and (for_a_job or own.has(one)):
                 mine.append(one)
+        if not mine:
+            stored = map(self._read, self._times)
+            mine = [one for one in stored if one is not None and own.has(one)]
         ends = [one for one in mine if not any(self._replaces(other, one) for other in mine)]
         ends.sort(key=lambda one: self._order(one.snapshot), reverse=True)
         return next(iter(_given_up_last(ends) or mine), None)
