@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from blocks import Workspace
 from flows.procedures.rounds import rounds
-from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_up
+from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_up, with_held
 from tasks.autosave import delete_autosaves
 from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
@@ -96,7 +96,4 @@ def hibernate_machine(
                 verified = snapshot.verify()
                 warrant = snapshot.confirm(verified)  # the disk is as stored; the guards agree
                 snapshot.destroy(opened, warrant)
-    report = snapshot.report()
-    if not report.shrunk:  # else they may hold what it lacks
-        delete_autosaves(opened, verified)
-    return report
+    return with_held(snapshot.report(), delete_autosaves(opened, verified))

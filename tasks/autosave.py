@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -15,13 +16,15 @@ from tasks.standing_by import STANDBY_S
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import AGAIN_S, OWN_SAVES, book_for
+from torpor.control.losses import clean, size
 from torpor.control.remote.seam import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
 from torpor.control.store.marks import COMMIT_S
 from torpor.control.store.snapshots import snapshot_ids
-from torpor.control.upkeep.autosaves import delete_superseded, thin
+from torpor.control.upkeep.autosaves import Holder, delete_superseded, last_holders, thin
 from torpor.shared.errors import TorporError
+from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Machine, SnapshotId, snapshot_id
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
 
@@ -34,6 +37,8 @@ OLD_INTERVALS: Final = 3
 """A machine's newest save is too old after these intervals, and no sooner than after OLD_S."""
 MOST_SAVES: Final = COMMIT_S // 60
 """Scheduled saves on one book: one each minute, until its grants end."""
+_SHOWN: Final = 3
+"""Saves that a report names in full."""
 
 
 class Saves(NamedTuple):
@@ -101,15 +106,31 @@ def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
 
 
 @step("delete superseded autosaves", retries=ONCE)
-def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> None:
-    """Delete the autosaves whose work the verified snapshot has. Those that cannot be deleted now
-    fail no run."""
+def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
+    """Delete the autosaves whose work the verified snapshot has; returns what those that stay hold
+    alone, in words. Those that cannot be deleted now fail no run."""
     try:
-        deleted = delete_superseded(opened.store, verified, opened.seal)
+        deleted, held = delete_superseded(opened.store, verified, opened.seal)
     except TorporError as error:
-        runner().log.warning("superfluous autosaves were not deleted: %s", error)
+        words = [f"superfluous autosaves were not deleted, nor compared with it: {error}"]
     else:
         _tell(opened, deleted, f"snapshot {verified.snapshot} is verified and")
+        words = _named(verified.snapshot, held)
+    for line in words:
+        runner().log.warning("%s", line)
+    return words
+
+
+def held_by_saves(opened: OpenWorkspace, newest: Manifest) -> list[str]:
+    """What autosaves alone hold of what this snapshot lacks, in words. What fails here fails no
+    run."""
+    try:
+        words = _named(newest.snapshot, last_holders(opened.store, opened.seal, newest))
+    except TorporError as error:
+        words = [f"older autosaves were not compared with snapshot {newest.snapshot}: {error}"]
+    for line in words:
+        runner().log.warning("%s", line)
+    return words
 
 
 def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
@@ -156,3 +177,20 @@ def _told(state: AutosaveState) -> Saves:
 def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:
     for snapshot in deleted:
         tell_of_deletion(opened, snapshot, f"{newer} newer and has its work")
+
+
+def _named(lacks: SnapshotId, holders: Sequence[Holder]) -> list[str]:
+    """What reports and wakes say of saves that hold what this snapshot lacks."""
+    lines = []
+    for save in holders[:_SHOWN]:
+        files = f"{save.missed.files:,} file{'' if save.missed.files == 1 else 's'}"
+        at = moment(save.stored_unix)
+        lines.append(
+            f"snapshot {lacks} lacks {files} ({size(save.missed.size)}) that were there before, "
+            f"such as {', '.join(map(clean, save.missed.names))}. The last save that holds them is "
+            f"{save.snapshot}, of machine {clean(save.agent)} at {at}: it stays until you delete "
+            f"it. To bring the files back, name {save.snapshot} as `snapshot` of wake or "
+            "restore-path; to drop them, name it in delete-snapshots"
+        )
+    more = [save.snapshot for save in holders[_SHOWN:]]
+    return lines + ([f"so do {len(more)} more saves: {', '.join(more)}"] if more else [])

@@ -18,7 +18,9 @@ from torpor.shared.wire.snapshot import IMAGE_FILES
 def delete_old_saves(opened: StoredWorkspace, job: Job, verified: Verified) -> list[SnapshotId]:
     """Delete the job's saves that are older than the verified one, except the newest that it keeps;
     returns those that are left."""
-    deleted, left = delete_superfluous(opened.store, job.kept_saves, verified, job.keep_saves)
+    deleted, left = delete_superfluous(
+        opened.store, job.kept_saves, verified, job.keep_saves, opened.seal
+    )
     for snapshot in deleted:
         tell_of_deletion(opened, snapshot, f"a newer save of job {job.id} is verified")
     return left

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from tasks.autosave import held_by_saves
 from tasks.events import FirstRestored, emit
 from tasks.lineage import lacks
 from tasks.machines import endpoint_of
@@ -84,6 +85,7 @@ def pick_snapshot_to_wake(
         *_saved_by_itself(opened, found, manifest),
         *aside,
         *refused,
+        *held_by_saves(opened, manifest),
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]

@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Self
 
+import msgspec
+
 from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.autosave import delete_autosaves, end_autosave, start_autosave
@@ -95,9 +97,12 @@ def back_up(
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
     start_autosave(opened, session, machine)
-    if not report.shrunk:  # else they may hold what it lacks
-        delete_autosaves(opened, verified)
-    return report, verified
+    return with_held(report, delete_autosaves(opened, verified)), verified
+
+
+def with_held(report: HibernateReport, held: Sequence[str]) -> HibernateReport:
+    """The report with what older saves alone hold, in words."""
+    return msgspec.structs.replace(report, warnings=[*report.warnings, *held])
 
 
 class Snapshot:
@@ -292,7 +297,6 @@ class Snapshot:
             accepted=changed.accepted,
             warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
-            shrunk=bool(last.missed.vanished or last.missed.disks),
             programs=[*self._quiet.words],
             seconds=seconds_by_phase(),
             saved_usd_h=self._machine.price_usd_h if self._destroyed else 0.0,

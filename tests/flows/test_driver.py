@@ -502,21 +502,18 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
     assert threads.begun == int(due)
 
 
-@pytest.mark.parametrize(
-    ("handed_over_book", "shrunk"), [(True, False), (False, False), (True, True)]
-)
+@pytest.mark.parametrize("handed_over_book", [True, False])
 def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, handed_over_book: bool, shrunk: bool
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, handed_over_book: bool
 ) -> None:
-    """What the machine would save by itself is based on the save before, until it is told. A save
-    that lacks most of what was there before replaces none."""
+    """What the machine would save by itself is based on the save before, until it is told."""
 
     def stand_by(*_: Any) -> None:
         if not handed_over_book:
             raise StoreUnavailable("the store is away")
 
     def save(*_: Any, **__: Any) -> Any:
-        report = SimpleNamespace(lost=[], shrunk=shrunk)
+        report = SimpleNamespace(lost=[])
         return report, verified_save(lab.store, new)
 
     monkeypatch.setattr(attempt, "stand_by", stand_by)
@@ -530,7 +527,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=True)
         saves.settle()
-    kept = [new] if handed_over_book and not shrunk else [old, new]
+    kept = [new] if handed_over_book else [old, new]
     assert snapshot_ids(lab.store, DEMO) == [began_with, *kept]
     assert (driven.job.kept_saves, driven.job.newest) == (kept, new)
 

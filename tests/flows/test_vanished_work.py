@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from flows import backup
-from tests.fixtures.lab import Lab
+from flows import backup, delete_snapshots
+from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.lab_saves import save_by_schedule
+from tests.fixtures.manifests import PLAIN
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from torpor.control.store.snapshots import open_manifest, snapshot_ids
+from torpor.control.upkeep.autosaves import KEPT, thin
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import UnsavedWork
-from torpor.shared.values import MachineId
+from torpor.shared.format import missed
+from torpor.shared.values import MachineId, SnapshotId
 
 BOTH = ["~/workspace", "~/data"]
 
@@ -54,6 +59,19 @@ def test_a_directory_that_lost_most_of_its_files_keeps_the_machine(lab: Lab, hom
         hibernate_plainly(opened)
     assert lab.machines()
     assert hibernate_plainly(opened, accept_lost=["~/data"]).destroyed
+
+
+def test_files_that_vanished_while_the_block_got_another_directory_keep_the_machine(
+    lab: Lab, home: Path
+) -> None:
+    (home / "more").mkdir()
+    (home / "more/new").write_text("new")
+    for number in range(1, 20):
+        (home / f"data/{number}.txt").unlink()
+    (home / "workspace/0.txt").rename(home / "workspace/moved")
+    with pytest.raises(UnsavedWork, match=r"data had 19 more files \(124 bytes\) in the snapshot"):
+        hibernate_plainly(lab.wanting(paths=["~/more", *BOTH[::-1]]))
+    assert lab.machines()
 
 
 def test_an_idle_machine_that_lost_files_gets_no_further_snapshot_at_each_look(
@@ -103,3 +121,226 @@ def test_the_newest_snapshot_is_compared_where_the_machine_remembers_none(
     with pytest.raises(UnsavedWork, match=rf"19 more files.*|{home}/data"):
         hibernate_plainly(lab.opened)
     assert lab.machines()
+
+
+# -- what only autosaves hold
+
+
+def _woken(lab: Lab, files: int = 0) -> Path:
+    """The workspace of a woken machine, with so many files and one more in its snapshot."""
+    place = lab.home(lab.rent().id) / "workspace"
+    place.mkdir()
+    _fill(place, files)
+    (place / "notes").write_text("0")
+    hibernate_plainly(lab.opened)
+    return lab.home(MachineId(wake_plainly(lab.opened).machine)) / "workspace"
+
+
+def _fill(folder: Path, files: int) -> None:
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        (folder / f"{number}.txt").write_text(f"{folder.name} {number}")
+
+
+def _saved(lab: Lab) -> SnapshotId:
+    """An autosave, and what `watch` deletes after it."""
+    saved = save_by_schedule(lab)
+    assert saved is not None
+    thin(lab.store, lab.opened.spec.name, lab.opened.seal)
+    return saved
+
+
+def _holds(lab: Lab, name: str) -> list[SnapshotId]:
+    """The snapshots with a file of that name."""
+    return [
+        snapshot
+        for snapshot in snapshot_ids(lab.store, DEMO)
+        if any(
+            entry.path.endswith(name.encode())
+            for entry in open_manifest(lab.store, DEMO, snapshot, PLAIN)[0].entries
+        )
+    ]
+
+
+@pytest.fixture
+def mounted(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
+    """Where disks seem to be mounted."""
+    found = {b"/"}
+    monkeypatch.setattr(os.path, "ismount", lambda path: os.fsencode(path) in found)
+    monkeypatch.setattr("torpor.machine.agent.state.disks", lambda *_: sorted(found - {b"/"}))
+    return found
+
+
+def test_an_unmounted_disk_that_only_autosaves_have_seen_keeps_the_machine_and_its_save(
+    lab: Lab, mounted: set[bytes]
+) -> None:
+    """It has two fifths of the files: less than half of them is otherwise its user's deletion."""
+    place = _woken(lab, 60)
+    disk = place / "disk"
+    mounted.add(os.fsencode(disk))
+    _fill(disk, 40)
+    holder = _saved(lab)
+    (place / "notes").write_text("disk and all")
+    holder = _saved(lab)
+    mounted.remove(os.fsencode(disk))
+    for file in disk.iterdir():
+        file.unlink()
+    for number in range(KEPT + 2):
+        (place / "notes").write_text(f"without the disk {number}")
+        _saved(lab)
+    assert _holds(lab, "disk/39.txt") == [holder]
+    report = hibernate_plainly(lab.opened, destroy=False)
+    assert any(holder in line and "lacks 40 files" in line for line in report.warnings)
+    with pytest.raises(UnsavedWork, match=f"{disk} was a disk with a part of the workspace"):
+        hibernate_plainly(lab.opened)
+    assert lab.machines()
+    assert _holds(lab, "disk/39.txt") == [holder]
+    accepted = hibernate_plainly(lab.opened, accept_lost=["~/workspace/disk"])
+    assert (accepted.destroyed, accepted.warnings) == (True, [])
+    assert _holds(lab, "disk/39.txt") == []
+
+
+def test_a_workspace_with_a_disk_is_stored_for_the_first_time(
+    lab: Lab, mounted: set[bytes]
+) -> None:
+    place = lab.home(lab.rent().id) / "workspace"
+    place.mkdir()
+    _fill(place / "disk", 3)
+    mounted.add(os.fsencode(place / "disk"))
+    report = hibernate_plainly(lab.opened)
+    assert (report.destroyed, report.lost) == (True, [])
+
+
+@pytest.mark.parametrize("later_saves", [0, KEPT + 2])
+def test_a_disk_that_is_mounted_over_what_only_autosaves_hold_keeps_the_machine_and_its_save(
+    lab: Lab, mounted: set[bytes], later_saves: int
+) -> None:
+    place = _woken(lab, 60)
+    _fill(place / "data", 40)
+    holder = _saved(lab)
+    mounted.add(os.fsencode(place / "data"))
+    (place / "data").rename(lab.folder / "hidden")
+    _fill(place / "data", 1)
+    for number in range(later_saves):
+        (place / "notes").write_text(f"on another disk {number}")
+        _saved(lab)
+    assert _holds(lab, "data/39.txt") == [holder]
+    with pytest.raises(UnsavedWork, match=f"{place}/data had 39 more files"):
+        hibernate_plainly(lab.opened)
+    assert lab.machines()
+    report = hibernate_plainly(lab.opened, accept_lost=["~/workspace/data"])
+    assert (report.destroyed, report.warnings) == (True, [])
+
+
+def test_a_directory_that_only_autosaves_know_and_paths_do_not_keeps_the_machine_and_its_save(
+    lab: Lab,
+) -> None:
+    """Its user took it out of `paths` while the machine saved itself."""
+    place = _woken(lab, 20)
+    _fill(place.parent / "data", 5)
+    holder = save_by_schedule(lab, lab.wanting(paths=BOTH))
+    assert holder is not None
+    (place / "notes").write_text("alone")
+    with pytest.raises(UnsavedWork, match=str(place.parent / "data")):
+        hibernate_plainly(lab.opened)
+    assert lab.machines()
+    report = hibernate_plainly(lab.opened, accept_lost=["~/data"])
+    assert report.destroyed
+    assert any(holder in line and "~/data/0.txt" in line for line in report.warnings)
+    assert holder in snapshot_ids(lab.store, DEMO)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_folder_that_only_autosaves_hold_stays_in_the_last_of_them_until_its_user_drops_it(
+    lab: Lab, lost: bool
+) -> None:
+    """Whether the machine is hibernated or lost."""
+    place = _woken(lab)
+    _fill(place / "data", 350)
+    _saved(lab)
+    _fill(place / "data", 400)
+    holder = _saved(lab)
+    shutil.rmtree(place / "data")
+    for number in range(KEPT + 2):  # `watch` thins them
+        (place / "notes").write_text(f"notes {number}")
+        _saved(lab)
+    assert _holds(lab, "data/399.txt") == [holder]
+    assert _holds(lab, "data/349.txt") == [holder]
+
+    if lost:
+        lab.lose_machines()
+    else:
+        backed_up = hibernate_plainly(lab.opened, destroy=False)
+        hibernated = hibernate_plainly(lab.opened)
+        assert hibernated.destroyed
+        for report in (backed_up, hibernated):
+            (words,) = [line for line in report.warnings if holder in line]
+            assert "lacks 400 files" in words
+            assert "~/workspace/data/0.txt" in words
+            assert "delete-snapshots" in words
+        assert snapshot_ids(lab.store, DEMO)[1:] == [
+            holder,
+            backed_up.snapshot,
+            hibernated.snapshot,
+        ]
+    again = wake_plainly(lab.opened)
+    (words,) = [line for line in again.warnings if holder in line]
+    assert "lacks 400 files" in words
+    place = lab.home(MachineId(again.machine)) / "workspace"
+    (place / "notes").write_text("after the wake")
+    report = hibernate_plainly(lab.opened)
+    assert any(holder in line for line in report.warnings)
+    assert _holds(lab, "data/399.txt") == [holder]
+    run_plainly(lab.opened, delete_snapshots, snapshots=[holder])
+    assert not any(holder in line for line in wake_plainly(lab.opened).warnings)
+
+
+def test_what_its_user_brought_back_is_superseded_like_any_other_save(lab: Lab) -> None:
+    place = _woken(lab)
+    _fill(place / "data", 40)
+    holder = _saved(lab)
+    (place / "data").rename(lab.folder / "elsewhere")
+    (place / "notes").write_text("without the data")
+    assert any(holder in line for line in hibernate_plainly(lab.opened).warnings)
+    place = lab.home(MachineId(wake_plainly(lab.opened).machine)) / "workspace"
+    (lab.folder / "elsewhere").rename(place / "again")
+    assert hibernate_plainly(lab.opened).warnings == []
+    assert holder not in snapshot_ids(lab.store, DEMO)
+
+
+def test_a_working_day_keeps_no_machine_and_at_most_a_few_saves(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root of 500 files: a checkout, an installation, a build that is made and removed, and
+    checkpoints that follow each other."""
+    monkeypatch.setattr(missed, "FEW_BYTES", 100_000)
+    place = _woken(lab, 500)
+
+    def checkpoint(number: int) -> None:
+        (place / f"checkpoint-{number}").write_bytes(os.urandom(200_000))
+        (place / f"checkpoint-{number - 1}").unlink(missing_ok=True)
+        _saved(lab)
+
+    checkpoint(1)
+    for number in range(200):  # `git checkout`
+        (place / f"{number}.txt").rename(place / f"other-{number}.txt")
+    for number in range(200, 300):
+        (place / f"{number}.txt").unlink()
+    checkpoint(2)
+    _fill(place / "site-packages", 1000)  # `pip install`
+    checkpoint(3)
+    _fill(place / "build", 5000)
+    built = _saved(lab)
+    checkpoint(4)
+    shutil.rmtree(place / "build")
+    for number in range(5, 9):
+        checkpoint(number)
+    saves = snapshot_ids(lab.store, DEMO)[1:]
+    assert len(saves) <= KEPT + 2
+    assert built not in saves  # a later one holds the build
+    report = hibernate_plainly(lab.opened)
+    assert (report.destroyed, report.lost) == (True, [])
+    assert len(lab.snapshots()) == 3
+    (words,) = report.warnings
+    assert "lacks 5,001 files" in words  # with the checkpoint that was there then
+    assert "~/workspace/build/0.txt" in words

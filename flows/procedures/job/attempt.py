@@ -327,7 +327,7 @@ class Saves:
         began_unix = time.time() if job.attempt is None else job.attempt.began_unix
         idle_s = max(0.0, time.time() - max(began_unix, job.newest_unix or 0.0))
         self._due = time.monotonic() + save_interval_s(job, spot, 0) - idle_s
-        self._running: Future[tuple[float, bool, Verified]] | None = None
+        self._running: Future[tuple[float, Verified]] | None = None
         self._book_due = time.monotonic()
 
     def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool) -> None:
@@ -351,18 +351,18 @@ class Saves:
         if running is None:
             return
         try:
-            read_unix, shrunk, verified = running.result()
+            read_unix, verified = running.result()
         except TorporError as error:
             words = "another run holds the workspace" if isinstance(error, WorkspaceBusy) else error
             runner().log.warning("save %d failed, the command goes on: %s", self._count, words)
             self._due = min(self._due, time.monotonic() + SAVE_AGAIN_S)
             return
         self._driven.saved(verified.snapshot, read_unix)
-        if self._stand_by(verified.snapshot, verified.manifest) and not shrunk:
+        if self._stand_by(verified.snapshot, verified.manifest):
             thin_saves(self._opened, self._driven, verified)  # the machine refers to none of them
         runner().log.info("save %d is snapshot %s", self._count, verified.snapshot)
 
-    def _save(self) -> tuple[float, bool, Verified]:
+    def _save(self) -> tuple[float, Verified]:
         try:
             return self._store(self._opened)
         except HookFailed as error:  # what the disk holds is worth more than nothing
@@ -370,14 +370,13 @@ class Saves:
             spec = msgspec.structs.replace(self._opened.spec, quiesce=[])
             return self._store(replace(self._opened, spec=spec))
 
-    def _store(self, opened: OpenWorkspace) -> tuple[float, bool, Verified]:
-        """When it began to read, whether the workspace has shrunk, and the proof. Older saves may
-        hold what is gone: they stay."""
+    def _store(self, opened: OpenWorkspace) -> tuple[float, Verified]:
+        """When it began to read, and the proof."""
         read_unix = time.time()
         report, verified = take_snapshot(opened, self._session, self._machine)
         for line in report.lost:
             runner().log.warning("save %d: %s", self._count, line)
-        return read_unix, report.shrunk, verified
+        return read_unix, verified
 
     def _stand_by(self, basis: SnapshotId | None, manifest: Manifest | None = None) -> bool:
         """Hand the machine what it needs to save by itself; whether it has got that."""

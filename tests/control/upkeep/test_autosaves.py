@@ -19,12 +19,13 @@ from tests.fixtures.small_saves import DEMO, put_save, verified_save
 from torpor.control.store.marks import marked_packs
 from torpor.control.store.receipts import newest_verified, verified_snapshots
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
-from torpor.control.upkeep.autosaves import KEPT, delete_superseded, thin
+from torpor.control.upkeep.autosaves import KEPT, delete_superseded, last_holders, thin
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.lineage import choose
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.control.upkeep.retention import Retention, judge
+from torpor.shared.format.lineage import MOST_SAVES
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.values import SnapshotId
 from torpor.shared.wire.job import OwnSave, StandBy
@@ -131,12 +132,15 @@ def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemorySt
     own = _autosaves(store, 10, 20, 30, 40, 50)
     pin(store, DEMO, own[0], "the best weights")
     verified_save(store, own[1])  # it stays an autosave
-    assert thin(store, DEMO, PLAIN) == own[1:-KEPT]
+    assert thin(store, DEMO, PLAIN) == own[1:-KEPT][::-1]
     assert thin(store, DEMO, PLAIN) == []
     other = put_save(store, 55, [], own_save=1, autosave=1)  # of another line
     verified = put_save(store, 60, [*own[::-1], users])
     late = put_save(store, 52, [own[-1]], own_save=1, autosave=1)  # with a name from before
-    assert delete_superseded(store, verified_save(store, verified), PLAIN) == own[-KEPT:]
+    assert delete_superseded(store, verified_save(store, verified), PLAIN) == (
+        own[-KEPT:][::-1],
+        [],
+    )
     assert snapshot_ids(store, DEMO) == sorted([users, own[0], other, verified, late])
 
 
@@ -147,7 +151,7 @@ def test_a_machine_that_claims_all_older_work_deletes_no_autosave_of_another(
     put_save(store, 55, own_save=1, autosave=1)  # its lineage does not say what it goes on from
     assert thin(store, DEMO, PLAIN) == []
     verified = verified_save(store, put_save(store, 60))
-    assert delete_superseded(store, verified, PLAIN) == []
+    assert delete_superseded(store, verified, PLAIN) == ([], [])
     assert set(own) < set(snapshot_ids(store, DEMO))
 
 
@@ -155,7 +159,7 @@ def test_a_verify_of_an_autosave_does_not_keep_it_for_good(store: MemoryStore) -
     own = _autosaves(store, 10, 20, 30, 40, 50)
     verified_save(store, own[0])
     assert newest_verified(store, DEMO) is None
-    assert thin(store, DEMO, PLAIN) == own[:-KEPT]
+    assert thin(store, DEMO, PLAIN) == own[:-KEPT][::-1]
 
 
 def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
@@ -182,3 +186,60 @@ def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
     clocked.delete(sorted(set(packs(clocked)) - before))
     assert newest() == base
     assert passed_over[1:] == [(damaged, False), (save.snapshot, True)]
+
+
+def test_the_last_autosave_with_what_later_ones_miss_stays_through_any_number_of_them(
+    store: MemoryStore,
+) -> None:
+    """A lineage names so many autosaves, and what stays is older than all of them one day."""
+    base = put_save(store, 0, [])
+    verified_save(store, base)
+    covered = put_save(store, 1, [base], holds=30, own_save=1, autosave=1)
+    holder = put_save(store, 2, [base], saves=[covered], holds=40, own_save=1, autosave=1)
+    line = [holder, covered]
+    for minutes in range(3, MOST_SAVES + 5):
+        line.insert(
+            0, put_save(store, minutes, [base], saves=line[:MOST_SAVES], own_save=1, autosave=1)
+        )
+        thin(store, DEMO, PLAIN)
+    assert snapshot_ids(store, DEMO) == [base, holder, *line[:KEPT][::-1]]
+    newest, _ = open_manifest(store, DEMO, line[0], PLAIN)
+    assert holder not in newest.environment["lineage"]["saves"]
+    (found,) = last_holders(store, PLAIN, newest)
+    assert (found.snapshot, found.missed.files) == (holder, 39)
+
+    verified = put_save(store, 200, [base], saves=line[:MOST_SAVES])
+    after = delete_superseded(store, verified_save(store, verified), PLAIN)
+    assert after.deleted == line[:KEPT]
+    assert [one.snapshot for one in after.held] == [holder]
+    other = put_save(store, 210, [verified, base], saves=line[:MOST_SAVES])
+    newest, _ = open_manifest(store, DEMO, other, PLAIN)
+    assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == [holder]
+    pin(store, DEMO, holder, "put aside")
+    assert last_holders(store, PLAIN, newest) == []
+
+
+def test_an_autosave_that_is_not_whole_stands_for_no_older_one(
+    machine: NearAgent, clocked: ClockedStore
+) -> None:
+    base = machine.hibernated()
+    for number in range(20):
+        fill(machine, number, f"data {number}")
+    older = _save(machine, _book(machine, base))
+    before = set(packs(clocked))
+    fill(machine, 99, "newer data")
+    newer = _save(machine, _book(machine, older.snapshot))
+    damaged = set(packs(clocked)) - before
+    for file in machine.root.iterdir():
+        file.unlink()
+    fill(machine, 50, "alone")
+    verified = machine.hibernated()
+    manifest, _ = open_manifest(clocked, WORKSPACE, verified, machine.seal)
+    assert [one.snapshot for one in last_holders(clocked, machine.seal, manifest)] == [
+        newer.snapshot
+    ]
+    clocked.delete(sorted(damaged))
+    assert [one.snapshot for one in last_holders(clocked, machine.seal, manifest)] == [
+        newer.snapshot,
+        older.snapshot,
+    ]

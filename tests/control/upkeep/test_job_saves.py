@@ -27,16 +27,17 @@ def store() -> MemoryStore:
 def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
     began_with, first, by_the_user, second, newest = put_line(store, 0, 30, 40, 60, 90)
     saves = [first, second, newest]
-    done = delete_superfluous(store, saves, verified_save(store, newest), 1)
+    done = delete_superfluous(store, saves, verified_save(store, newest), 1, PLAIN)
     assert (sorted(done.deleted), done.left) == ([first, second], [newest])
     assert snapshot_ids(store, DEMO) == [began_with, by_the_user, newest]
-    assert delete_superfluous(store, saves, verified_save(store, newest), 1) == ([], [newest])
+    done = delete_superfluous(store, saves, verified_save(store, newest), 1, PLAIN)
+    assert done == ([], [newest])
 
 
 def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None:
     first, newest = put_line(store, 30, 60)
     pin(store, DEMO, first, "the best weights")
-    done = delete_superfluous(store, [first, newest], verified_save(store, newest), 1)
+    done = delete_superfluous(store, [first, newest], verified_save(store, newest), 1, PLAIN)
     assert done == ([], [newest])
     assert snapshot_ids(store, DEMO) == [first, newest]
 
@@ -44,7 +45,7 @@ def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None
 def test_the_newest_saves_stay_as_many_as_the_job_keeps(store: MemoryStore) -> None:
     saves = put_line(store, 0, 30, 60, 90, 120)
     pin(store, DEMO, saves[3], "the best weights")
-    done = delete_superfluous(store, saves, verified_save(store, saves[4]), 3)
+    done = delete_superfluous(store, saves, verified_save(store, saves[4]), 3, PLAIN)
     assert done == ([saves[0]], [saves[1], saves[2], saves[4]])
     assert snapshot_ids(store, DEMO) == saves[1:]
 
@@ -54,10 +55,10 @@ def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore)
     verified = put_save(store, 60)
     own = put_save(store, 50, [verified], own_save=1)
     newer = put_save(store, 90, [own, verified])
-    done = delete_superfluous(store, [own, verified], verified_save(store, verified), 1)
+    done = delete_superfluous(store, [own, verified], verified_save(store, verified), 1, PLAIN)
     assert (done.deleted, done.left) == ([], [own, verified])
     assert snapshot_ids(store, DEMO) == [own, verified, newer]
-    done = delete_superfluous(store, done.left, verified_save(store, newer), 1)
+    done = delete_superfluous(store, done.left, verified_save(store, newer), 1, PLAIN)
     assert done.left == []
     assert snapshot_ids(store, DEMO) == [newer]
 
@@ -66,7 +67,7 @@ def test_a_save_with_work_that_the_verified_one_lacks_stays(store: MemoryStore) 
     """The machine that made it was given up, and the job went on from an earlier one."""
     first = put_save(store, 30, [])
     lost, newest = put_save(store, 40, [first]), put_save(store, 60, [first])
-    done = delete_superfluous(store, [first, lost, newest], verified_save(store, newest), 1)
+    done = delete_superfluous(store, [first, lost, newest], verified_save(store, newest), 1, PLAIN)
     assert (done.deleted, done.left) == ([first], [lost, newest])
 
 
@@ -76,7 +77,20 @@ def test_a_save_that_the_listing_lacks_stays_the_jobs(store: MemoryStore) -> Non
     gone = SnapshotId("20261119T000000Z-00000000")
     short = ShortListings(store)
     short.hidden = {manifest_key(DEMO, first)}
-    assert delete_superfluous(short, [gone, first, newest], verified, 1) == ([], [first, newest])
+    done = delete_superfluous(short, [gone, first, newest], verified, 1, PLAIN)
+    assert done == ([], [first, newest])
+
+
+def test_the_last_save_with_files_that_nobody_has_deleted_stays(store: MemoryStore) -> None:
+    first = put_save(store, 30, [], holds=30)
+    second = put_save(store, 60, [first], holds=31)
+    newest = put_save(store, 90, [second, first])
+    saves = [first, second, newest]
+    done = delete_superfluous(store, saves, verified_save(store, newest), 1, PLAIN)
+    assert done == ([first], [second, newest])
+    back = put_save(store, 120, [newest, second, first], holds=31)
+    done = delete_superfluous(store, [second, back], verified_save(store, back), 1, PLAIN)
+    assert done == ([second], [back])
 
 
 def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> None:
@@ -84,7 +98,7 @@ def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> N
     verified = verified_save(store, newest)
     store.delete([manifest_key(DEMO, newest)])
     with pytest.raises(SnapshotMissing, match="nothing was deleted"):
-        delete_superfluous(store, [first, newest], verified, 1)
+        delete_superfluous(store, [first, newest], verified, 1, PLAIN)
     assert snapshot_ids(store, DEMO) == [first]
 
 

@@ -12,10 +12,11 @@ import pytest
 from tests.fixtures.trees import let_settle
 from tests.fixtures.walks import as_read
 from torpor.machine.agent.state import WorkspaceState
-from torpor.machine.tree import vanished as room
 from torpor.machine.tree.names import Names
-from torpor.machine.tree.vanished import FEW_NAMES, Gone, vanished
+from torpor.machine.tree.vanished import Gone, vanished
 from torpor.machine.tree.walk import compile_excludes, walk
+from torpor.shared.format import missed
+from torpor.shared.format.missed import FEW_NAMES
 from torpor.shared.values import WorkspaceName
 
 
@@ -62,13 +63,13 @@ def test_a_few_large_files_count_by_their_bytes(
     before = _held(root)
     (root / "model").unlink()
     assert not _gone(root, before)
-    monkeypatch.setattr(room, "FEW_BYTES", 1000)
+    monkeypatch.setattr(missed, "FEW_BYTES", 1000)
     assert [(gone.names, gone.size) for gone in _gone(root, before)] == [(1, 1000)]
 
 
 def test_new_files_make_up_for_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As checkpoints that follow each other."""
-    monkeypatch.setattr(room, "FEW_BYTES", 1000)
+    monkeypatch.setattr(missed, "FEW_BYTES", 1000)
     (root / "checkpoint-1").write_bytes(bytes(2000))
     before = _held(root)
     (root / "checkpoint-1").unlink()

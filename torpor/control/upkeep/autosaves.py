@@ -1,12 +1,13 @@
-"""Autosaves: which of them are superfluous, and their deletion.
+"""Autosaves: which of them are superfluous, their deletion, and what those that stay hold.
 
 Rules 11 and 13 of docs/contributing/safety.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from torpor.control.safety import Verified, check_whole
@@ -14,52 +15,145 @@ from torpor.control.store.receipts import agent_of, is_autosave, verified_snapsh
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
+from torpor.control.upkeep.last_holders import Keepers
+from torpor.control.upkeep.pins import pinned_ids
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import lineage_of
+from torpor.shared.format.lineage import MOST_SAVES, lineage_of
 from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.missed import Missed
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 KEPT: Final = 3
 """Each machine keeps so many: a wake uses an older one where the newest is not whole."""
 
 
-class _Autosave(NamedTuple):
+class Holder(NamedTuple):
+    """An autosave that alone holds what a newer snapshot lacks, though nobody has deleted that.
+    ``agent``: what its machine calls itself."""
+
     snapshot: SnapshotId
     agent: str
-    names: Set[SnapshotId]
+    stored_unix: float  # by the store's clock
+    missed: Missed
 
 
-def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> list[SnapshotId]:
+class Superseded(NamedTuple):
+    """``deleted``: the autosaves that a verified snapshot has made superfluous. ``held``: those
+    that stay for what they hold."""
+
+    deleted: list[SnapshotId]
+    held: list[Holder]
+
+
+def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> Superseded:
     """Delete the autosaves whose work the ``verified`` snapshot has and that appeared before it,
-    by the store's clock. Returns what was deleted."""
+    by the store's clock."""
     times = snapshot_times(store, verified.workspace)
-    made, names = times.get(verified.snapshot, 0.0), _names(verified.manifest)
-    named = [snapshot for snapshot in times if snapshot in names and times[snapshot] < made]
-    return _delete(store, verified.workspace, _autosaves(store, verified.workspace, seal, named))
+    made, deleted, held = times.get(verified.snapshot, 0.0), list[SnapshotId](), list[Holder]()
+    named = {name for name in lineage_of(verified.manifest).names if times.get(name, made) < made}
+    pins = pinned_ids(store, verified.workspace)
+    for snapshot, holder in _judged(store, seal, verified.manifest, times):
+        if snapshot in pins:
+            continue
+        if holder is not None:
+            held.append(holder)
+        elif snapshot in named and _delete(store, verified.workspace, snapshot):
+            deleted.append(snapshot)
+    return Superseded(deleted, held)
+
+
+def last_holders(store: ObjectStore, seal: Seal, newest: Manifest) -> list[Holder]:
+    """The autosaves that a snapshot goes on from and that alone hold what it lacks."""
+    times = snapshot_times(store, newest.workspace)
+    pins = pinned_ids(store, newest.workspace)  # put aside on purpose
+    return [
+        holder
+        for snapshot, holder in _judged(store, seal, newest, times)
+        if holder is not None and snapshot not in pins
+    ]
 
 
 def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[SnapshotId]:
     """Delete the autosaves of each machine whose work its newest one has, but for the newest KEPT.
     Where the newest is not whole, all stay. Returns what was deleted."""
     times = snapshot_times(store, workspace)
-    of: dict[str, list[_Autosave]] = {}
-    for save in _autosaves(store, workspace, seal, sorted(times, key=times.__getitem__)):
-        of.setdefault(save.agent, []).append(save)
+    of: dict[str, _Line] = {}
     deleted = []
-    for saves in of.values():
-        newest = saves[-1]
-        if len(saves) > KEPT and _is_whole(store, workspace, seal, newest.snapshot):
-            old = [save for save in saves[:-KEPT] if save.snapshot in newest.names]
-            deleted += _delete(store, workspace, iter(old))
+    for save in _autosaves(store, workspace, seal, _newest_first(times)):
+        line = of.setdefault(agent_of(save), _Line(save.snapshot))
+        line.count += 1
+        if line.count == KEPT + 1:
+            line.whole = _whole(store, workspace, seal, line.newest)
+            line.keepers = Keepers(store, seal, line.whole) if line.whole else None
+        if (
+            line.whole is None
+            or line.keepers is None
+            or save.snapshot not in lineage_of(line.whole).names
+        ):
+            continue
+        if line.keepers.missed_with(save) is None and _delete(store, workspace, save.snapshot):
+            deleted.append(save.snapshot)
     return deleted
+
+
+@dataclass
+class _Line:
+    """The autosaves of a machine. ``whole``: its newest one, once more than KEPT were seen."""
+
+    newest: SnapshotId
+    count: int = 0
+    whole: Manifest | None = None
+    keepers: Keepers | None = None
+
+
+def _judged(
+    store: ObjectStore, seal: Seal, newest: Manifest, times: Mapping[SnapshotId, float]
+) -> Iterator[tuple[SnapshotId, Holder | None]]:
+    """The older autosaves of the line of ``newest``, newest first, and what it misses of each."""
+    workspace, named, line = newest.workspace, lineage_of(newest).names, lineage_of(newest)
+    made = times.get(newest.snapshot, 0.0)
+    # A lineage names the last MOST_SAVES autosaves: what stays is older than those at some time.
+    oldest = min(line.saves) if len(line.saves) == MOST_SAVES else ""
+    older = [
+        snapshot
+        for snapshot in _newest_first(times)
+        if times[snapshot] <= made and (snapshot in named or snapshot < oldest)
+    ]
+    keepers = Keepers(store, seal, newest)
+    agents: dict[str, float] | None = None
+    for save in _autosaves(store, workspace, seal, older):
+        snapshot = save.snapshot
+        if snapshot not in named:
+            agents = _agents(store, newest, times) if agents is None else agents
+            if times[snapshot] > agents.get(agent_of(save), 0.0):
+                continue  # of another line, as far as is known
+        lost = keepers.missed_with(save)
+        yield snapshot, lost and Holder(snapshot, agent_of(save), times[snapshot], lost)
+
+
+def _newest_first(times: Mapping[SnapshotId, float]) -> list[SnapshotId]:
+    """By the store's clock, which may count whole seconds only, then by name."""
+    return sorted(times, key=lambda snapshot: (times[snapshot], snapshot), reverse=True)
+
+
+def _agents(
+    store: ObjectStore, newest: Manifest, times: Mapping[SnapshotId, float]
+) -> dict[str, float]:
+    """The machines of a snapshot and of its verified ancestors, and when the store got the last
+    snapshot of each: an older autosave of such a machine is of the same line."""
+    found = {agent_of(newest): times.get(newest.snapshot, 0.0)}
+    ancestors = {*lineage_of(newest).ancestors}
+    for snapshot, receipt in verified_snapshots(store, newest.workspace, ancestors.__contains__):
+        found[receipt.agent] = max(found.get(receipt.agent, 0.0), times.get(snapshot, 0.0))
+    return found
 
 
 def _autosaves(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, among: list[SnapshotId]
-) -> Iterator[_Autosave]:
-    """Those of the snapshots that are autosaves. Reads the manifest of each that may be one: a
-    machine's word alone makes no user's snapshot one."""
+) -> Iterator[Manifest]:
+    """The manifests of those that are autosaves, one at a time. Reads the manifest of each that may
+    be one: a machine's word alone makes no user's snapshot one."""
     receipts = verified_snapshots(store, workspace)
     others = {snapshot for snapshot, receipt in receipts if not receipt.autosave}
     for snapshot in among:
@@ -68,33 +162,21 @@ def _autosaves(
         with suppress(SnapshotError):  # it is not known to be one
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
             if is_autosave(manifest):
-                yield _Autosave(snapshot, agent_of(manifest), _names(manifest))
+                yield manifest
 
 
-def _names(manifest: Manifest) -> Set[SnapshotId]:
-    """What a snapshot goes on from, each by its name: a machine writes that, and could say in one
-    word that it has the work of all that is older, also another machine's."""
-    line = lineage_of(manifest)
-    return {*line.ancestors, *line.saves}
-
-
-def _is_whole(
+def _whole(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, snapshot: SnapshotId
-) -> bool:
+) -> Manifest | None:
     try:
-        check_whole(store, find_snapshot(store, workspace, snapshot), seal)
+        return check_whole(store, find_snapshot(store, workspace, snapshot), seal)
     except SnapshotError:
-        return False
-    return True
+        return None
 
 
-def _delete(
-    store: ObjectStore, workspace: WorkspaceName, saves: Iterator[_Autosave]
-) -> list[SnapshotId]:
-    """Delete them, but for what is pinned, or the newest of all."""
-    deleted = []
-    for save in saves:
-        with suppress(SnapshotKept, SnapshotMissing):
-            delete_snapshot(store, workspace, save.snapshot, why="a newer save has its work")
-            deleted.append(save.snapshot)
-    return deleted
+def _delete(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
+    """Delete it, unless it is pinned, gone, or the newest of all."""
+    with suppress(SnapshotKept, SnapshotMissing):
+        delete_snapshot(store, workspace, snapshot, why="a newer save has its work")
+        return True
+    return False

@@ -15,7 +15,8 @@ import msgspec
 
 from torpor.control.reports import Row, exact_moment
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry, Manifest
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Manifest
+from torpor.shared.format.missed import content_of
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 Kind = Literal["file", "directory", "symlink", "hard link"]
@@ -245,15 +246,7 @@ class _Tree:
         file = self.resolved(entry)
         if file.kind != FILE:
             return (file.kind, file.target)
-        if file.digest:
-            return (file.size, file.digest)
-        whole = [
-            (HOLE if extent.chunk == HOLE else self._chunks[extent.chunk].name, extent.length)
-            for extent in file.extents
-        ]
-        if len(whole) == 1 and isinstance(whole[0][0], bytes):
-            return (file.size, whole[0][0][:16])  # the digest of a file that is one chunk
-        return (file.size, tuple(whole))
+        return content_of(file, self._chunks)
 
 
 def _change(path: str, earlier: _Tree, later: _Tree) -> Change | None:

@@ -23,7 +23,6 @@ from torpor.machine.agent.memory import return_freed
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
-from torpor.machine.agent.state import Index
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.checkpoint.tree import mark
 from torpor.machine.pipeline.buffers import PackBuffers
@@ -34,7 +33,7 @@ from torpor.machine.pipeline.upload import Source, store_part
 from torpor.machine.tree.equality import Equality
 from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import Job, cut, share_out
-from torpor.machine.tree.vanished import NAMED, Gone, vanished
+from torpor.machine.tree.vanished import Gone, distinct, hidden, missing_places, vanished
 from torpor.machine.tree.walk import (
     Walk,
     absolute_root,
@@ -63,6 +62,7 @@ from torpor.shared.format.manifest import (
     Pack,
     encode_manifest,
 )
+from torpor.shared.format.missed import Missing, missing_record
 from torpor.shared.format.names import pack_key
 from torpor.shared.format.roots import USER_HOME
 from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
@@ -149,7 +149,9 @@ class SnapshotRun(AgentRun):
         self._filled_packs: set[ObjectKey] = set()
         self._begun: _Begun | None = None
         self._pass: _Pass | None = None
+        self._by_itself = False  # the machine, without a control side
         self._gone: list[Gone] | None = None  # by the first pass
+        self._missing: list[Missing] = []  # by the last one
         self._line: Lineage | None = None  # what the tree goes on from
         self._written: _Written | None = None
         self._look: LookBehind | None = None
@@ -181,12 +183,14 @@ class SnapshotRun(AgentRun):
         among = {bytes.fromhex(snapshot.root) for snapshot in request.known}
         newer = {bytes.fromhex(root) for root in made or ()}
         saved = self.state.load_own_save(roots, seal, among | newer)
-        own = saved if saved and made is not None else self.state.load_index(roots, seal, None)
+        self._by_itself = made is not None
+        own = saved if saved and self._by_itself else self.state.load_index(roots, seal, None)
         index = saved or (own if own is not None and own.root in among else None)
         known = [] if saved and saved.root in newer else request.known  # it has their chunks
         self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
         is_newest = bool(index and self._line and index.manifest.snapshot == self._line.snapshot)
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
+        before = own.held if own else self.state.held_here(roots, seal)
         self._begun = _Begun(
             answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
             roots=roots,
@@ -195,7 +199,7 @@ class SnapshotRun(AgentRun):
             programs=programs,
             seal=seal,
             encoder=Encoder(effort, self._gpu),
-            known=KnownFiles(request.roots, index, known, resumable, self._before(own)),
+            known=KnownFiles(request.roots, index, known, resumable, before),
             equality=Equality(index.held) if index and is_newest else None,
             ready=ready_before(own),
         )
@@ -212,10 +216,12 @@ class SnapshotRun(AgentRun):
         if seen.unread:
             run.known.learn(run.seal, self.transfer(call))
         if self._gone is None:
-            before = run.known.before
-            gone = vanished(before, seen, run.roots, run.excluded) if before else []
-            still = [loss for loss in self.state.past().gone if loss.stays_gone]
-            self._gone = [*gone, *still][: 2 * NAMED]
+            verified = None if self._by_itself else run.known.before  # what nobody has may go
+            past = self.state.past()
+            mounted = past.new_disks(run.roots, run.excluded)
+            gone = hidden([run.known.held, run.known.before], seen, run.roots, mounted)
+            gone += vanished(verified, seen, run.roots, run.excluded) if verified else []
+            self._gone = distinct([*gone, *(loss for loss in past.gone if loss.stays_gone)])
         run.known.saw(seen)
         jobs = cut(seen.unread, run.roots)
         source = Source(
@@ -329,8 +335,8 @@ class SnapshotRun(AgentRun):
         written = self._written
         if written is None or written.snapshot != request.snapshot:
             written = self._written = self._compose(request)
-            self.state.go_on_from(written.line)
-            self._line = written.line
+            run, self._line = self._has_begun(), written.line
+            self.state.go_on_from(self._line, run.roots, self._gone or [], run.excluded)
         md5 = hashlib.md5(written.blob, usedforsecurity=False).digest()
         sending()
         again = request.snapshot in self._sent
@@ -502,12 +508,6 @@ class SnapshotRun(AgentRun):
         _, _, packs = table.compact(entries, entries.totals(len(table)).used)
         return packs
 
-    def _before(self, own: Index | None) -> Names | None:
-        """What the workspace held here before; None where this machine remembers nothing."""
-        if own is not None:
-            return own.held
-        return Names(0) if self.state.past().roots else None
-
     def _missed(self, accepted: Sequence[str]) -> Missed:
         run, past = self._has_begun(), self.state.past()
         kept = [os.path.realpath(os.fsencode(absolute_root(path))) for path in accepted]
@@ -515,6 +515,7 @@ class SnapshotRun(AgentRun):
         unnamed = past.unnamed([*run.roots, *kept], also)
         gone = [loss for loss in self._gone or [] if not is_inside(loss.path, kept)]
         disks = [disk for disk in past.missing_disks() if disk not in kept]
+        self._missing = missing_places(run.roots, gone, disks)
         return Missed(
             [shown(path) for path in unnamed[:SHOWN]],
             [Vanished(shown(loss.path), loss.names, loss.size) for loss in gone],
@@ -555,6 +556,7 @@ class SnapshotRun(AgentRun):
             {
                 **environment,
                 **losses,
+                **missing_record(self._missing),
                 **line.record(),
                 **used_record(use.classes),
                 **run.programs.record(),

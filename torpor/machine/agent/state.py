@@ -35,6 +35,24 @@ class Index(msgspec.Struct, frozen=True):
     root: bytes
     manifest: Manifest
     held: Names
+    roots: list[bytes]
+
+    def held_of(self, roots: Sequence[bytes]) -> Names:
+        """What it held of other directories than its own."""
+        if self.roots == list(roots):
+            return self.held
+        there = [roots.index(root) if root in roots else -1 for root in self.roots]
+        kept = [
+            p
+            for p, place in enumerate(self.held.entries.places(range(len(self.held))))
+            if there[place.root] >= 0
+        ]
+        entries = (
+            msgspec.structs.replace(entry, root=there[entry.root])
+            for entry in map(self.held.entries.__getitem__, kept)
+        )
+        signatures = b"".join(map(self.held.packed_signature, kept))
+        return Names.of(len(roots), entries, signatures)
 
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +74,11 @@ class Past(msgspec.Struct, frozen=True, array_like=True):
 
     def missing_disks(self) -> list[bytes]:
         return [disk for disk in self.disks if not os.path.ismount(disk)]
+
+    def new_disks(
+        self, roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None
+    ) -> list[bytes]:
+        return [disk for disk in disks(roots, excluded) if disk not in self.disks]
 
 
 class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -169,12 +192,22 @@ class WorkspaceState:
         except (FileNotFoundError, msgspec.MsgspecError):
             return Past()
 
-    def go_on_from(self, line: Lineage) -> None:
+    def go_on_from(
+        self,
+        line: Lineage,
+        roots: Sequence[bytes],
+        gone: Sequence[Gone],
+        excluded: Callable[[bytes], bool] | None,
+    ) -> None:
         """Remember, before a manifest is sent, that the tree goes on from it: what comes later has
-        its work, also where nobody is left to verify it. On a full disk the line is told from the
-        last one that was remembered: a later snapshot then seems to lack this work."""
+        its work, also where nobody is left to verify it. The directories and disks that it holds
+        are missed from then on, though no control side verifies it. On a full disk the line is told
+        from the last one that was remembered: a later snapshot then seems to lack this work."""
         with suppress(OSError):
-            self._keep_past(msgspec.structs.replace(self.past(), line=line))
+            past = self.past()
+            there = sorted({*past.roots, *roots})
+            found = sorted({*past.disks, *disks(roots, excluded)})
+            self._keep_past(Past(there, found, list(gone), line))
 
     def use(self) -> Use | None:
         """The use of what a restore brought here; None where none did."""
@@ -239,6 +272,14 @@ class WorkspaceState:
         """The index, when it mirrors one of the snapshots whose roots are ``among`` (None: any)."""
         return self._load_index(_SEEN, roots, seal, among)
 
+    def held_here(self, roots: Sequence[bytes], seal: Seal) -> Names | None:
+        """What the index held of ``roots``, also where it is of other directories too; empty where
+        it is lost. None where this machine remembers nothing of the workspace."""
+        if not self.past().roots:
+            return None
+        index = self._load_index(_SEEN, None, seal, None)
+        return Names(len(roots)) if index is None else index.held_of(roots)
+
     def load_own_save(self, roots: Sequence[bytes], seal: Seal, among: set[bytes]) -> Index | None:
         """The index of the machine's newest own save, when nothing was verified here since."""
         index, own = self.folder / _SEEN, self.folder / _OWN_SEEN
@@ -248,11 +289,13 @@ class WorkspaceState:
         return self._load_index(_OWN_SEEN, roots, seal, among)
 
     def _load_index(
-        self, name: str, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
+        self, name: str, roots: Sequence[bytes] | None, seal: Seal, among: set[bytes] | None
     ) -> Index | None:
         try:
             seen = msgspec.msgpack.decode((self.folder / name).read_bytes(), type=learned(_Seen))
-            if (among is not None and seen.root not in among) or seen.roots != list(roots):
+            if among is not None and seen.root not in among:
+                return None
+            if roots is not None and seen.roots != list(roots):
                 return None
             blob = (self.folder / _MANIFESTS[name]).read_bytes()
             manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
@@ -263,7 +306,8 @@ class WorkspaceState:
             signatures = packed_signatures(signatures)
         if root != seen.root or len(signatures) != SIGNATURE_BYTES * len(manifest.entries):
             return None
-        return Index(root, manifest, Names.of(len(roots), manifest.entries, signatures))
+        held = Names.of(len(seen.roots), manifest.entries, signatures)
+        return Index(root, manifest, held, seen.roots)
 
     def _write_index(self, name: str, blob: bytes, seen: _Seen) -> None:
         _write(self.folder / _MANIFESTS[name], blob)

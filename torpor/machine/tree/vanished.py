@@ -4,8 +4,7 @@ come back. Files that torpor writes there count for nothing."""
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -14,18 +13,10 @@ from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.mappings import file_systems
 from torpor.machine.tree.names import HELD, Names, Signature
-from torpor.machine.tree.walk import Walk
+from torpor.machine.tree.walk import Walk, is_inside
 from torpor.shared.format.manifest import FILE, Entry
-from torpor.shared.values import JOB_LOGS, PROGRAMS
+from torpor.shared.format.missed import Amount, Missing, is_most, is_own
 
-FEW_NAMES: Final = 10
-FEW_BYTES: Final = 100 << 20
-"""Losing less than both of these is never most of a workspace."""
-_OWN: Final = re.compile(
-    rb"(?:%s)/" % b"|".join(re.escape(os.fsencode(folder)) for folder in (JOB_LOGS, PROGRAMS))
-)
-"""Torpor's own files: logs, which are written again, and what was frozen of programs, which is gone
-once they go on."""
 SAMPLE: Final = 16
 NAMED: Final = 10
 
@@ -61,8 +52,8 @@ def vanished(
         if not gone:
             continue
         files = [e.size for at in before.of_root(number) if (e := _file(before, at))]
-        left = sizes[number]
-        if any(sizes) and not _is_most(gone.values(), files, left):
+        held, left = Amount.of(files), Amount.of(sizes[number])
+        if any(sizes) and not is_most(_amount(gone.values()), held, left):
             continue
         moved = {(u.signature.inode, u.signature.size, u.signature.mtime_ns) for u in seen.unread}
         gone = {
@@ -71,7 +62,7 @@ def vanished(
             if not _moved(before.signature(at), moved)
             and not (excluded and any(map(excluded, _with_parents(entry.path))))
         }
-        if gone and (not any(sizes) or _is_most(gone.values(), files, left)):
+        if gone and (not any(sizes) or is_most(_amount(gone.values()), held, left)):
             found += _by_directory(gone.values(), number, seen.names, root)
     return sorted(found, key=lambda loss: (-loss.size, -loss.names))[:NAMED]
 
@@ -81,7 +72,57 @@ def _sizes(names: Names, root: int) -> list[int]:
     return [
         names.seen(at).size
         for at in names.of_root(root)
-        if (entry := names.entries[at]).kind == FILE and not _OWN.match(entry.path)
+        if (entry := names.entries[at]).kind == FILE and not is_own(entry.path)
+    ]
+
+
+def hidden(
+    befores: Iterable[Names | None],
+    seen: Walk,
+    roots: Sequence[bytes],
+    mounted: Sequence[bytes],
+) -> list[Gone]:
+    """What one of ``befores`` held below these mount points and ``seen`` does not: another file
+    system lies there now."""
+    return [
+        _gone(place, below, root)
+        for number, root in enumerate(roots)
+        for place in mounted
+        if is_inside(place, [root])
+        for before in befores
+        if before and (below := [*_below(place, before, number, seen.names, root)])
+    ]
+
+
+def _below(place: bytes, before: Names, number: int, there: Names, root: bytes) -> Iterator[Entry]:
+    for at in before.missing(number, there):
+        entry = _file(before, at)
+        if entry and is_inside(os.path.join(root, entry.path), [place]):
+            yield entry
+
+
+def distinct(gone: Sequence[Gone]) -> list[Gone]:
+    """One for each place, the first of several; no more than a record holds."""
+    found: dict[bytes, Gone] = {}
+    for loss in gone:
+        found.setdefault(loss.path, loss)
+    return [*found.values()][: 2 * NAMED]
+
+
+def missing_places(
+    roots: Sequence[bytes], gone: Iterable[Gone], unmounted: Iterable[bytes]
+) -> list[Missing]:
+    """Where these are below the roots: all of a root that lies on a disk that is not there. Nobody
+    counts what another disk hides."""
+    counted = {loss.path: (loss.names, loss.size) for loss in gone}
+    lost = [
+        (path, *((0, 0) if os.path.ismount(path) else count)) for path, count in counted.items()
+    ]
+    return [
+        Missing(number, path[len(root) :].strip(b"/"), files, size)
+        for path, files, size in [*lost, *((disk, 0, 0) for disk in unmounted)]
+        for number, root in enumerate(roots)
+        if is_inside(path, [root]) or is_inside(root, [path])
     ]
 
 
@@ -90,7 +131,7 @@ def _file(names: Names, position: int) -> Entry | None:
     if not names.marks[position] & HELD:
         return None
     entry = names.entry(position)
-    return None if entry.kind != FILE or _OWN.match(entry.path) else entry
+    return None if entry.kind != FILE or is_own(entry.path) else entry
 
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:
@@ -108,12 +149,8 @@ def _mount_point(place: bytes) -> bytes:
     return place
 
 
-def _is_most(gone: Collection[Entry], files: Sequence[int], left: Sequence[int]) -> bool:
-    """``files`` and ``left``: the sizes of the files that were there, and are there now."""
-    if len(gone) >= FEW_NAMES and 2 * len(left) < len(files):
-        return True
-    lost = sum(entry.size for entry in gone)
-    return lost >= FEW_BYTES and 2 * sum(left) < sum(files)
+def _amount(files: Iterable[Entry]) -> Amount:
+    return Amount.of([entry.size for entry in files])
 
 
 def _moved(before: Signature | None, moved: set[tuple[int, int, int]]) -> bool:
@@ -133,11 +170,11 @@ def _by_directory(gone: Iterable[Entry], number: int, there: Names, root: bytes)
         above = (f for f in _with_parents(entry.path) if there.find(number, f) >= 0)
         groups.setdefault(next(above, b""), []).append(entry)
     return [
-        Gone(
-            os.path.join(root, directory).rstrip(b"/"),
-            len(entries),
-            sum(entry.size for entry in entries),
-            [os.path.join(root, e.path) for e in entries[:: max(1, len(entries) // SAMPLE)]],
-        )
+        _gone(os.path.join(root, directory).rstrip(b"/"), entries, root)
         for directory, entries in groups.items()
     ]
+
+
+def _gone(place: bytes, files: Sequence[Entry], root: bytes) -> Gone:
+    sample = [os.path.join(root, file.path) for file in files[:: max(1, len(files) // SAMPLE)]]
+    return Gone(place, len(files), sum(file.size for file in files), sample)

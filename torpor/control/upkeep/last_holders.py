@@ -1,0 +1,53 @@
+"""The saves that alone hold what a workspace had, and that newer snapshots miss: they stay until
+their user deletes them by name. Rule 13 of docs/contributing/safety.md."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from contextlib import suppress
+
+from torpor.control.safety import check_whole
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import find_snapshot
+from torpor.shared.errors import SnapshotError
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import lineage_of
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.missed import Missed, Tree, missed
+from torpor.shared.values import SnapshotId
+
+
+class Keepers:
+    """The snapshots of a workspace that stay: at first the ``newest`` alone, which is whole. Older
+    saves are compared with them one after the other, newest first."""
+
+    def __init__(self, store: ObjectStore, seal: Seal, newest: Manifest) -> None:
+        self._store = store
+        self._seal = seal
+        self._newest = newest
+        self._tree: Tree | None = None  # made where there is something to compare
+        self._stay: dict[SnapshotId, Set[SnapshotId]] = {}  # what each goes on from
+        self._read: tuple[SnapshotId, Tree] | None = None  # of these, one is held in memory
+
+    def missed_with(self, save: Manifest) -> Missed | None:
+        """What would be lost with a save that the newest snapshot goes on from; it stays then. None
+        where a snapshot that stays has all of it, but for what its user deleted."""
+        if self._tree is None:
+            self._tree = Tree(self._newest)
+        before = Tree(save)
+        lost = missed(before, self._tree)
+        if lost is None:
+            return None
+        for snapshot, names in self._stay.items():
+            if save.snapshot in names:
+                with suppress(SnapshotError):  # one that is not whole stands for no other
+                    if missed(before, self._tree_of(snapshot)) is None:
+                        return None
+        self._stay[save.snapshot] = lineage_of(save).names
+        return lost
+
+    def _tree_of(self, snapshot: SnapshotId) -> Tree:
+        if self._read is None or self._read[0] != snapshot:
+            found = find_snapshot(self._store, self._newest.workspace, snapshot)
+            self._read = (snapshot, Tree(check_whole(self._store, found, self._seal)))
+        return self._read[1]
