@@ -15,7 +15,7 @@ from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
 from flows.procedures.watch.rows import asleep, in_use, is_missing, newest_snapshots, not_there
-from flows.procedures.watch.twins import twins, undecided
+from flows.procedures.watch.twins import most_frequent_saves, twins, undecided
 from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
 from tasks.overview import show_overview
@@ -94,9 +94,15 @@ def watch(
     if not dry_run:
         _renew(standing.findings, opened, faults)
     over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
-    saved = opened.keys() - with_job if not dry_run else set()
+    saves = {
+        name: most_frequent_saves([blocks[block] for block in named[name]])
+        for name in (opened.keys() - with_job if not dry_run else ())
+    }
     looks = [
-        (one, look_at.submit(opened[_name(one)], one.machine, one.rental, _name(one) in saved))
+        (
+            one,
+            look_at.submit(opened[_name(one)], one.machine, one.rental, saves.get(_name(one))),
+        )
         for one in used
         if one.machine and one.rental
     ]

@@ -177,9 +177,12 @@ class MachineLook(NamedTuple):
 
 
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)
-def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental, saves: bool) -> MachineLook:
+def look_at(
+    opened: OpenWorkspace, machine: Machine, rental: Rental, saves: OpenWorkspace | None
+) -> MachineLook:
     """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
-    had within LOOK_S. ``saves``: let it go on to save its workspace by itself."""
+    had within LOOK_S. ``saves``: let it go on to save its workspace by itself, as this block
+    says."""
     try:
         with open_session.function(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
@@ -187,7 +190,7 @@ def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental, saves: bool
             try:
                 verdict = _judged(opened, _read(opened, session), rental)
                 return MachineLook(
-                    verdict, renew_autosave(opened, session, machine) if saves else NO_SAVES
+                    verdict, renew_autosave(saves, session, machine) if saves else NO_SAVES
                 )
             finally:
                 over.cancel()

@@ -15,6 +15,7 @@ import pytest
 from blocks import Workspace
 from flows import hibernate, watch
 from tasks import watch as look
+from tasks.autosave import Saves
 from tasks.jobs import start_command, stop_command
 from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
@@ -204,6 +205,37 @@ def test_a_workspace_that_several_blocks_are_for_is_kept(lab: Lab, opened: OpenW
     assert "the blocks one, two are all for this workspace and differ in paths" in row.next_step
     assert row.differ in report.rows()[0]["reason"]
     assert [machine.id for machine in lab.machines()] == [machine]
+
+
+@pytest.mark.parametrize(("minutes", "wanted"), [((0, 5), 5), ((15, 5), 5), ((5, 0), 5)])
+def test_a_machine_goes_on_to_save_itself_as_often_as_any_of_its_blocks_says(
+    lab: Lab,
+    opened: OpenWorkspace,
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: tuple[int, int],
+    wanted: int,
+) -> None:
+    """Any of them may have rented it, and the grants that it began with end after an hour."""
+    blocks = {
+        name: replace(opened, spec=msgspec.structs.replace(opened.spec, save_minutes=every))
+        for name, every in zip(("one", "two"), minutes, strict=True)
+    }
+
+    class TwoBlocks(PlainRunner):
+        def workspaces(self) -> list[str]:
+            return [*blocks]
+
+        def open(self, workspace: Workspace | str) -> OpenWorkspace:
+            return blocks[str(workspace)]
+
+    def renewed(of: OpenWorkspace, *_: Any) -> Saves:
+        return Saves(f"every {of.spec.save_minutes} min")
+
+    monkeypatch.setattr(look, "renew_autosave", renewed)
+    machine = _rented(lab)
+    with TwoBlocks(*blocks.values(), wait_factor=0.1):
+        report = watch.fn(dry_run=False, only_report=True)
+    assert _of(report, machine).saves == f"every {wanted} min"
 
 
 def test_one_hibernation_that_cannot_be_started_leaves_the_others(

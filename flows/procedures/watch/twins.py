@@ -66,6 +66,13 @@ def twins(
     }
 
 
+def most_frequent_saves(blocks: Sequence[OpenWorkspace]) -> OpenWorkspace:
+    """The block of a workspace whose machine saves it most often by itself: any of the blocks may
+    have rented the machine. The first of them where none does."""
+    saving = [opened for opened in blocks if opened.spec.save_minutes]
+    return min(saving, key=lambda opened: opened.spec.save_minutes, default=blocks[0])
+
+
 def undecided(one: Watched, of: Twins | None, has_job: bool) -> Watched:
     """Kept, where a job hibernates the workspace when it has ended, or where its blocks differ."""
     differ = of.words if of else ""
