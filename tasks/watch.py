@@ -28,7 +28,7 @@ from torpor.control.remote.seam import Agent
 from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
-from torpor.control.store.snapshots import newest_snapshot
+from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.values import Machine, SnapshotId, WorkspaceName, made_at, names_of
@@ -150,8 +150,21 @@ def _foretell(
     has ended may have left its machine to its user."""
     job = opened.jobs.of(rental.job) if rental.job else None
     if job is None or job.ended:
-        alerts += of_lost(rental, newest, time.time())
+        unverified_unix = _unverified_unix(opened.under(rental.label.workspace))
+        alerts += of_lost(rental, newest, time.time(), unverified_unix)
         remember(alerts)
+
+
+def _unverified_unix(opened: OpenWorkspace) -> float | None:
+    """When the store got the last snapshot, where that is not the newest verified one; None also
+    where the store does not say."""
+    store, name = opened.store, opened.spec.name
+    try:
+        times, sure = snapshot_times(store, name), newest_verified(store, name)
+    except TorporError:
+        return None
+    last = max(times, key=lambda snapshot: (times[snapshot], snapshot), default=None)
+    return None if last is None or sure is None or last == sure else times[last]
 
 
 def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:

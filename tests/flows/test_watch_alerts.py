@@ -36,6 +36,8 @@ from torpor.control.money.budgets import OpenBudget
 from torpor.control.processes import boot_id, identify
 from torpor.control.providers.seam import Absent
 from torpor.control.rental.records import Rentals
+from torpor.control.reports import moment
+from torpor.control.store.snapshots import snapshot_times
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watch_report import WatchReport
@@ -163,6 +165,17 @@ def test_a_lost_machine_of_a_job_is_told_once_the_job_has_ended(
     told = [subject for subject, _ in _watch(lab.opened, server)[2]]
     assert told == [f"torpor: machine {machine.id} of workspace demo has gone"] * ended
     assert lab.states() == ["ended"]
+
+
+def test_a_lost_machine_is_told_with_what_it_saved_by_itself(lab: Lab, server: AlertMemory) -> None:
+    kept = put_save(lab.store, 0, [])
+    verified_save(lab.store, kept)
+    handed_over(lab.opened)
+    own = put_save(lab.store, 30, [kept], own_save=1, autosave=1)
+    at = moment(snapshot_times(lab.store, lab.opened.spec.name)[own])
+    destroy_all(lab.market)
+    ((_, body),) = _watch(lab.opened, server)[2]
+    assert f", and what was saved last, unverified, of {at}: later work was" in body
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -70,15 +70,21 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
 
 
 def of_lost(
-    rental: Rental, newest: Mapping[WorkspaceName, float | None], now_unix: float
+    rental: Rental,
+    newest: Mapping[WorkspaceName, float | None],
+    now_unix: float,
+    unverified_unix: float | None = None,
 ) -> list[Alert]:
     """The machine of this rental has gone without torpor. Nobody is told of one that was not handed
-    over, nor of one that a hibernation has ended."""
+    over, nor of one that a hibernation has ended. ``unverified_unix``: when the store got a later
+    snapshot than the newest verified one, as machines make them by themselves; None without any."""
     if rental.state != "handed over" or rental.snapshot is not None:
         return []
     name = rental.label.workspace
     saved_unix = newest.get(name)
     saved = f"of {moment(saved_unix)}" if saved_unix else "none that could be read"
+    if unverified_unix is not None:
+        saved += f", and what was saved last, unverified, of {moment(unverified_unix)}"
     return [
         Alert(
             kind="machine lost",
