@@ -21,10 +21,10 @@ from torpor.control.remote.seam import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
 from torpor.control.store.marks import COMMIT_S
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.autosaves import Holder, delete_superseded, last_holders, thin
 from torpor.shared.errors import TorporError
 from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.names import manifest_key
 from torpor.shared.values import Machine, SnapshotId, snapshot_id
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
 
@@ -69,8 +69,8 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
 
 def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> Saves:
     """What the machine says of its saves; NO_SAVES where it is to make none. Gives it the
-    grants for further ones when half of their time is over or a save failed, whose basis may be
-    gone, and then deletes superfluous ones."""
+    grants for further ones when half of their time is over, a save failed, or the snapshot that
+    its tree goes on from is gone, and then deletes superfluous ones."""
     if not _saves(opened, machine):
         return NO_SAVES
     try:
@@ -79,12 +79,17 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
             return Saves(f"job {state.job} saves it")
         ends_s = state.until_unix - time.time()
         lasts = state.lives and ends_s >= AGAIN_S and state.left > OWN_SAVES
-        if not lasts or state.error:
+        is_gone = state.line is not None and not _is_there(opened, state.line)
+        if not lasts or state.error or is_gone:
             _hand_over(opened, session, machine, state.line)
             _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
     except TorporError as error:
         return Saves(f"its own saves cannot go on: {error}", fail=True)
-    return _told(state)
+    told = _told(state)
+    if is_gone and not told.fail:
+        why = "it was deleted, or is on its way. It saves again"
+        return Saves(f"snapshot {state.line}, its newest, is not in the store: {why}")
+    return told
 
 
 def line_held(opened: StoredWorkspace, session: Agent) -> SnapshotId | None:
@@ -98,11 +103,13 @@ def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
     """End the machine's own saves before a destroy: the machine would take that for a notice, and
     save what is stored already. What fails here fails no run."""
     with suppress(TorporError):
-        session.call(
-            EndAutosave(opened.spec.name),
-            request_id=f"autosave:{secrets.token_hex(8)}",
-            within_s=END_S,
-        )
+        ask_to_end(opened, session)
+
+
+def ask_to_end(opened: StoredWorkspace, session: Agent) -> None:
+    """End the machine's own saves. Idempotent."""
+    request_id = f"autosave:{secrets.token_hex(8)}"
+    session.call(EndAutosave(opened.spec.name), request_id=request_id, within_s=END_S)
 
 
 @step("delete superseded autosaves", retries=ONCE)
@@ -149,7 +156,7 @@ def _hand_over(
 ) -> None:
     spec, store = opened.spec, opened.store
     every_s = MINUTE_S * spec.save_minutes
-    basis = line if line in snapshot_ids(store, spec.name) else None
+    basis = line if line and _is_there(opened, line) else None
     count = OWN_SAVES + min(MOST_SAVES, int(COMMIT_S / every_s) + 1)
     book = book_for(store, spec, opened.key, "", basis, count=count)
     notices = opened.markets.of(machine.provider).abilities.notices
@@ -158,6 +165,10 @@ def _hand_over(
         request_id=f"{runner().run}:autosave:{secrets.token_hex(8)}",
         within_s=STANDBY_S,
     )
+
+
+def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
+    return opened.store.head(manifest_key(opened.spec.name, snapshot)) is not None
 
 
 def _told(state: AutosaveState) -> Saves:

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from flows import delete_snapshots
 from tasks.autosave import renew_autosave
 from tasks.plain_runner import PlainRunner
 from tasks.restore import pick_snapshot_to_wake
 from tests.fixtures.lab import Lab
+from tests.fixtures.lab_saves import save_by_schedule
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.remote.seam import Agent
 from torpor.shared.errors import OtherPaths
@@ -73,6 +76,35 @@ def test_a_machine_that_does_not_save_its_workspace_is_an_alert(
         said = renew_autosave(replace(lab.opened, spec=spec), says, machine)
     assert said.fail is bool(words)
     assert words in said.words
+
+
+def test_a_machine_whose_newest_save_was_deleted_is_not_said_to_be_saved_and_saves_again(
+    lab: Lab,
+) -> None:
+    """Its tree is equal to a snapshot that nobody has any more."""
+    place = lab.home(lab.rent().id) / "workspace"
+    place.mkdir()
+    (place / "notes").write_text("0")
+    hibernate_plainly(lab.opened, destroy=False)
+    (place / "work").write_text("work")
+    saved = save_by_schedule(lab)
+    assert saved is not None
+    assert save_by_schedule(lab) is None
+    run_plainly(lab.opened, delete_snapshots, snapshots=[saved], even_newest=saved)
+    opened = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, save_minutes=5))
+    times = {"stored_unix": time.time(), "until_unix": time.time() + 3600}
+    says = _Says(line=saved, **times)
+    (machine,) = lab.machines()
+    with PlainRunner(opened):
+        said = renew_autosave(opened, says, machine)
+    assert f"snapshot {saved}, its newest, is not in the store: it was deleted" in said.words
+    assert says.asked == ["autosave.look", "autosave"]
+    again = save_by_schedule(lab)
+    assert again is not None
+    says = _Says(line=again, **times)
+    with PlainRunner(opened):
+        assert renew_autosave(opened, says, machine).words.startswith("saved at ")
+    assert says.asked == ["autosave.look"]
 
 
 def test_what_a_machine_writes_after_it_was_given_up_does_not_stand_before_its_successor(
