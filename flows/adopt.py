@@ -10,6 +10,7 @@ from blocks import Workspace
 from flows.procedures.snapshot import LOOK_TO_REFUSE_S
 from tasks.adoption import (
     Adoptable,
+    end_saves,
     find_adoptable,
     fingerprint,
     give_up,
@@ -124,7 +125,9 @@ def _released(opened: OpenWorkspace, machine: str, dry_run: bool) -> AdoptReport
     if machine:
         wanted = machine.strip().rpartition(":")[2]
         mine = [rental for rental in mine if rental.machine == wanted]
+    warnings: list[str] = []
     for rental in mine if not dry_run else ():
+        warnings += end_saves(opened, rental)  # while its mark still lets torpor in
         give_up(opened, rental)
     done = "can be given up" if dry_run else "given up"
     return AdoptReport(
@@ -132,4 +135,5 @@ def _released(opened: OpenWorkspace, machine: str, dry_run: bool) -> AdoptReport
         machine=", ".join(str(rental.machine) for rental in mine),
         provider=", ".join(rental.provider for rental in mine),
         state=done if mine else "not adopted",
+        warnings=warnings,
     )

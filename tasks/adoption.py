@@ -9,7 +9,8 @@ from typing import Final
 import asyncssh
 import msgspec
 
-from tasks.machines import endpoint_of, renting
+from tasks.autosave import ask_to_end
+from tasks.machines import endpoint_of, open_session, renting
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -27,7 +28,7 @@ from torpor.control.rental.adoption import (
 )
 from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental, Rentals
-from torpor.shared.errors import HostKeyChanged, InvalidInput, ProviderUnavailable
+from torpor.shared.errors import HostKeyChanged, InvalidInput, ProviderUnavailable, TorporError
 from torpor.shared.values import Label, Machine
 
 _SHOWN_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -141,6 +142,29 @@ def mark_adopted(provider: Provider, machine: Machine, label: Label | None) -> N
         f"{provider.identity} does not show the changed mark of machine {machine.id} yet: run "
         "`torpor adopt` again. If that stays so, change its label in the market's console"
     )
+
+
+@step("end its own saves", retries=ONCE)
+def end_saves(opened: OpenWorkspace, rental: Rental) -> list[str]:
+    """Let a machine that is given up save the workspace no more; a warning where it may. It has the
+    workspace's key and grants for an hour."""
+    provider = opened.markets.of(rental.provider)
+    recall([provider], [rental])
+    try:
+        live = Absent() if rental.machine is None else provider.find(rental.machine)
+        if not isinstance(live, Machine) or live.state != "running":
+            return []
+        named = msgspec.structs.replace(live, label=rental.label)
+        with open_session.function(opened, named) as session:
+            ask_to_end(opened, session)
+    except TorporError as error:
+        words = (
+            f"machine {rental.machine} could not be told to end its own saves, and may write "
+            f"snapshots of the workspace for another hour: {error}"
+        )
+        runner().log.warning("%s", words)
+        return [words]
+    return []
 
 
 @step("give up machine")

@@ -26,6 +26,7 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.rental.adoption import AdoptReport, provider_of
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
+from torpor.machine.supervisor.autosave import AutosaveFolder
 from torpor.shared.errors import (
     HostKeyChanged,
     InvalidInput,
@@ -166,6 +167,18 @@ def test_given_up_it_runs_on_and_is_nobody_s(mine: Mine) -> None:
     assert run_plainly(mine.opened, adopt, release=True, dry_run=False).state == "not adopted"
     mine.adopt()
     assert hibernate_plainly(mine.opened).destroyed
+
+
+def test_given_up_it_saves_the_workspace_no_more(mine: Mine) -> None:
+    """It has the workspace's key and grants for an hour."""
+    mine.opened = replace(
+        mine.opened, spec=msgspec.structs.replace(mine.opened.spec, save_minutes=5)
+    )
+    mine.adopt()
+    folder = AutosaveFolder(mine.workspace.parent / ".torpor", mine.opened.spec.name)
+    assert folder.take() is None  # its process lives
+    run_plainly(mine.opened, adopt, release=True, dry_run=False)
+    assert folder.take() is not None
 
 
 @pytest.mark.parametrize("step", ["record_adoption", "mark_adopted", "after the mark"])

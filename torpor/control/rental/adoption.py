@@ -37,7 +37,8 @@ class AdoptReport(WorkspaceReport, frozen=True):
     def rows(self) -> list[Row]:
         """What torpor may do comes first, then what it would not keep."""
         if not self.fingerprint:
-            return [{"what": "state", "value": self.title()}]
+            warnings = [{"what": "warning", "value": line} for line in self.warnings]
+            return [{"what": "state", "value": self.title()}, *warnings]
         found = [
             ("machine", f"{self.machine} at {self.provider}: {self.state}"),
             (
