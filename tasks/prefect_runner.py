@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -42,7 +42,6 @@ from prefect.logging import get_logger, get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 from prefect.tasks import Task
-from prefect.types import DateTime
 
 from blocks import Workspace
 from blocks.reference import saved_names
@@ -122,7 +121,7 @@ class PrefectRunner:
     def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         types = [kind for kind, state in _STATES.items() if state in states]
         in_queue = WorkQueueFilter(name=WorkQueueFilterName(any_=[queue])) if queue else None
-        since = DateTime.fromtimestamp(ended_unix, UTC)
+        since: Any = datetime.fromtimestamp(ended_unix, UTC)  # pydantic makes Prefect's type of it
         found: list[FlowRun] = []
         with get_client(sync_client=True) as client:
             while len(found) % _PAGE == 0:
