@@ -29,8 +29,8 @@ KEPT: Final = 3
 
 
 class Holder(NamedTuple):
-    """An autosave that alone holds what a newer snapshot lacks, though nobody has deleted that.
-    ``agent``: what its machine calls itself."""
+    """A snapshot that nobody has verified, most often an autosave. It alone holds what a newer one
+    lacks, though nobody has deleted that. ``agent``: what its machine calls itself."""
 
     snapshot: SnapshotId
     agent: str
@@ -53,24 +53,26 @@ def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> Sup
     made, deleted, held = times.get(verified.snapshot, 0.0), list[SnapshotId](), list[Holder]()
     named = {name for name in lineage_of(verified.manifest).names if times.get(name, made) < made}
     pins = pinned_ids(store, verified.workspace)
-    for snapshot, holder in _judged(store, seal, verified.manifest, times):
+    for save, holder in _judged(store, seal, verified.manifest, times):
+        snapshot = save.snapshot
         if snapshot in pins:
             continue
         if holder is not None:
             held.append(holder)
-        elif snapshot in named and _delete(store, verified.workspace, snapshot):
+        elif snapshot in named and is_autosave(save) and _delete(store, save.workspace, snapshot):
             deleted.append(snapshot)
     return Superseded(deleted, held)
 
 
 def last_holders(store: ObjectStore, seal: Seal, newest: Manifest) -> list[Holder]:
-    """The autosaves that a snapshot goes on from and that alone hold what it lacks."""
+    """The snapshots that nobody has verified, that ``newest`` goes on from, and that alone hold
+    what it lacks: autosaves, and what a backup left that was killed before its check."""
     times = snapshot_times(store, newest.workspace)
     pins = pinned_ids(store, newest.workspace)  # put aside on purpose
     return [
         holder
-        for snapshot, holder in _judged(store, seal, newest, times)
-        if holder is not None and snapshot not in pins
+        for _, holder in _judged(store, seal, newest, times)
+        if holder is not None and holder.snapshot not in pins
     ]
 
 
@@ -80,7 +82,9 @@ def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[Snaps
     times = snapshot_times(store, workspace)
     of: dict[str, _Line] = {}
     deleted = []
-    for save in _autosaves(store, workspace, seal, _newest_first(times)):
+    for save in _unverified(store, workspace, seal, _newest_first(times)):
+        if not is_autosave(save):
+            continue
         line = of.setdefault(agent_of(save), _Line(save.snapshot))
         line.count += 1
         if line.count == KEPT + 1:
@@ -109,8 +113,9 @@ class _Line:
 
 def _judged(
     store: ObjectStore, seal: Seal, newest: Manifest, times: Mapping[SnapshotId, float]
-) -> Iterator[tuple[SnapshotId, Holder | None]]:
-    """The older autosaves of the line of ``newest``, newest first, and what it misses of each."""
+) -> Iterator[tuple[Manifest, Holder | None]]:
+    """The older snapshots of the line of ``newest`` that nobody has verified, newest first, and
+    what it misses of each."""
     workspace, named, line = newest.workspace, lineage_of(newest).names, lineage_of(newest)
     made = times.get(newest.snapshot, 0.0)
     # A lineage names the last MOST_SAVES autosaves: what stays is older than those at some time.
@@ -122,14 +127,14 @@ def _judged(
     ]
     keepers = Keepers(store, seal, newest)
     agents: dict[str, float] | None = None
-    for save in _autosaves(store, workspace, seal, older):
+    for save in _unverified(store, workspace, seal, older):
         snapshot = save.snapshot
         if snapshot not in named:
             agents = _agents(store, newest, times) if agents is None else agents
             if times[snapshot] > agents.get(agent_of(save), 0.0):
                 continue  # of another line, as far as is known
         lost = keepers.missed_with(save)
-        yield snapshot, lost and Holder(snapshot, agent_of(save), times[snapshot], lost)
+        yield save, lost and Holder(snapshot, agent_of(save), times[snapshot], lost)
 
 
 def _newest_first(times: Mapping[SnapshotId, float]) -> list[SnapshotId]:
@@ -149,20 +154,17 @@ def _agents(
     return found
 
 
-def _autosaves(
+def _unverified(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, among: list[SnapshotId]
 ) -> Iterator[Manifest]:
-    """The manifests of those that are autosaves, one at a time. Reads the manifest of each that may
-    be one: a machine's word alone makes no user's snapshot one."""
+    """The manifests of those that nobody has verified, and of autosaves, one at a time."""
     receipts = verified_snapshots(store, workspace)
     others = {snapshot for snapshot, receipt in receipts if not receipt.autosave}
     for snapshot in among:
         if snapshot in others:
             continue
         with suppress(SnapshotError):  # it is not known to be one
-            manifest, _ = open_manifest(store, workspace, snapshot, seal)
-            if is_autosave(manifest):
-                yield manifest
+            yield open_manifest(store, workspace, snapshot, seal)[0]
 
 
 def _whole(
