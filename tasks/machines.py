@@ -270,6 +270,16 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
                 )
             if rental is None and not _is_known(opened, machine):
                 _usable(opened, machine, rental)
+            if machine.state == "stopped":
+                raise WorkspaceAwake(
+                    f"workspace {opened.spec.name} is on machine {machine.id} at "
+                    f"{machine.provider}, which is stopped: "
+                    f"{machine.note or 'its market does not say why'}. No other machine is rented, "
+                    "because that one may hold the newest work. If the account has no credit, add "
+                    "some. Then start the machine in the market's console, and work there or "
+                    "hibernate it. If it cannot be started, end it there and run "
+                    f"`torpor reconcile {opened.spec.name}`: what is in no snapshot is lost with it"
+                )
             also = f". A replicate left {left} unfinished: run it again to continue" if left else ""
             raise WorkspaceAwake(
                 f"workspace {opened.spec.name} is already on machine {machine.id} at "

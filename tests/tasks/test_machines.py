@@ -89,6 +89,23 @@ def test_a_machine_that_is_being_ended_is_no_place_to_work(lab: Lab) -> None:
         assert find_machine(lab.opened, "").id == machine.id  # hibernate may store it
 
 
+def test_a_machine_that_its_market_stopped_is_no_place_to_work_and_none_is_rented_beside_it(
+    lab: Lab,
+) -> None:
+    """It cannot be hibernated either while it is stopped."""
+    with plain(lab.opened):
+        held, machine = renting(lab.opened), lab.rent()
+        for note, words in (
+            ("the account has no credit", "stopped: the account has no credit. No other"),
+            ("", "stopped: its market does not say why. .* start the machine in the market's"),
+        ):
+            stopped = msgspec.structs.replace(machine, state="stopped", endpoint=None, note=note)
+            lab.market.alive[machine.id] = stopped
+            with pytest.raises(WorkspaceAwake, match=words) as told:
+                left_unfinished(lab.opened, held, alone=True)
+            assert "work there, or" not in str(told.value)
+
+
 def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(lab: Lab) -> None:
     with plain(lab.opened):
         held, (old, rental) = renting(lab.opened), handed_over(lab.opened)

@@ -202,7 +202,7 @@ def test_a_machine_whose_market_lost_our_label_is_not_used_and_stays_on_record(
     monkeypatch.setattr(rents.market, "create", create)
     rents.change_market(ready_s=0.0)
     run = rents.run()
-    with pytest.raises(CreateFailed, match="does not show the label"):
+    with pytest.raises(EndUnproven, match="does not show the label"):
         run.rent(rents.market.on_sale, nap=lambda _: None)
     rental = rents.open()
     assert (rental.state, rental.machine) == ("abandoned", "m1")
@@ -365,9 +365,9 @@ def test_a_proof_before_the_provider_has_settled_is_none(
     rents.market.hidden = 100
     rents.change_market(settling_s=600.0, ready_s=0.0)
     monkeypatch.setattr(renting, "AT_ONCE_S", 0.0)
-    with pytest.raises(CreateFailed):
-        rents.run().rent(rents.market.on_sale, nap=lambda _: None)
-    assert rents.states() == ["abandoned"]
+    with pytest.raises(EndUnproven, match="no other machine is rented"):
+        rents.run().rent(rents.market.on_sale * 2, nap=lambda _: None)
+    assert rents.states() == ["abandoned"], "the machine may appear, and no second one was rented"
 
 
 def test_what_outlived_its_machine_is_ended_too(rents: Rents) -> None:
@@ -536,3 +536,43 @@ def test_a_market_that_is_silent_says_nothing_of_its_machines(rents: Rents) -> N
     rents.market.away = ProviderUnavailable("down")
     with pytest.raises(ProviderUnavailable):
         run.states()
+
+
+@pytest.mark.parametrize("trouble", ["the key was revoked", "answered and not done", "away"])
+def test_no_second_machine_is_rented_while_the_first_can_neither_be_used_nor_ended(
+    trouble: str, rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market = rents.market
+
+    def fault(*_: object) -> str:
+        if trouble == "the key was revoked":
+            market.away = ProviderDenied("401")
+        elif trouble == "away":
+            market.away = ProviderUnavailable("503")
+        market.immortal = True
+        return "nobody answers"
+
+    monkeypatch.setattr(renting, "greeting_fault", fault)
+    monkeypatch.setattr(renting, "AT_ONCE_S", 0.0)
+    rents.change_market(ready_s=0.1)
+    words = r"m1 .*neither be used .* nor be ended .*4\.000 \$/h.*reconcile demo --abandoned"
+    with pytest.raises(EndUnproven, match=words):
+        rents.run().rent(market.on_sale * 3, nap=lambda _: None)
+    assert list(market.alive) == ["m1"], "a second machine was rented"
+    assert (rents.open().state, rents.open().machine) == ("abandoned", "m1")
+    market.away, market.immortal = None, False
+    rents.run().end_abandoned()
+    assert market.alive == {}
+
+
+def test_a_machine_whose_end_its_market_has_accepted_keeps_nobody_from_the_next_offer(
+    rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> str | None:
+        return "nobody answers" if len(rents.market.orders) == 1 else None
+
+    monkeypatch.setattr(renting, "greeting_fault", fault)
+    monkeypatch.setattr(renting, "AT_ONCE_S", 0.1)
+    rents.change_market(ready_s=0.0)
+    rents.market.slow = True
+    assert rents.run().rent([H100, H100], nap=lambda _: None).machine.id == "m2"

@@ -14,7 +14,12 @@ from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.seam import Absent
 from torpor.control.rental.waiting import ssh_banner_fault, wait_until_reachable
-from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
+from torpor.shared.errors import (
+    CreateFailed,
+    MachineUnreachable,
+    ProviderDenied,
+    ProviderError,
+)
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
 
 AT = Endpoint("127.0.0.1", 22, "me")
@@ -227,3 +232,10 @@ def test_a_machine_without_our_label_is_not_handed_out() -> None:
     assert _wait(Scripted(bare, bare, RUNNING), Clock(), label=LABEL) == RUNNING
     with pytest.raises(MachineUnreachable, match=r"torpor\.me\.w\.1.*end it in the provider's"):
         _wait(Scripted(bare), Clock(), label=LABEL)
+
+
+def test_a_refused_login_ends_the_waiting_at_once() -> None:
+    clock = Clock()
+    with pytest.raises(ProviderDenied, match=r"m-1 .*not waited for any longer: 401"):
+        _wait(Scripted(STARTING, ProviderDenied("401: the key was revoked")), clock)
+    assert clock.now < 10, "the login does not come back by itself"

@@ -219,7 +219,8 @@ class Renting:
 
         Each attempt is a rental of its own. A provider that does not answer is asked again after
         all others. ``nap`` sleeps between two looks, and may raise to stop waiting. CreateFailed
-        names what was tried.
+        names what was tried. EndUnproven where the machine of an attempt can neither be used nor
+        be ended: no further offer is tried while that machine costs money.
         """
         failed: list[tuple[TorporError, Offer]] = []
         left = list(offers)
@@ -232,7 +233,7 @@ class Renting:
                 continue
             try:
                 tenancy = self._rent(offer, nap, until)
-            except HandedOver:
+            except (HandedOver, EndUnproven):
                 raise
             except _NEXT_OFFER as error:
                 self._by.told.warn(f"offer {offer.id} failed, trying the next: {error}")
@@ -508,7 +509,9 @@ class Renting:
                 label=label,
             )
         except BaseException as cause:
-            self._abandon(rental, cause)
+            fault = self._abandon(rental, cause)
+            if fault is not None and isinstance(cause, _NEXT_OFFER):
+                raise self._stuck(self._ours.get(label, rental), cause, fault) from cause
             raise
         rental = msgspec.structs.replace(
             rental,
@@ -540,11 +543,12 @@ class Renting:
         endpoint: Endpoint = msgspec.structs.replace(machine.endpoint, host_key=host_key)
         return msgspec.structs.replace(machine, endpoint=endpoint)
 
-    def _abandon(self, rental: Rental, cause: BaseException) -> None:
+    def _abandon(self, rental: Rental, cause: BaseException) -> TorporError | None:
         """Mark the rental as abandoned. End it now if its machine shows, at the end of the run if
-        that takes time, or by a later run."""
+        that takes time, or by a later run. Returns why its machine cannot be ended; None where it
+        has ended, or its provider has accepted to end it, or nobody knows of a machine."""
         if rental.label not in self._ours:
-            return
+            return None
         with suppress(TorporError):
             rental = self._rentals.change(
                 rental,
@@ -560,6 +564,20 @@ class Renting:
             self._by.told.warn(str(error))
         except TorporError as error:
             self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
+            accepted = isinstance(error, EndUnproven) and error.accepted
+            unknown = rental.machine is None and error.retryable  # it is looked for later
+            return None if accepted or unknown else error
+        return None
+
+    def _stuck(self, rental: Rental, cause: BaseException, fault: TorporError) -> EndUnproven:
+        """The error for an attempt whose machine can neither be used nor be ended."""
+        which = f"machine {rental.machine}" if rental.machine else "the machine that may exist"
+        return EndUnproven(
+            f"{which} at {rental.provider} could neither be used ({cause}) nor be ended ({fault}). "
+            f"It costs {rental.price_usd_h:.3f} $/h until it ends, so no other machine is rented. "
+            f"End it with `torpor reconcile {rental.label.workspace} --abandoned`, or in the "
+            "market's console"
+        )
 
     def _end_if_over(self, rental: Rental, shown: Machine | None, within_s: float) -> None:
         gone = ""

@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.seam import Absent, Provider
-from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError, TorporError
+from torpor.shared.errors import (
+    CreateFailed,
+    MachineUnreachable,
+    ProviderDenied,
+    ProviderError,
+    TorporError,
+)
 from torpor.shared.values import Endpoint, Label, Machine, MachineId
 
 _FIRST_WAIT_S = 0.05  # between two questions to the provider
@@ -36,9 +42,10 @@ def wait_until_reachable(
     """The machine once it runs and its SSH server has said its version.
 
     CreateFailed when it dies meanwhile, or runs for ``abilities.address_s`` without an address: try
-    the next offer. A machine that the provider does not
-    show is waited for, also with a proof of its end while the provider settles. MachineUnreachable
-    when ``timeout_s`` is over, with what was seen last. ``greets`` returns None or what went wrong.
+    the next offer. ProviderDenied at once when the login is refused, as after a key was revoked. A
+    machine that the provider does not show is waited for, also with a proof of its end while the
+    provider settles. MachineUnreachable when ``timeout_s`` is over, with what was seen last.
+    ``greets`` returns None or what went wrong.
     ``timeout_s`` begins again where the machine leaves the provider's queue, in which it may wait
     for ``abilities.queue_s``; ``told`` hears why
     the machine waits there, each time that this changes; ``queued`` is called at each look that
@@ -114,9 +121,13 @@ def _look(
     provider: Provider, machine: MachineId, in_settling: bool, label: Label | None
 ) -> Machine | TorporError | str:
     """The machine once it runs, or waits in a queue; why the provider cannot be asked; else what is
-    missing. CreateFailed when it is in vain."""
+    missing. CreateFailed when it is in vain, ProviderDenied when no later look will be answered."""
     try:
         live = provider.find(machine)
+    except ProviderDenied as cause:
+        raise ProviderDenied(
+            f"machine {machine} at {provider.identity} is not waited for any longer: {cause}"
+        ) from cause
     except (MachineUnreachable, ProviderError) as cause:
         return cause
     if isinstance(live, Absent):
