@@ -20,6 +20,7 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
+    MachineUnread,
     TorporError,
     UnsafeDestroy,
 )
@@ -122,16 +123,26 @@ def listed(
     providers: Sequence[Provider],
 ) -> tuple[dict[str, Listing], dict[str, TorporError]]:
     """The machines and the residue by the identity of each provider that answered, and the error of
-    each that did not."""
-    answers = ask_all(providers, lambda provider: (provider.list_own(), provider.residue()))
+    each that did not. A provider that lists a machine which cannot be read is among both."""
+    answers = ask_all(providers, _listing)
     found: dict[str, Listing] = {}
     silent: dict[str, TorporError] = {}
     for provider, answer in zip(providers, answers, strict=True):
-        if isinstance(answer, tuple):
-            found[provider.identity] = answer
-        else:
+        if isinstance(answer, TorporError):
             silent[provider.identity] = answer
+            continue
+        machines, residue, unread = answer
+        found[provider.identity] = machines, residue
+        if unread is not None:
+            silent[provider.identity] = unread
     return found, silent
+
+
+def _listing(provider: Provider) -> tuple[list[Machine], list[Residue], MachineUnread | None]:
+    try:
+        return provider.list_own(), provider.residue(), None
+    except MachineUnread as error:
+        return [*error.machines], provider.residue(), error
 
 
 def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, Listing]:
@@ -139,9 +150,10 @@ def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, 
     recall(providers, rentals)
     found, silent = listed(providers)
     for identity, error in silent.items():
-        if identity in {provider.identity for provider in opened.providers}:
+        left_out = identity not in found
+        if left_out and identity in {provider.identity for provider in opened.providers}:
             raise error
-        runner().log.warning("%s was left out: %s", identity, error)
+        runner().log.warning("%s%s: %s", identity, " was left out" if left_out else "", error)
     return found
 
 

@@ -19,7 +19,7 @@ from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.control.zones import zone_named
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import MachineUnread, TorporError
 from torpor.shared.values import Label, WorkspaceName
 
 _AT_ONCE: Final = 8
@@ -89,6 +89,7 @@ def _shown(opened: OpenWorkspace, rentals: Sequence[Rental]) -> dict[Label, str]
     for provider, answer in zip(providers, answers, strict=True):
         if isinstance(answer, TorporError):
             runner().log.warning("%s was not asked: %s", provider.identity, answer)
-        else:
-            found |= {machine.label: machine.id for machine in answer if machine.label}
+        shown = answer.machines if isinstance(answer, MachineUnread) else answer
+        if not isinstance(shown, TorporError):
+            found |= {machine.label: machine.id for machine in shown if machine.label}
     return found

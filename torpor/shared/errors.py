@@ -47,6 +47,7 @@
     │   ├── ProviderDenied      login, permission, balance: nothing can be rented there now
     │   ├── ProviderUnavailable*  no answer, 429, 5xx; nothing was changed
     │   ├── UnexpectedAnswer    an answer of a shape that we do not know; never an empty list
+    │   │   └── MachineUnread   a list has a machine that may be ours and cannot be read
     │   └── NotOurs             the machine does not carry our label and rental
     │       └── HandedOver      another run has handed it to its user meanwhile
     ├── BudgetExceeded          what was to be rented would cost more than a budget allows
@@ -65,7 +66,8 @@ a user for an error of this tree.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 
 class TorporError(Exception):
@@ -262,6 +264,10 @@ class ProviderUnavailable(ProviderError):
 
 class UnexpectedAnswer(ProviderError):
     pass
+
+
+class MachineUnread(UnexpectedAnswer):
+    machines: Sequence[Any] = ()  # the ``Machine`` values of ours that can be read
 
 
 class NotOurs(ProviderError):

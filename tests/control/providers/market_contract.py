@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +20,8 @@ from tests.markets.boot import Machines
 from tests.markets.every import FAKES
 from tests.markets.faults import Action, Fault
 from tests.markets.kills import killed_at_request
-from tests.markets.server import KEY, FakeMarket
+from tests.markets.odd_rows import MISSING, ODD, odd_row
+from tests.markets.server import KEY, FakeMarket, Request
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Absent, Adopts, Order, Provider
 from torpor.control.rental.order import order_for
@@ -28,6 +30,7 @@ from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
     InvalidInput,
+    MachineUnread,
     NoCapacity,
     NotOurs,
     ProviderDenied,
@@ -110,6 +113,10 @@ class MarketContract(ProviderContract):
     sells_spot = False
     queues = False  # no request is refused for want of capacity
     names_waits = True  # how long a client is to wait, where it asked too often
+    label_cells: ClassVar[set[str]] = {"label", "name", "description", "tags"}
+    """Where a row holds our label: what holds none there is not ours."""
+    id_cells: ClassVar[set[str]] = {"id"}  # without which a row is not known for what it is
+    spoils_offers = True  # one list in its fake's answers holds all offers
     elsewhere: ClassVar[dict[str, Any]] = {}
     """What another account says beside its key."""
     price_slack = 0.01
@@ -374,6 +381,71 @@ class MarketContract(ProviderContract):
         listed = [m.id for m in shop.plain.list_own()]
         assert listed == [machine.id], "list_own() has all of ours, on all pages, and no others"
 
+    @pytest.mark.parametrize("odd", ODD, ids=str)
+    def test_an_odd_cell_of_somebody_else_s_machine_hides_none_of_ours(
+        self, shop: Shop, odd: Any
+    ) -> None:
+        mine, other = shop.create(), self.foreign(shop)
+        with odd_row(shop.fake, other) as row:
+            shop.plain.list_own()
+            for cell in sorted(row.cells):
+                row.odd = {cell: odd}
+                shown, _ = own(shop)
+                assert [*shown] == [mine.id], f"{cell} of another machine is odd"
+                assert shop.find(mine).id == mine.id, f"{cell} of another machine is odd"
+            row.odd = dict.fromkeys(sorted(row.cells, key=len, reverse=True), odd)
+            shop.destroy(mine)
+        assert mine.id not in {machine.id for machine in shop.market.alive()}
+
+    @pytest.mark.parametrize("odd", ODD, ids=str)
+    def test_an_odd_cell_of_a_machine_of_ours_proves_no_end_and_keeps_no_other_one_from_its_end(
+        self, shop: Shop, odd: Any
+    ) -> None:
+        mine, other = shop.create(), shop.create(disk_gib=21)
+        with odd_row(shop.fake, other.id) as row:
+            shop.plain.list_own()
+            shop.find(other)
+            for cell in sorted(row.cells):
+                row.odd = {cell: odd}
+                shown, unread = own(shop)
+                assert mine.id in shown, f"{cell} of another machine is odd"
+                nameless = odd in (None, MISSING) and not self.label_cells.isdisjoint(cell)
+                known = len(shown) == 2 or unread or nameless  # an odd id may be another id
+                assert known, f"a list with an odd {cell} says that the machine is gone"
+                with suppress(UnexpectedAnswer):
+                    found = shop.find(other)
+                    gone = isinstance(found, Absent) and found.proof
+                    assert not gone, f"an odd {cell} proves an end"
+            row.odd = {}
+            needed = {*self.label_cells, *self.id_cells}
+            row.odd = {cell: odd for cell in row.cells if needed.isdisjoint(cell)}
+            shop.destroy(mine)
+            shop.destroy(other)
+        assert shop.market.alive() == [], "a machine of ours with odd cells can be ended"
+
+    def test_an_odd_offer_is_left_out_and_named_among_the_refused(self, shop: Shop) -> None:
+        if not self.spoils_offers:
+            return
+        plainly = shop.fake.answer
+        sold = {offer.id for offer in shop.plain.offers(Want())}
+
+        def answer(request: Request, authorization: str) -> Any:
+            said = plainly(request, authorization)
+            if said is not None and request.action == "offers":
+                said.body = copy.deepcopy(said.body)
+                rows = first_rows(said.body)
+                key = next(iter(rows)) if isinstance(rows, dict) else 0
+                rows[key] = dict.fromkeys(rows[key])
+            return said
+
+        shop.fake.answer = answer
+        found = shop.plain.offers(Want())
+        odd = [offer for offer in found if offer.unread]
+        assert odd, "the odd offer is counted"
+        assert all("odd cell" in misfit(offer, Want()) for offer in odd), "it fits nobody"
+        good = {offer.id for offer in found} - {offer.id for offer in odd}
+        assert good and good < sold, "one odd offer hides no other"
+
     def test_no_key_of_the_account_is_sent_to_the_machine(self, shop: Shop) -> None:
         shop.create()
         asked = msgspec.json.encode(shop.asked()).decode()
@@ -393,6 +465,24 @@ class MarketContract(ProviderContract):
         with pytest.raises((CreateFailed, ProviderError)):
             shop.create(offer=msgspec.structs.replace(shop.order.offer, id="made-up"))
         assert shop.market.rented == [], "an offer that nobody made was rented"
+
+
+def own(shop: Shop) -> tuple[set[MachineId], bool]:
+    """The machines of ours that the market shows, and whether a further one may be ours."""
+    try:
+        return {machine.id for machine in shop.plain.list_own()}, False
+    except MachineUnread as error:
+        return {machine.id for machine in error.machines}, True
+
+
+def first_rows(body: Any) -> Any:
+    """The list, or the object of objects, that holds the offers in an answer."""
+    inner = [*body.values()] if isinstance(body, dict) else body
+    if inner and all(isinstance(row, dict) for row in inner) and len(inner) > 1:
+        return body
+    return next(
+        rows for value in inner if isinstance(value, (dict, list)) for rows in [first_rows(value)]
+    )
 
 
 def label() -> Label:

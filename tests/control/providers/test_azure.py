@@ -60,6 +60,9 @@ QUOTAS = (
 
 
 class TestAzure(MarketContract):
+    label_cells: ClassVar = {"tags"}
+    id_cells: ClassVar = {"name"}
+    spoils_offers = False  # an offer is made of several lists
     row = "azure"
     sells_spot = True
     elsewhere: ClassVar = {"subscription": "00000000-0000-0000-0000-000000000000"}

@@ -42,6 +42,9 @@ _MINE = f"projects/{PROJECT}/global/images/mine"
 
 
 class TestGcp(MarketContract):
+    label_cells: ClassVar = {"labels"}
+    id_cells: ClassVar = {"name", "zone", "kind"}
+    spoils_offers = False  # an offer is made of several lists
     row = "gcp"
     sells_spot = True
     elsewhere: ClassVar = {"project": "another-project"}

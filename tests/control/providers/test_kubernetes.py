@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncssh
 import msgspec
@@ -49,6 +49,9 @@ MACHINES = Machines(price_usd_h=2.30, gpu="H100 SXM")
 
 
 class TestKubernetes(ContainerContract):
+    label_cells: ClassVar = {"labels"}
+    id_cells: ClassVar = {"metadata", "name", "uid"}
+    spoils_offers = False  # an offer is made of several lists
     row = "kubernetes"
     queues = True
     login = "registry-login"

@@ -25,6 +25,7 @@ from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
     MachineUnreachable,
+    MachineUnread,
     NoCapacity,
     OrderUnpaid,
     ProviderDenied,
@@ -576,3 +577,35 @@ def test_a_machine_whose_end_its_market_has_accepted_keeps_nobody_from_the_next_
     rents.change_market(ready_s=0.0)
     rents.market.slow = True
     assert rents.run().rent([H100, H100], nap=lambda _: None).machine.id == "m2"
+
+
+def test_a_machine_that_cannot_be_read_stops_only_what_it_may_concern(rents: Rents) -> None:
+    """Its label cannot be read. What the list shows of ours can be used and ended."""
+    market, other = rents.market, Market("lambda:2")
+    rents.handed_over()
+    market.unread = "machine 7: `label`: Expected `str`, got `int`"
+    run = rents.run()
+    (machine,) = [machine for machine, _ in run.machines()]
+    assert "machine 7" in rents.heard.warnings[-1]
+    run.end(rents.open(), never_handed_over(machine, machine.label))
+    assert market.alive == {}
+    with pytest.raises(MachineUnread, match="machine 7"):
+        rents.run().machines()  # the only market: the machine may be the workspace's
+    assert rents.run(market, other).machines() == []
+    market.faults = [MachineUnread(market.unread)]
+    with rents.run(market, other) as run:
+        run.rent([*market.on_sale * 2, *other.on_sale]).hand_over()
+    assert (len(market.orders), market.alive, len(other.alive)) == (2, {}, 1)
+
+
+def test_a_lost_answer_is_no_end_while_a_machine_cannot_be_read(rents: Rents) -> None:
+    """That machine may be the one that the lost answer was about."""
+    rents.market.faults, rents.market.unread = [LOST], "machine 7: no label"
+    with pytest.raises(EndUnproven, match=r"the machine that may exist .*machine 7: no label"):
+        rents.run().rent(rents.market.on_sale * 2)
+    assert len(rents.market.orders) == 1
+    for later_s in (700, 1400, 2100):
+        rents.later(later_s)
+        with pytest.raises(MachineUnread):
+            rents.run(rents.market, Market("lambda:2")).end_abandoned()
+        assert rents.states() == ["abandoned"], "absent from what can be read is not gone"

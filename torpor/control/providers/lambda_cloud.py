@@ -20,6 +20,7 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows, offered
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
@@ -81,12 +82,16 @@ class _Tag(msgspec.Struct):
     value: str
 
 
+class _Priced(msgspec.Struct):
+    price_cents_per_hour: float
+
+
 class _Instance(msgspec.Struct):
-    id: str
-    status: str
-    instance_type: _Type
+    id: str = ""
+    status: str = ""
+    instance_type: _Priced | None = None
     ip: str | None = None
-    tags: list[_Tag] = []
+    tags: list[_Tag] | None = None
 
 
 class _SshKey(msgspec.Struct):
@@ -99,19 +104,19 @@ class _Launched(msgspec.Struct):
 
 
 class _Ended(msgspec.Struct):
-    terminated_instances: list[_Instance]
+    terminated_instances: list[Any]
 
 
 class _TypesData(msgspec.Struct):
-    data: dict[str, _Stock]
+    data: dict[str, Any]
 
 
 class _InstanceData(msgspec.Struct):
-    data: _Instance
+    data: dict[str, Any]
 
 
 class _InstancesData(msgspec.Struct):
-    data: list[_Instance]
+    data: list[Any]
 
 
 class _SshKeysData(msgspec.Struct):
@@ -215,6 +220,13 @@ class LambdaProvider:
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self._adopted = Adopted()
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=lambda row: row.id,
+            label_of=self._label_of,
+            exact=["tags"],
+        )
         self.mark = self._adopted.mark
         self._ssh_port = ssh_port
 
@@ -231,11 +243,12 @@ class LambdaProvider:
         if want.spot == "only":
             return []
         stock = self._client.read(_TypesData, f"{_API}/instance-types").data
-        return [
-            self._offer(item.instance_type, region.name)
-            for item in stock.values()
-            for region in item.regions_with_capacity_available
-        ]
+
+        def offers(item: _Stock) -> list[Offer]:
+            regions = item.regions_with_capacity_available
+            return [self._offer(item.instance_type, region.name) for region in regions]
+
+        return offered(self.identity, _Stock, stock.values(), offers)
 
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
@@ -270,18 +283,12 @@ class LambdaProvider:
             return Absent()
         path = f"{_API}/instances/{machine}"
         found = self._client.seek("GET", path, _InstanceData, f"show instance {machine}")
-        rows = self._instances() if found is None else [found.data]
-        row = next((row for row in rows if row.id == machine), None)
-        if row is None:
-            return Absent()
-        if row.status == "terminated":
-            return Absent(f"Lambda says that instance {machine} is terminated")
-        return self._machine(row)
+        if found is not None:
+            return self._rows.one(machine, found.data, self._seen)
+        return self._rows.find(machine, self._instances(), self._seen) or Absent()
 
     def list_own(self) -> list[Machine]:
-        rows = [row for row in self._instances() if row.status != "terminated"]
-        machines = [self._machine(row) for row in rows]
-        return [machine for machine in machines if machine.label is not None]
+        return self._rows.own(self._instances(), self._seen)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is None:
@@ -338,8 +345,17 @@ class LambdaProvider:
         own = [machine for machine in self.list_own() if machine.label == label]
         return own[0] if own else None
 
-    def _instances(self) -> list[_Instance]:
+    def _instances(self) -> list[object]:
         return self._client.read(_InstancesData, f"{_API}/instances").data
+
+    def _label_of(self, row: _Instance) -> Label | None:
+        tags = {tag.key: tag.value for tag in row.tags or []}
+        return label_among(tags) or self._adopted.get(row.id)
+
+    def _seen(self, row: _Instance) -> Machine | Absent:
+        if row.status == "terminated":
+            return Absent(f"Lambda says that instance {row.id} is terminated")
+        return self._machine(row)
 
     def _machine(self, row: _Instance) -> Machine:
         up = row.status in ("active", "unhealthy") and row.ip is not None
@@ -348,10 +364,10 @@ class LambdaProvider:
         return Machine(
             MachineId(row.id),
             self.identity,
-            label_among({tag.key: tag.value for tag in row.tags}) or self._adopted.get(row.id),
+            self._label_of(row),
             "stopping" if ends else "running" if up else "starting",
             endpoint,
-            row.instance_type.price_cents_per_hour / 100,
+            row.instance_type.price_cents_per_hour / 100 if row.instance_type else 0.0,
             f"Lambda says {row.status}",
         )
 

@@ -6,6 +6,7 @@ import msgspec
 
 from torpor.control.providers.gpus import Gpu, gpu_misfit, wanted_gpu
 from torpor.shared.errors import (
+    MachineUnread,
     NoCapacity,
     OrderUnpaid,
     ProviderDenied,
@@ -43,6 +44,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     cores: float | None = None
     link_mbit_s: float | None = None  # downwards
     traffic_usd_gib: float = 0.0
+    unread: str = ""  # why its row in the market's answer cannot be read; such an offer fits nobody
 
     @property
     def bound_usd_h(self) -> float:
@@ -52,6 +54,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 def misfit(offer: Offer, want: Want) -> str:
     """Why ``offer`` does not fit, for a person; empty where it does."""
+    if offer.unread:
+        return offer.unread
     gpu = wanted_gpu(want)
     if gpu is not None:
         if reason := gpu_misfit(gpu, offer.gpu):
@@ -90,7 +94,7 @@ def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
     """Whether ``error``, which creating ``failed`` raised, holds for ``other`` too."""
     if failed.provider != other.provider:
         return False
-    if isinstance(error, (ProviderDenied, OrderUnpaid)):
+    if isinstance(error, (ProviderDenied, OrderUnpaid, MachineUnread)):
         return True
     if isinstance(error, QuotaReached):
         same = (failed.region, failed.spot) == (other.region, other.spot)

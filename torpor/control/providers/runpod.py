@@ -22,6 +22,7 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows, offered
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.safety import Warrant
@@ -93,7 +94,7 @@ class _GpuType(msgspec.Struct, rename="camel"):
 
 
 class _Catalog(msgspec.Struct):
-    gpus: list[_GpuType]
+    gpus: list[Any]
 
 
 class _Ssh(msgspec.Struct):
@@ -107,15 +108,16 @@ class _SshWays(msgspec.Struct):
 
 
 class _Pod(msgspec.Struct):
+    name: str | None
+    id: str = ""
+    status: str = ""
+    cost: float | None = None
+    ssh: _SshWays | None = None
+    runtime: dict[str, Any] | None = None
+
+
+class _Made(msgspec.Struct):
     id: str
-    name: str
-    status: str
-    cost: float
-    ssh: _SshWays
-    runtime: dict[str, Any] | None
-
-
-_SHOWN: Final[Any] = _Pod | None
 
 
 class _Pagination(msgspec.Struct, rename="camel"):
@@ -124,7 +126,7 @@ class _Pagination(msgspec.Struct, rename="camel"):
 
 
 class _Pods(msgspec.Struct):
-    pods: list[_Pod]
+    pods: list[Any]
     pagination: _Pagination | None = None  # since October 2026
 
 
@@ -184,6 +186,7 @@ class RunpodProvider:
         # Pods of the secure cloud alone can mount a network volume.
         self._clouds = _CLOUDS[:1] if data_centres_only or self.volumes else _CLOUDS
         self._adopted = Adopted()
+        self._rows = Rows(self.identity, _Pod, id_of=lambda pod: pod.id, label_of=self._label_of)
         self.mark = self._adopted.mark
         self._uptimes: dict[str, tuple[int, int]] = {}  # pod: the last, and how often it fell
 
@@ -200,7 +203,7 @@ class RunpodProvider:
             return []
         count, centre = want.gpu_count if want.gpu else 1, self._centre()
         found = [offer for cloud in self._clouds for offer in self._on_sale(want, cloud, count)]
-        return [offer for offer in found if centre in ("", offer.region)]
+        return [offer for offer in found if offer.unread or centre in ("", offer.region)]
 
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
@@ -235,32 +238,28 @@ class RunpodProvider:
             body["dataCenterIds"] = [centre]
         if order.cuda is not None:
             body["gpu"]["minCudaVersion"] = f"{order.cuda[0]}.{order.cuda[1]}"
-        answer = self._client.create("POST", "/v2/pods", _Pod, body)
+        answer = self._client.create("POST", "/v2/pods", _Made, body)
         if isinstance(answer, Refusal):
             raise _refused(order, answer)
-        return self._machine(answer)
+        price = order.offer.price_usd_h
+        return Machine(MachineId(answer.id), self.identity, order.label, "starting", None, price)
 
     def find(self, machine: MachineId) -> Machine | Absent:
         if not machine.isalnum():
             return Absent()
         path = f"/v2/pods/{machine}"
-        answer: _Pod | Refusal | None = self._client.ask("GET", path, _SHOWN)
+        answer: Any = self._client.ask("GET", path, Any)
         if isinstance(answer, Refusal) and not self._client.is_gone(answer):
             raise self._client.refused(answer, f"show pod {machine}")
-        pod = None if isinstance(answer, Refusal) else answer
-        if pod is None:
-            pod = next((listed for listed in self._pods() if listed.id == machine), None)
-        if pod is None and isinstance(answer, Refusal):
-            return Absent(f"RunPod answers 404 for pod {machine} and does not list it")
-        if pod is None:
-            return Absent()  # null: it may be on its way out
-        if pod.status == "TERMINATED":
-            return Absent(f"RunPod says that pod {machine} is TERMINATED")
-        return self._machine(pod)
+        if answer is not None and not isinstance(answer, Refusal):
+            return self._rows.one(machine, answer, self._seen)
+        listed = self._rows.find(machine, self._pods(), self._seen)
+        if listed is not None or answer is None:  # null: it may be on its way out
+            return listed or Absent()
+        return Absent(f"RunPod answers 404 for pod {machine} and does not list it")
 
     def list_own(self) -> list[Machine]:
-        machines = [self._machine(pod) for pod in self._pods() if pod.status != "TERMINATED"]
-        return [machine for machine in machines if machine.label is not None]
+        return self._rows.own(self._pods(), self._seen)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         # No long wait between the warrant's check and the request: it holds for a minute.
@@ -296,7 +295,9 @@ class RunpodProvider:
         if (cuda := want.least_cuda) is not None:
             params["minCudaVersion"] = f"{cuda[0]}.{cuda[1]}"
         found = self._client.read(_Catalog, "/v2/catalog/gpus", params).gpus
-        return [offer for gpu in found for offer in self._of_type(gpu, want, cloud, count)]
+        return offered(
+            self.identity, _GpuType, found, lambda gpu: self._of_type(gpu, want, cloud, count)
+        )
 
     def _of_type(self, gpu: _GpuType, want: Want, cloud: _Cloud, count: int) -> list[Offer]:
         sold, each_usd_h, most = (
@@ -328,13 +329,15 @@ class RunpodProvider:
         ]
 
     def _of_label(self, label: Label) -> Machine | None:
-        own = [pod for pod in self._pods() if pod.name == label_name(label)]
-        return self._machine(own[0]) if own else None
+        return next((own for own in self.list_own() if own.label == label), None)
 
-    def _pods(self) -> list[_Pod]:
+    def _label_of(self, pod: _Pod) -> Label | None:
+        return label_in(pod.name) or self._adopted.get(pod.id)
+
+    def _pods(self) -> list[object]:
         """All of them: a page that is missing would prove an absence."""
         params: dict[str, str] = {}
-        pods: list[_Pod] = []
+        pods: list[object] = []
         for _ in range(_MOST_PAGES):
             page = self._client.read(_Pods, "/v2/pods", params)
             pods += page.pods
@@ -346,20 +349,25 @@ class RunpodProvider:
             params = {"cursor": more.next_cursor}
         raise self._client.unexpected("pages without an end", "GET /v2/pods")
 
+    def _seen(self, pod: _Pod) -> Machine | Absent:
+        if pod.status == "TERMINATED":
+            return Absent(f"RunPod says that pod {pod.id} is TERMINATED")
+        return self._machine(pod)
+
     def _machine(self, pod: _Pod) -> Machine:
         # A pod is RUNNING, and billed, before its container runs.
         up = pod.status == "RUNNING" and pod.runtime is not None
         stopped = pod.status in ("EXITED", "ERROR", "TERMINATED")
-        note, way = f"RunPod says {pod.status}", pod.ssh.direct if up else None
+        note, way = f"RunPod says {pod.status}", pod.ssh.direct if up and pod.ssh else None
         if up and self._crashes(pod):
             note, way = f"{note}, but its container ends, and is started, again and again", None
         return Machine(
             MachineId(pod.id),
             self.identity,
-            label_in(pod.name) or self._adopted.get(pod.id),
+            self._label_of(pod),
             "stopped" if stopped else "running" if up else "starting",
             None if way is None else Endpoint(way.host, way.port, "root"),
-            pod.cost,
+            pod.cost or 0.0,
             note,
         )
 

@@ -190,7 +190,8 @@ class Provider(Protocol):
 
     def list_own(self) -> list[Machine]:
         """Every machine that carries a label of ours, in any state, but none that ``find`` proves
-        absent. All pages of it."""
+        absent. All pages of it. MachineUnread, with the machines that can be read, where a further
+        one may be ours: ``create`` raises it too, and has rented nothing then."""
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         """End the rent of the machine, then what was rented with it, by its label.

@@ -20,6 +20,7 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows, offered
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_lines
 from torpor.control.safety import Warrant
@@ -96,11 +97,11 @@ class _Location(msgspec.Struct):
     id: str
     city: str
     country: str
-    gpus: list[_Gpu]
+    gpus: list[Any]
 
 
 class _Locations(msgspec.Struct):
-    locations: list[_Location]
+    locations: list[Any]
 
 
 class _LocationsData(msgspec.Struct):
@@ -113,9 +114,9 @@ class _Forward(msgspec.Struct):
 
 
 class _Instance(msgspec.Struct):
-    id: str
-    name: str
-    status: str
+    name: str | None
+    id: str = ""
+    status: str = ""
     address: str | None = msgspec.field(name="ipAddress", default=None)
     forwards: list[_Forward] = msgspec.field(name="portForwards", default_factory=list)
     usd_h: float | None = msgspec.field(name="rateHourly", default=None)
@@ -127,14 +128,14 @@ class _Instance(msgspec.Struct):
 
 
 class _Listed(msgspec.Struct):
-    instances: list[dict[str, Any]]
+    instances: list[Any]
 
 
 class _ListedData(msgspec.Struct):
     """The live service answers a list (cloud-gpu-shopper, client.go), the documentation has
     ``instances``."""
 
-    data: list[dict[str, Any]] | _Listed
+    data: list[Any] | _Listed
 
 
 class _Shape(NamedTuple):
@@ -197,6 +198,12 @@ class TensorDockProvider:
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self._ssh_port = ssh_port
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=lambda row: row.id,
+            label_of=lambda row: label_in(row.name),
+        )
 
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""
@@ -216,12 +223,16 @@ class TensorDockProvider:
             return []
         count = want.gpu_count if want.gpu else 1
         found = self._client.read(_LocationsData, f"{_API}/locations").data.locations
-        return [
-            self._offer(place, gpu, count, _disk_gb(want.disk_gib))
-            for place in found
-            for gpu in place.gpus
-            if gpu.network_features.dedicated_ip_available and gpu.max_count >= count
-        ]
+        disk_gb = _disk_gb(want.disk_gib)
+
+        def offers(place: _Location) -> list[Offer]:
+            def offer(gpu: _Gpu) -> list[Offer]:
+                fits = gpu.network_features.dedicated_ip_available and gpu.max_count >= count
+                return [self._offer(place, gpu, count, disk_gb)] if fits else []
+
+            return offered(self.identity, _Gpu, place.gpus, offer)
+
+        return offered(self.identity, _Location, found, offers)
 
     def create(self, order: Order) -> Machine:
         if (known := self._of_label(order.label)) is not None:
@@ -248,7 +259,7 @@ class TensorDockProvider:
         if isinstance(answer, Refusal):
             raise _refused(order, answer) or self._client.uncertain(answer, doing)
         made = _instance_in(answer)
-        if made is None:
+        if made is None or not made.id or not made.status:
             raise self._client.uncertain(answer, doing)
         return Machine(
             MachineId(made.id),
@@ -262,23 +273,16 @@ class TensorDockProvider:
     def find(self, machine: MachineId) -> Machine | Absent:
         if not re.fullmatch(r"[A-Za-z0-9-]+", machine):
             return Absent()
-        found = self._show(machine)
-        if found is None:
-            found = next((row for row in self._listed() if row.id == machine), None)
-        if found is None:
-            return Absent(f"TensorDock answers 404 for instance {machine} and does not list it")
-        if found.state in ("deleted", "terminated"):
-            return Absent(f"TensorDock says that instance {machine} is {found.status}")
-        return self._machine(found)
+        path = f"{_API}/instances/{machine}"
+        answer = self._client.seek("GET", path, dict[str, Any], f"show instance {machine}")
+        if answer is not None:
+            return self._rows.one(machine, _flat(answer), self._seen)
+        return self._rows.find(machine, self._listed(), self._seen) or Absent(
+            f"TensorDock answers 404 for instance {machine} and does not list it"
+        )
 
     def list_own(self) -> list[Machine]:
-        machines = []
-        for listed in self._listed():
-            if label_in(listed.name) is not None:
-                found = self.find(MachineId(listed.id))
-                if isinstance(found, Machine):
-                    machines.append(found)
-        return machines
+        return self._rows.own(self._listed(), lambda row: self.find(MachineId(row.id)))
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is None:
@@ -314,29 +318,16 @@ class TensorDockProvider:
         )
 
     def _of_label(self, label: Label) -> Machine | None:
-        own = [row for row in self._listed() if row.name == label_name(label)]
-        found = self.find(MachineId(own[0].id)) if own else None
-        return found if isinstance(found, Machine) else None
+        return next((own for own in self.list_own() if own.label == label), None)
 
-    def _listed(self) -> list[_Instance]:
-        path = f"{_API}/instances"
-        data = self._client.read(_ListedData, path).data
-        rows = data.instances if isinstance(data, _Listed) else data
-        found = [_instance_in(row) for row in rows]
-        if None in found:
-            raise self._client.unexpected(rows, f"GET {path}")
-        return [machine for machine in found if machine is not None]
+    def _listed(self) -> list[object]:
+        data = self._client.read(_ListedData, f"{_API}/instances").data
+        return [_flat(row) for row in (data.instances if isinstance(data, _Listed) else data)]
 
-    def _show(self, machine: str) -> _Instance | None:
-        """The machine; None if TensorDock does not find it."""
-        path = f"{_API}/instances/{machine}"
-        answer = self._client.seek("GET", path, dict[str, Any], f"show instance {machine}")
-        if answer is None:
-            return None
-        found = _instance_in(answer)
-        if found is None or found.id != machine:
-            raise self._client.unexpected(answer, f"GET {path}")
-        return found
+    def _seen(self, row: _Instance) -> Machine | Absent:
+        if row.state in ("deleted", "terminated"):
+            return Absent(f"TensorDock says that instance {row.id} is {row.status}")
+        return self._machine(row)
 
     def _machine(self, row: _Instance) -> Machine:
         way = next(
@@ -368,15 +359,19 @@ def _refusal_in(body: object) -> Refusal | None:
     return Refusal(int(status), str(words), body)
 
 
-def _instance_in(body: object) -> _Instance | None:
-    """The instance in {"data": {...}}, in {"attributes": {...}}, or flat; None where there is
-    none."""
+def _flat(body: object) -> object:
+    """The instance in {"data": {...}}, in {"attributes": {...}}, or flat."""
     if isinstance(body, dict) and isinstance(body.get("data"), dict):
         body = body["data"]
     if isinstance(body, dict) and isinstance(body.get("attributes"), dict):
         body = {**body["attributes"], "id": body.get("id")}
+    return body
+
+
+def _instance_in(body: object) -> _Instance | None:
+    """The instance; None where there is none."""
     try:
-        return msgspec.convert(body, learned(_Instance))
+        return msgspec.convert(_flat(body), learned(_Instance))
     except msgspec.ValidationError:
         return None
 

@@ -22,6 +22,7 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows, offered
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.providers.vast_gpus import names_of
@@ -100,7 +101,7 @@ class _Bundle(msgspec.Struct):
 
 
 class _Bundles(msgspec.Struct):
-    offers: list[_Bundle]
+    offers: list[Any]
 
 
 class _Port(msgspec.Struct, rename={"port": "HostPort"}):
@@ -108,10 +109,10 @@ class _Port(msgspec.Struct, rename={"port": "HostPort"}):
 
 
 class _Instance(msgspec.Struct):
-    id: int
-    actual_status: str | None
-    dph_total: float
-    label: str | None = None
+    label: str | None
+    id: int | str = ""
+    actual_status: str | None = None
+    dph_total: float | None = None
     cur_state: str | None = None
     intended_status: str | None = None
     next_state: str | None = None
@@ -121,12 +122,12 @@ class _Instance(msgspec.Struct):
 
 
 class _Page(msgspec.Struct):
-    instances: list[_Instance]
+    instances: list[Any]
     next_token: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _One(msgspec.Struct):
-    instances: _Instance | None
+    instances: Any
 
 
 class _User(msgspec.Struct):
@@ -201,6 +202,12 @@ class VastProvider:
             is_gone=lambda refusal: refusal.status in _NOT_THERE,
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=lambda row: str(row.id),
+            label_of=lambda row: label_in(row.label),
+        )
         self.volumes = [volume.path for volume in container.volumes]
         self._data_centres_only, self._url = data_centres_only, url
         self._container, self._hidden_in = container, container.secrets.hidden_in
@@ -266,18 +273,19 @@ class VastProvider:
         if not machine.isdecimal():
             return Absent()
         # The whole list: a filter that Vast.ai reads otherwise shows none, and proves nothing.
-        for row in self._pages({}):
-            if row.id == int(machine):
-                return self._machine(row)
+        listed = self._rows.find(machine, self._pages({}), self._machine)
+        if isinstance(listed, Machine):
+            return listed
         path = f"/api/v0/instances/{machine}/"
         found = self._client.seek("GET", path, _One, f"show instance {machine}")
         if found is not None and found.instances is not None:
-            return self._machine(found.instances)
-        return Absent(f"Vast.ai shows no instance {machine}, neither by its id nor in its list")
+            return self._rows.one(machine, found.instances, self._machine)
+        return listed or Absent(
+            f"Vast.ai shows no instance {machine}, neither by its id nor in its list"
+        )
 
     def list_own(self) -> list[Machine]:
-        machines = [self._machine(row) for row in self._pages({})]
-        return [machine for machine in machines if machine.label is not None]
+        return self._rows.own(self._pages({}), self._machine)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is None:
@@ -325,11 +333,12 @@ class VastProvider:
         found = self._cheapest(want, spot, {**at, "gpu_name": {"in": names}} if names else at)
         if names and not found:  # the market may have another name for it by now
             found = self._cheapest(want, spot, at)
-        return [
-            self._offer(bundle, want, spot)
-            for bundle in found
-            if not self._data_centres_only or bundle.hosting_type == _DATA_CENTRE
-        ]
+
+        def offers(bundle: _Bundle) -> list[Offer]:
+            apart = self._data_centres_only and bundle.hosting_type != _DATA_CENTRE
+            return [] if apart else [self._offer(bundle, want, spot)]
+
+        return offered(self.identity, _Bundle, found, offers)
 
     def _host(self) -> dict[str, Any]:
         """The filter for the host of the volume; empty without one. ProviderDenied."""
@@ -343,7 +352,7 @@ class VastProvider:
             )
         return {}
 
-    def _cheapest(self, want: Want, spot: bool, filters: dict[str, Any]) -> list[_Bundle]:
+    def _cheapest(self, want: Want, spot: bool, filters: dict[str, Any]) -> list[object]:
         disk_gb = self._disk_gb(want.disk_gib)
         query: dict[str, Any] = {
             **filters,
@@ -369,7 +378,7 @@ class VastProvider:
             query["driver_version"] = {"gte": _driver_number(want.driver)}
         if self._data_centres_only:
             query["datacenter"] = {"eq": True}
-        found: dict[int, _Bundle] = {}
+        found: dict[str, object] = {}
         for _ in range(_MOST_SEARCHES):
             try:
                 page = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
@@ -377,12 +386,15 @@ class VastProvider:
                 if not found:
                     raise
                 break  # the cheapest ones are there
-            fresh = [bundle for bundle in page if bundle.id not in found]
-            found |= {bundle.id: bundle for bundle in fresh}
-            if len(page) < _MOST_OFFERS:
+            numbered = {str(row.get("id") if isinstance(row, dict) else row): row for row in page}
+            fresh = numbered.keys() - found.keys()
+            found |= numbered
+            prices = [row.get("dph_total") for row in page if isinstance(row, dict)]
+            dearest = max((usd for usd in prices if isinstance(usd, int | float)), default=None)
+            if len(page) < _MOST_OFFERS or dearest is None:
                 break
             # The price of the last one again: others may cost the same.
-            query["dph_total"] = {"gte" if fresh else "gt": page[-1].dph_total}
+            query["dph_total"] = {"gte" if fresh else "gt": dearest}
         return list(found.values())
 
     def _offer(self, bundle: _Bundle, want: Want, spot: bool) -> Offer:
@@ -419,12 +431,12 @@ class VastProvider:
 
     def _of_label(self, label: Label) -> Machine | None:
         found = self._pages({"label": {"eq": label_name(label)}})
-        own = [row for row in found if row.label == label_name(label)]
-        return self._machine(own[0]) if own else None
+        own = self._rows.own(found, self._machine)
+        return next((machine for machine in own if machine.label == label), None)
 
-    def _pages(self, filters: dict[str, Any]) -> list[_Instance]:
+    def _pages(self, filters: dict[str, Any]) -> list[object]:
         params = {"limit": str(_PAGE), "select_filters": msgspec.json.encode(filters).decode()}
-        rows: list[_Instance] = []
+        rows: list[object] = []
         for _ in range(_MOST_PAGES):
             page = self._client.read(_Page, "/api/v1/instances/", params)
             rows += page.instances
@@ -454,7 +466,7 @@ class VastProvider:
             label_in(row.label),
             "stopped" if stopped else "running" if endpoint is not None else "starting",
             endpoint,
-            row.dph_total,
+            row.dph_total or 0.0,
             note,
         )
 

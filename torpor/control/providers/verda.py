@@ -23,10 +23,17 @@ from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, Refusal, is_decided, is_denied
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.refusals import create_refused
+from torpor.control.providers.rows import Rows, offer_rows
 from torpor.control.providers.seam import Abilities, Absent, Account, LeftKind, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
-from torpor.shared.errors import CreateFailed, InvalidInput, ProviderError, ProviderUnavailable
+from torpor.shared.errors import (
+    CreateFailed,
+    InvalidInput,
+    MachineUnread,
+    ProviderError,
+    ProviderUnavailable,
+)
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, MachineState, Want
 
 URL: Final = "https://api.verda.com"  # https://api.datacrunch.io answers alike
@@ -76,8 +83,8 @@ class _DiskType(msgspec.Struct):
 
 
 class _Instance(msgspec.Struct):
-    id: str
-    status: str
+    id: str = ""
+    status: str = ""
     description: str | None = None
     price_per_hour: float | str | None = None
     ip: str | None = None
@@ -133,6 +140,13 @@ class VerdaProvider:
         self.identity, self.claimed = self._client.identity, self._client.claimed
         self._ssh_port, self._adopted = ssh_port, Adopted()
         self.mark = self._adopted.mark
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=lambda row: row.id,
+            label_of=lambda row: label_in(row.description) or self._adopted.get(row.id),
+            exact=["description"],
+        )
         self._disks_usd_h: dict[str, float] = {}
 
     def check(self, image: str = "") -> Account:
@@ -145,9 +159,11 @@ class VerdaProvider:
 
     def offers(self, want: Want) -> list[Offer]:
         read, found = self._client.read, []
-        rows = read(list[_Type], "/instance-types", {"currency": "usd"})
-        kinds = {row.instance_type: row for row in rows}
-        disks = read(list[_DiskType], "/volume-types")
+        rows = read(list[Any], "/instance-types", {"currency": "usd"})
+        types, odd = offer_rows(self.identity, _Type, rows)
+        kinds = {row.instance_type: row for row in types}
+        disks, more = offer_rows(self.identity, _DiskType, read(list[Any], "/volume-types"))
+        odd += more
         prices = [row.price.get("price_per_month_per_gb") for row in disks if row.type == "NVMe"]
         if not (gb_usd := max(map(_usd, prices), default=0.0)):
             raise self._client.unexpected("no price of NVMe", "GET /volume-types")
@@ -155,10 +171,14 @@ class VerdaProvider:
         for spot in {"never": (False,), "allowed": (False, True), "only": (True,)}[want.spot]:
             word = str(spot).lower()  # the Python client asks by isSpot, the Go client by is_spot
             asked = {"isSpot": word, "is_spot": word}
-            for at in read(list[_Place], "/instance-availability", asked):
+            rows = read(list[Any], "/instance-availability", asked)
+            places, more = offer_rows(self.identity, _Place, rows)
+            odd += more
+            for at in places:
                 on_sale = [kinds[name] for name in at.availabilities if name in kinds]
                 found += [self._offer(k, at.location_code, spot, disk_usd_h) for k in on_sale]
-        return [offer for offer in found if offer.price_usd_h > disk_usd_h]  # the others name none
+        # The others name no price.
+        return odd + [offer for offer in found if offer.price_usd_h > disk_usd_h]
 
     def create(self, order: Order) -> Machine:
         own = [machine for machine in self.list_own() if machine.label == order.label]
@@ -188,22 +208,18 @@ class VerdaProvider:
 
     def find(self, machine: MachineId) -> Machine | Absent:
         """Only the status "discontinued" is a proof: an id that is not known may be known later."""
-        if (row := self._shown(machine)) is None:
-            return Absent()
-        if row.status == "discontinued":
-            return Absent(f"Verda says that instance {machine} is discontinued")
-        return self._machine(row)
+        told = self._shown(machine)
+        return Absent() if told is None else self._rows.one(machine, told, self._seen)
 
     def list_own(self) -> list[Machine]:
-        rows = self._client.read(list[_Instance], "/instances")
-        ours = [row for row in rows if label_in(row.description) or row.id in self._adopted]
-        return [self._machine(row) for row in ours if row.status != "discontinued"]
+        return self._rows.own(self._client.read(list[Any], "/instances"), self._seen)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         live = warranted(self, machine, warrant)
         with suppress(ProviderError):  # first: who finds the instance gone destroys nothing more
             self._tidy(machine.label, self._labels_beside(machine))
-        if live is not None and (row := self._shown(machine.id)):
+        if live is not None and (told := self._shown(machine.id)):
+            row = self._rows.row(machine.id, told)
             # A disk that is not named may be kept, and billed. That of an adopted machine goes to
             # the trash, where its user finds it for 96 h.
             ours, disk = label_in(row.description) is not None, row.os_volume_id
@@ -222,7 +238,7 @@ class VerdaProvider:
     def residue(self) -> list[Residue]:
         """Disks, start scripts and SSH keys of ours without an instance. Only disks cost."""
         things = [(kind, row) for kind, path in _THINGS.items() for row in self._things(path)]
-        live = {machine.label for machine in self.list_own()}
+        live = {machine.label for machine in self._readable()}
         return [
             Residue(
                 id=row.id, provider=self.identity, kind=kind, label=label_in(row.name),
@@ -270,15 +286,23 @@ class VerdaProvider:
     def _create_refused(self, order: Order, refusal: Refusal) -> ProviderError:
         """The error, once what was stored for the order is deleted. What stays is residue."""
         with suppress(ProviderError):
-            self._tidy(order.label, {machine.label for machine in self.list_own()})
+            self._tidy(order.label, {machine.label for machine in self._readable()})
         return create_refused("Verda", order, refusal, denied=_denies(refusal))
 
     def _labels_beside(self, machine: Machine) -> set[Label | None]:
-        return {own.label for own in self.list_own() if own.id != machine.id}
+        return {own.label for own in self._readable() if own.id != machine.id}
 
-    def _shown(self, machine: MachineId) -> _Instance | None:
+    def _readable(self) -> list[Machine]:
+        """The machines of ours that can be read. What belongs to another one is still attached to
+        it, which Verda deletes nothing of."""
+        try:
+            return self.list_own()
+        except MachineUnread as error:
+            return [*error.machines]
+
+    def _shown(self, machine: MachineId) -> dict[str, Any] | None:
         path, known = f"/instances/{machine}", _ID.fullmatch(machine)
-        return self._client.seek("GET", path, _Instance, f"show {machine}") if known else None
+        return self._client.seek("GET", path, dict[str, Any], f"show {machine}") if known else None
 
     def _end(self, path: str, doing: str, body: Any = None) -> None:
         """Tell Verda to end something. It refuses while an instance is provisioned."""
@@ -307,6 +331,11 @@ class VerdaProvider:
         """Those that carry a label and are not deleted yet."""
         rows = self._client.read(list[_Thing], path)
         return [row for row in rows if label_in(row.name) and not row.status.startswith("delet")]
+
+    def _seen(self, row: _Instance) -> Machine | Absent:
+        if row.status == "discontinued":
+            return Absent(f"Verda says that instance {row.id} is discontinued")
+        return self._machine(row)
 
     def _machine(self, row: _Instance) -> Machine:
         label, disk = label_in(row.description) or self._adopted.get(row.id), row.os_volume_id

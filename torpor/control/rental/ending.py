@@ -11,7 +11,7 @@ from torpor.control.providers.seam import FREE, Absent, Claims, Provider
 from torpor.control.rental.billing import billed
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
-from torpor.shared.errors import EndUnproven, InvalidInput, StoreError, TorporError
+from torpor.shared.errors import EndUnproven, InvalidInput, MachineUnread, StoreError, TorporError
 from torpor.shared.values import Label, Machine
 
 GONE_S: Final = 300.0
@@ -28,8 +28,16 @@ _LONGEST_POLL_S: Final = 5.0
 
 
 def listed(provider: Provider, label: Label) -> Machine | None:
-    """The machine of this label, if the provider lists one."""
-    return next((machine for machine in provider.list_own() if machine.label == label), None)
+    """The machine of this label, if the provider lists one. MachineUnread where a machine that
+    cannot be read may be it."""
+    try:
+        own, unread = provider.list_own(), None
+    except MachineUnread as error:
+        own, unread = [*error.machines], error
+    found = next((machine for machine in own if machine.label == label), None)
+    if found is None and unread is not None:
+        raise unread
+    return found
 
 
 def last_known(provider: Provider, rental: Rental) -> Machine | None:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from torpor.control.providers.seam import Adopts, Provider
 from torpor.control.rental.records import Rental, Rentals
-from torpor.shared.errors import InvalidInput, ProviderUnavailable, TorporError
+from torpor.shared.errors import InvalidInput, MachineUnread, ProviderUnavailable, TorporError
 from torpor.shared.values import Machine
 
 ANSWER_S: Final = 60.0
@@ -131,14 +131,28 @@ def machines_at(
     warn: Callable[[str], None],
 ) -> list[Machine]:
     """Every machine of ours there. A provider that does not answer is an error where an open rental
-    names it or where it is the only one, else a warning: unknown is not none."""
+    names it or where it is the only one, else a warning: unknown is not none. So is a machine that
+    may be ours and cannot be read, unless the machines of all ``rentals`` in use there can be."""
     found: list[Machine] = []
     needed = {rental.provider for rental in rentals}
+    known = {provider.identity for provider in providers}
     for provider, answer in zip(
         providers, ask_all(providers, lambda provider: provider.list_own()), strict=True
     ):
         if isinstance(answer, list):
             found += answer
+            continue
+        shown = answer.machines if isinstance(answer, MachineUnread) else []
+        found += shown
+        labels = {machine.label for machine in shown}
+        here = [
+            rental
+            for rental in rentals
+            if rental.state != "abandoned"  # each of these is looked for on its own
+            and (rental.provider == provider.identity or rental.provider not in known)
+        ]
+        if here and all(rental.label in labels for rental in here):
+            warn(str(answer))
         elif provider.identity in needed or len(providers) == 1:
             raise answer
         else:

@@ -41,6 +41,7 @@ from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
     MachineUnreachable,
+    MachineUnread,
     ProviderDenied,
     ProviderError,
     ProviderUnavailable,
@@ -61,7 +62,13 @@ AT_ONCE_S: Final = 30.0
 _QUEUED_S: Final = 60.0  # between two records that a machine waits in its provider's queue
 _PAUSES: Final = 3  # waits for one offer's provider that is busy (429)
 _PAUSE_S: Final = 60.0  # the longest of them
-_NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
+_NOTHING_RENTED: Final = (
+    CreateFailed,
+    ProviderDenied,
+    ProviderUnavailable,
+    InvalidInput,
+    MachineUnread,
+)
 _NEXT_OFFER: Final = (ProviderError, MachineUnreachable)
 _SILENT: Final = (ProviderUnavailable, CreateUncertain)
 

@@ -40,7 +40,8 @@ class Tried(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, offer: Offer, outcome: str) -> Tried:
         gpu = f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else ""
-        return cls(offer.provider, offer.id, outcome, gpu, offer.region, offer.price_usd_h)
+        price = None if offer.unread else offer.price_usd_h
+        return cls(offer.provider, offer.id, outcome, gpu, offer.region, price)
 
     def row(self) -> Row:
         """As a line of a table, whose first columns are what a narrow page shows."""

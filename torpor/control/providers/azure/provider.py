@@ -44,6 +44,7 @@ from torpor.control.providers.checks import warranted
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateUncertain, ProviderDenied, ProviderError, TorporError
@@ -81,15 +82,19 @@ _STATES: Final = {
 and address are billed."""
 
 
-class _Provisioned(msgspec.Struct, rename="camel"):
+class _Provisioned(msgspec.Struct, rename="camel", frozen=True):
     provisioning_state: str = ""
 
 
 class _Group(msgspec.Struct):
-    id: str
-    name: str
-    properties: _Provisioned
-    tags: dict[str, str] | None = None
+    name: str = ""
+    properties: _Provisioned = _Provisioned()
+    tags: Any = None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The tags. msgspec.ValidationError where they cannot be read."""
+        return msgspec.convert(self.tags or {}, dict[str, str])
 
 
 class _Status(msgspec.Struct):
@@ -182,6 +187,7 @@ class AzureProvider:
         self._offers = AzureOffers(self._client, self._images, prices, regions, sizes)
         self._regions, self._ssh_from, self._ports = list(regions), ssh_from, list(ports)
         self._ssh_port, self._clock = ssh_port, clock
+        self._rows = Rows(self.identity, _Group, id_of=lambda group: group.name, label_of=_label)
         self.abilities = msgspec.structs.replace(
             self.abilities, notices=(NoticeSource("azure", metadata_url),)
         )
@@ -239,18 +245,17 @@ class AzureProvider:
         if not _NAME.fullmatch(machine):
             return Absent()
         path, doing = self._client.at(f"/resourceGroups/{machine}", _GROUPS), f"show {machine}"
-        answer = self._client.ask("GET", path, _Group)
-        if isinstance(answer, _Group):
-            return self._seen(answer)
+        answer: Any = self._client.ask("GET", path, Any)
+        if not isinstance(answer, Refusal):
+            return self._rows.one(machine, answer, self._seen)
         if fault_of(answer).code != NO_GROUP:
             raise self._client.refused(answer, doing)
-        if any(group.name == machine for group in self._groups()):
+        if self._rows.find(machine, self._groups(), lambda group: Absent()) is not None:
             return Absent()
         return Absent(f"Azure has no resource group {machine}, neither by its name nor in its list")
 
     def list_own(self) -> list[Machine]:
-        seen = [self._seen(group) for group in self._groups() if _label(group) is not None]
-        return [machine for machine in seen if isinstance(machine, Machine)]
+        return self._rows.own(self._groups(), self._seen)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         live = warranted(self, machine, warrant)
@@ -322,8 +327,8 @@ class AzureProvider:
             )
         return error
 
-    def _groups(self) -> list[_Group]:
-        return self._client.pages(_Group, self._client.at("/resourcegroups", _GROUPS))
+    def _groups(self) -> list[Any]:
+        return self._client.pages(Any, self._client.at("/resourcegroups", _GROUPS))
 
     def _bare(self) -> list[_Group]:
         """The groups with our label whose machine is proved to be gone."""
@@ -331,7 +336,7 @@ class AzureProvider:
         kept = {row.id.lower().split("/")[4] for row in rows}
         return [
             group
-            for group in self._groups()
+            for group in self._rows.readable(self._groups())
             if _label(group) is not None and group.name.lower() not in kept
             if isinstance(seen := self._seen(group), Absent) and seen.proof
         ]
@@ -366,7 +371,7 @@ class AzureProvider:
         return self._machine(group, "stopping" if ends else "starting", None, note)
 
     def _is_older(self, group: _Group, age_s: float) -> bool:
-        since = _number((group.tags or {}).get(SINCE_TAG, ""))
+        since = _number(group.texts.get(SINCE_TAG, ""))
         return since is not None and self._clock() >= since + age_s
 
     def _shown(self, group: _Group, vm: _State) -> Machine:
@@ -400,7 +405,7 @@ class AzureProvider:
             "label": _label(group),
             "state": state,
             "endpoint": endpoint,
-            "price_usd_h": _number((group.tags or {}).get(PRICE_TAG, "")) or 0.0,
+            "price_usd_h": _number(group.texts.get(PRICE_TAG, "")) or 0.0,
             "note": note,
         }
         return msgspec.convert(told, learned(Machine))
@@ -414,7 +419,8 @@ class AzureProvider:
 
 
 def _label(group: _Group) -> Label | None:
-    return label_among(group.tags or {}) if _NAME.fullmatch(group.name) else None
+    """None where the group cannot be ours by its name."""
+    return label_among(group.texts) if not group.name or _NAME.fullmatch(group.name) else None
 
 
 def _kind(thing: _Thing) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import boto3
 import msgspec
@@ -27,6 +27,7 @@ from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import Ec2Setup
 from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, CreateUncertain, InvalidInput
@@ -37,7 +38,7 @@ METADATA_URL: Final = "http://169.254.169.254"
 _SSH_PORT: Final = 22
 _ID: Final = re.compile(r"i-[0-9a-f]{8,17}")
 _RENTAL_TAG: Final = "torpor-rental"
-_STATES: Final = {"pending": "starting", "running": "running", "stopped": "stopped"}
+_STATES: Final = {"": "starting", "pending": "starting", "running": "running", "stopped": "stopped"}
 _SHOWN: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 _MOST_TOKENS: Final = 100
 _POLL_S: Final = 1.0
@@ -54,8 +55,8 @@ class _Tag(msgspec.Struct, rename="pascal"):
     value: str
 
 
-class _State(msgspec.Struct, rename="pascal"):
-    name: str
+class _State(msgspec.Struct, rename="pascal", frozen=True):
+    name: str = ""
 
 
 class _Reason(msgspec.Struct, rename="pascal"):
@@ -63,20 +64,28 @@ class _Reason(msgspec.Struct, rename="pascal"):
 
 
 class _Instance(msgspec.Struct, rename="pascal"):
-    instance_id: str
-    state: _State
+    instance_id: str = ""
+    state: _State = _State()
     tags: list[_Tag] = []
     public_ip_address: str = ""
     private_ip_address: str = ""
     state_reason: _Reason | None = None
 
 
+class _Made(msgspec.Struct, rename="pascal"):
+    instance_id: str
+
+
 class _Reservation(msgspec.Struct, rename="pascal"):
-    instances: list[_Instance]
+    instances: list[_Made]
+
+
+class _Group(msgspec.Struct, rename="pascal"):
+    instances: list[Any]
 
 
 class _Reservations(msgspec.Struct, rename="pascal"):
-    reservations: list[_Reservation]
+    reservations: list[_Group]
     next_token: str = ""
 
 
@@ -164,6 +173,13 @@ class Ec2Provider:
         self._prices = Ec2Prices(self._client)
         self._offers = Ec2Offers(self._client, self._setup, self._prices, types)
         self._ssh_port = ssh_port
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=lambda row: row.instance_id,
+            label_of=lambda row: _label(row.tags),
+            exact=["Tags"],
+        )
         self.abilities = msgspec.structs.replace(
             self.abilities, notices=(NoticeSource("aws", metadata_url),)
         )
@@ -203,7 +219,9 @@ class Ec2Provider:
                         f"AWS made {len(answer.instances)} machines for {order}: the attempt is "
                         "abandoned; reconcile ends them"
                     )
-                return self._machine(answer.instances[0])
+                made = MachineId(answer.instances[0].instance_id)
+                price = order.offer.price_usd_h
+                return Machine(made, self.identity, order.label, "starting", None, price)
             if answer.code != "IdempotentInstanceTerminated":
                 raise launch_refused(order, answer)
         raise CreateFailed(f"{_MOST_TOKENS} machines of {order} have ended: use another label")
@@ -219,16 +237,10 @@ class Ec2Provider:
                 return Absent()
             raise self._client.refused(answer, f"show instance {machine}")
         rows = [row for group in answer.reservations for row in group.instances]
-        row = next((row for row in rows if row.instance_id == machine), None)
-        if row is None:
-            return Absent()
-        if row.state.name == "terminated":
-            return Absent(f"AWS says that instance {machine} is terminated: {_why(row)}")
-        return self._machine(row)
+        return self._rows.find(machine, rows, self._seen) or Absent()
 
     def list_own(self) -> list[Machine]:
-        found = self._listed({"tag-key": [_RENTAL_TAG]})
-        return [machine for machine in found if machine.label is not None]
+        return self._listed({"tag-key": [_RENTAL_TAG]})
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         live = warranted(self, machine, warrant)
@@ -274,7 +286,12 @@ class Ec2Provider:
         asked.append({"Name": "instance-state-name", "Values": list(_SHOWN)})
         pages = self._client.pages(_Reservations, "describe_instances", Filters=asked)
         rows = (row for page in pages for group in page.reservations for row in group.instances)
-        return [self._machine(row) for row in rows]
+        return self._rows.own(rows, self._seen)
+
+    def _seen(self, row: _Instance) -> Machine | Absent:
+        if row.state.name == "terminated":
+            return Absent(f"AWS says that instance {row.instance_id} is terminated: {_why(row)}")
+        return self._machine(row)
 
     def _machine(self, row: _Instance) -> Machine:
         state = _STATES.get(row.state.name, "stopping")

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import httpx
 import msgspec
@@ -37,6 +37,7 @@ from torpor.control.providers.gcp.offers import GcpOffers, offer_parts, region_o
 from torpor.control.providers.labels import label_among, with_label
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -59,7 +60,7 @@ _POLL_S: Final = 1.0
 quotas)."""
 _RENTAL_LABEL: Final = "torpor-rental"
 _STATES: Final = {
-    "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
+    "": "starting", "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
     "REPAIRING": "starting", "RUNNING": "running", "TERMINATED": "stopped", "SUSPENDED": "stopped",
 }  # fmt: skip
 """TERMINATED is Google's word for a machine that is off and keeps its disk."""
@@ -89,9 +90,9 @@ class _Attached(msgspec.Struct, rename="camel"):
 
 class _Instance(msgspec.Struct, rename="camel"):
     kind: Literal["compute#instance"]
-    name: str
-    zone: str
-    status: str
+    name: str = ""
+    zone: str = ""
+    status: str = ""
     labels: dict[str, str] = {}
     label_fingerprint: str = ""
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
@@ -169,6 +170,13 @@ class GcpProvider:
         self._network = GcpNetwork(self._client, network, ssh_from, ports)
         self._zones, self._subnetwork = list(zones), subnetwork
         self._ssh_port, self._metadata_url, self._clock = ssh_port, metadata_url, clock
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=_id_of,
+            label_of=lambda row: label_among(row.labels),
+            exact=["labels"],
+        )
         self.abilities = msgspec.structs.replace(
             self.abilities,
             stopped_usd_gib_month=disk_usd_gib_month,
@@ -246,15 +254,15 @@ class GcpProvider:
         if (parts := _ID.fullmatch(machine)) is None:
             return Absent()
         name, zone = parts.groups()
-        answer = self._client.ask("GET", f"/zones/{zone}/instances/{name}", _Instance)
-        if isinstance(answer, _Instance):
-            return self._machine(answer)
+        answer: Any = self._client.ask("GET", f"/zones/{zone}/instances/{name}", Any)
+        if not isinstance(answer, Refusal):
+            return self._rows.one(machine, answer, self._machine)
         if answer.status != 404:
             raise self._client.refused(answer, f"show instance {machine}")
         return Absent(self._end_of(name, zone))
 
     def list_own(self) -> list[Machine]:
-        return [machine for machine in self._listed(None) if machine.label is not None]
+        return self._listed(None)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         live = warranted(self, machine, warrant)
@@ -335,8 +343,8 @@ class GcpProvider:
 
     def _listed(self, label: Label | None) -> list[Machine]:
         asked = f"labels.{_RENTAL_LABEL}" + (f" = {label.rental}" if label else ":*")
-        rows = self._client.everywhere(_Instance, "instances", asked)
-        return [self._machine(row) for _, row in rows]
+        rows: list[tuple[str, Any]] = self._client.everywhere(Any, "instances", asked)
+        return self._rows.own([row for _, row in rows], self._machine)
 
     def _machine(self, row: _Instance) -> Machine:
         state = _STATES.get(row.status, "stopping")
@@ -349,14 +357,14 @@ class GcpProvider:
         price = _number(metadata.get(PRICE_KEY, ""))
         note = f"GCP says {row.status} {row.status_message}".strip()
         if state == "stopped":
-            price = self._offers.disk_usd_h(sum(float(disk.disk_size_gb) for disk in row.disks))
+            price = self._offers.disk_usd_h(sum(_number(disk.disk_size_gb) for disk in row.disks))
             note += (
                 "; its disk is kept and costs on: start it in Google's console to hibernate it, or "
                 "end it. A job starts its own"
             )
         return msgspec.convert(
             {
-                "id": f"{row.name}.{zone_of(row.zone)}",
+                "id": _id_of(row),
                 "provider": self.identity,
                 "label": label_among(row.labels),
                 "state": state,
@@ -413,6 +421,10 @@ class GcpProvider:
         answer = self._client.ask("DELETE", f"{path}?requestId={uuid.uuid4()}", Operation)
         if isinstance(answer, Refusal) and answer.status != 404:
             raise self._client.refused(answer, doing)
+
+
+def _id_of(row: _Instance) -> str:
+    return f"{row.name}.{zone_of(row.zone)}" if row.name and row.zone else ""
 
 
 def _counts(row: Operation) -> bool:

@@ -96,7 +96,8 @@ class HostkeyClient:
         return answer
 
     def servers(self) -> tuple[set[str], Body]:
-        """The ids of every server of the account, as numbers, words or records, and the answer of
+        """The ids of every server of the account, which HOSTKEY writes as numbers, words or
+        records, an empty one for servers whose id cannot be read; and the answer of
         ``eq/update_servers``, without which a session does not see new servers."""
         updated = self.read("eq", "update_servers")
         listed = self.read("eq", "list")
@@ -239,6 +240,4 @@ def _ids(rows: object, client: HostkeyClient) -> set[str]:
     if not isinstance(rows, list):
         raise client.unexpected(rows, "for its list of servers")
     ids = {str(row.get("id") if isinstance(row, dict) else row) for row in rows}
-    if not all(number.isdecimal() for number in ids):
-        raise client.unexpected(rows, "for its list of servers")
-    return ids
+    return {number if number.isdecimal() else "" for number in ids}

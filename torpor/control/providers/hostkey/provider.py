@@ -33,6 +33,7 @@ from torpor.control.providers.hostkey.client import Body, HostkeyClient, NoServe
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import unread_machines, unread_offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
@@ -45,6 +46,7 @@ from torpor.shared.errors import (
     ProviderDenied,
     ProviderError,
     QuotaReached,
+    UnexpectedAnswer,
 )
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 
@@ -145,15 +147,10 @@ class HostkeyProvider:
         if want.spot == "only":
             return []
         told = self._client.public("presets", "info", currencies="USD")
-        try:
-            return [
-                self._offer(row, place)
-                for row in told["presets"]
-                if int(row["active"]) == 1
-                for place in str(row["locations"]).split(",")
-            ]
-        except (KeyError, TypeError, ValueError) as cause:
-            raise self._client.unexpected(told, "presets/info") from cause
+        rows = told.get("presets")
+        if not isinstance(rows, list):
+            raise self._client.unexpected(told, "presets/info")
+        return [offer for row in rows for offer in self._of_preset(row)]
 
     def create(self, order: Order) -> Machine:
         before, _ = self._client.servers()
@@ -195,12 +192,7 @@ class HostkeyProvider:
 
     def list_own(self) -> list[Machine]:
         """NoServers for an account without servers: see ``HostkeyProvider``."""
-        found = [self.find(MachineId(server)) for server in sorted(self._client.servers()[0])]
-        return [
-            machine
-            for machine in found
-            if isinstance(machine, Machine) and machine.label is not None
-        ]
+        return self._own(self._client.servers()[0])
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         """Cancels at once, unless a cancellation is under way; what is given back, HOSTKEY
@@ -374,16 +366,40 @@ class HostkeyProvider:
             self._client.ask("tags", "add", id=server, tag="hostname", value=label_name(label))
 
     def _of_label(self, label: Label, ids: set[str]) -> Machine | None:
-        found = [self.find(MachineId(server)) for server in sorted(ids)]
-        own = [
-            machine for machine in found if isinstance(machine, Machine) and machine.label == label
-        ]
-        return own[0] if own else None
+        return next((own for own in self._own(ids) if own.label == label), None)
+
+    def _own(self, ids: set[str]) -> list[Machine]:
+        """Those of these servers that carry a label of ours. MachineUnread, with these, where a
+        server may carry one that cannot be read."""
+        machines, unread = [], []
+        for server in sorted(ids):
+            if not server:
+                unread.append("a server whose id cannot be read")
+                continue
+            try:
+                found = self.find(MachineId(server))
+            except UnexpectedAnswer as error:
+                unread.append(f"server {server}: {error}")
+                continue
+            if isinstance(found, Machine) and found.label is not None:
+                machines.append(found)
+        if unread:
+            raise unread_machines(self.identity, machines, unread)
+        return machines
+
+    def _of_preset(self, row: Any) -> list[Offer]:
+        try:
+            if int(row["active"]) != 1:
+                return []
+            return [self._offer(row, place) for place in str(row["locations"]).split(",")]
+        except (KeyError, TypeError, ValueError) as cause:
+            name = str(row.get("name") or "") if isinstance(row, dict) else ""
+            return [unread_offer(self.identity, name, f"{type(cause).__name__} {cause}")]
 
     def _look(self, machine: MachineId) -> Machine | Absent:
         answer = self._client.ask("eq", "show", id=machine)
         if isinstance(answer, Refusal) and is_gone(answer):
-            listed = machine in self._client.servers()[0]
+            listed = self._may_list(machine)
             answer = self._client.ask("eq", "show", id=machine)
             if isinstance(answer, Refusal) and is_gone(answer):
                 words = f"HOSTKEY has no server {machine} and does not list it"
@@ -391,13 +407,17 @@ class HostkeyProvider:
         if isinstance(answer, Refusal):
             raise self._client.failed(answer, f"show server {machine}")
         seen, status = self._machine(machine, answer), status_of(answer)
-        if status and status not in _LIVE and machine not in self._client.servers()[0]:
+        if status and status not in _LIVE and not self._may_list(machine):
             ended = f"HOSTKEY says {status} of server {machine} and does not list it"
             return Absent(ended if _ENDED.search(status) else "")
         if seen.label is not None and self._is_cancelled(machine):
             note = f"{seen.note}, and that its cancellation was requested"
             return msgspec.structs.replace(seen, state="stopping", note=note)
         return seen
+
+    def _may_list(self, machine: MachineId) -> bool:
+        """Whether HOSTKEY lists the server, or one whose id cannot be read."""
+        return not {machine, ""}.isdisjoint(self._client.servers()[0])
 
     def _is_cancelled(self, machine: MachineId) -> bool:
         """Whether HOSTKEY has been asked to end the server and has not done so yet."""
@@ -413,9 +433,13 @@ class HostkeyProvider:
         return since is not None and self._clock() - since >= _EMPTY_S
 
     def _machine(self, server: str, answer: Body) -> Machine:
-        status, addresses = status_of(answer), answer.get("IP") or []
-        if not isinstance(answer.get("server_data"), dict) or not isinstance(addresses, list):
+        label, status, told = label_of(answer), status_of(answer), answer.get("IP")
+        if label is None and not isinstance(answer.get("server_data"), dict):
             raise self._client.unexpected(answer, "eq/show")
+        rows = told if isinstance(told, list) else []
+        addresses = [
+            row for row in rows if isinstance(row, dict) and isinstance(row.get("ip"), str)
+        ]
         main = sorted(addresses, key=lambda row: str(row.get("main_ip")) != "1")
         up = status == "rent" and bool(main)
         stopped = status in _LIVE and status != "rent"
@@ -423,7 +447,7 @@ class HostkeyProvider:
         return Machine(
             MachineId(server),
             self.identity,
-            label_of(answer),
+            label,
             "stopping" if ends else "stopped" if stopped else "running" if up else "starting",
             Endpoint(str(main[0]["ip"]), self._ssh_port, "root") if up else None,
             0.0,  # not stated

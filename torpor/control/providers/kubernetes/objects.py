@@ -158,12 +158,14 @@ class JobStatus(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True):
     metadata: Metadata
-    spec: JobSpec
-    status: JobStatus
+    spec: JobSpec = JobSpec()
+    status: JobStatus = JobStatus()
 
 
-class Jobs(msgspec.Struct, frozen=True):
-    items: list[Job]
+class Items(msgspec.Struct, frozen=True):
+    """A list whose rows are read one by one."""
+
+    items: list[Any]
 
 
 class _Waiting(msgspec.Struct, frozen=True):

@@ -32,8 +32,8 @@ from torpor.control.providers.kubernetes.objects import (
     PRICE,
     QUEUE,
     RENTAL,
+    Items,
     Job,
-    Jobs,
     Machines,
     ManyConditioned,
     Metadata,
@@ -62,6 +62,7 @@ from torpor.control.providers.kubernetes.trouble import (
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import Rows
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image
 from torpor.control.safety import Warrant
@@ -165,6 +166,13 @@ class KubernetesProvider:
         self._jumps = machines.address == "jump pod"
         self._jump = JumpPod(self._client, machines, self._annotations, ssh_port)
         self._ssh_port = ssh_port
+        self._rows = Rows(
+            self.identity,
+            Job,
+            id_of=lambda job: job.metadata.name,
+            label_of=lambda job: label_among(job.metadata.labels),
+            exact=["metadata.labels"],
+        )
         self._gpu = parse_gpu(machines.gpu)
         self.abilities = msgspec.structs.replace(
             self.abilities,
@@ -262,9 +270,10 @@ class KubernetesProvider:
         """Gone is what has neither a Job, nor pods, nor a Secret, nor a Service."""
         if not is_name(machine):
             return Absent()
-        answer = self._market.ask("GET", self._client.path("jobs", machine, BATCH), Job)
-        if isinstance(answer, Job):
-            return self._state(answer, self._pods(pods_of(machine)), pins=True)
+        answer: Any = self._market.ask("GET", self._client.path("jobs", machine, BATCH), Any)
+        if not isinstance(answer, Refusal):
+            pods = self._pods(pods_of(machine))
+            return self._rows.one(machine, answer, lambda job: self._state(job, pods, pins=True))
         if answer.status != 404:
             raise self._client.refused(answer, f"show Job {machine}")
         pods = self._pods(pods_of(machine))
@@ -279,19 +288,22 @@ class KubernetesProvider:
 
     def list_own(self) -> list[Machine]:
         path = self._client.path("jobs", api=BATCH)
-        jobs = {job.metadata.name: job for job in self._client.read(Jobs, path, RENTAL).items}
+        rows = self._client.read(Items, path, RENTAL).items
+        names = {job.metadata.name for job in self._rows.readable(rows)}
         pods: dict[str, list[Pod]] = {}
         for pod in self._pods(RENTAL):
             pods.setdefault(pod.metadata.labels.get(JOB, ""), []).append(pod)
-        machines = [
-            self._state(job, pods.get(name, []), pins=False)
-            for name, job in jobs.items()
-            if job.metadata.labels.get(QUEUE, "") == self._machines.queue
-        ]
+
+        def seen(job: Job) -> Machine | Absent:
+            if job.metadata.labels.get(QUEUE, "") != self._machines.queue:
+                return Absent()
+            return self._state(job, pods.get(job.metadata.name, []), pins=False)
+
+        machines = self._rows.own(rows, seen)
         machines += [
             self._without_job(MachineId(name), found)
             for name, found in pods.items()
-            if name not in jobs and is_name(name)
+            if name not in names and is_name(name)
             for pod in _orphans(found)[:1]
             if pod.metadata.annotations.get(OF_QUEUE, "") == self._machines.queue
         ]
@@ -300,9 +312,10 @@ class KubernetesProvider:
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         """The Job's pods, Secret and Service go with it. A pod that no Job owns is deleted too."""
         if warranted(self, machine, warrant) is not None:
-            answer = self._market.ask("GET", self._client.path("jobs", machine.id, BATCH), Job)
-            if isinstance(answer, Job):
-                ending = [("jobs", answer.metadata)]
+            path = self._client.path("jobs", machine.id, BATCH)
+            answer: Any = self._market.ask("GET", path, Any)
+            if not isinstance(answer, Refusal):
+                ending = [("jobs", self._rows.row(machine.id, answer).metadata)]
             elif answer.status == 404:
                 pods = self._pods(pods_of(machine.id))
                 ending = [("pods", pod.metadata) for pod in _orphans(pods)]
@@ -319,8 +332,8 @@ class KubernetesProvider:
         billed, also those on which no machine of ours is: a pool that does not shrink costs on."""
         services = self._client.read(Objects, self._client.path("services"), RENTAL).items
         jumps = self._jump.services() if self._jumps else []
-        jobs = self._client.read(Objects, self._client.path("jobs", api=BATCH), RENTAL).items
-        names = {job.metadata.name for job in jobs}
+        jobs = self._client.read(Items, self._client.path("jobs", api=BATCH), RENTAL).items
+        names = {job.metadata.name for job in self._rows.readable(jobs)}
         names |= {pod.metadata.labels.get(JOB, "") for pod in self._pods(RENTAL)}
         left = [
             Residue(
