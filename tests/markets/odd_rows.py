@@ -13,6 +13,33 @@ MISSING: Final = "the cell is missing"
 ODD: Final[tuple[Any, ...]] = (None, {"odd": 1}, ["odd"], 7, MISSING)
 """What a cell may hold in place of what the market's specification says."""
 
+SPECIFIED: Final = {
+    "vast": (
+        "actual_status cur_state dph_base dph_total extra_env geolocation gpu_name "
+        "gpu_ram host_id id image_runtype image_uuid instance intended_status is_bid "
+        "label local_ipaddrs machine_id min_bid next_state num_gpus onstart ports "
+        "public_ipaddr reliability2 search ssh_host ssh_port start_date status_msg "
+        "storage_cost template_id time_remaining uptime_mins verification volume_info"
+    ),
+    "runpod": (
+        "actions args cloud cluster cost cpu createdAt cudaVersion dataCenterId disk "
+        "env globalNetworking gpu id image locked mounts name ports registry runtime "
+        "ssh startedAt status template"
+    ),
+    "lambda": (
+        "actions file_system_mounts file_system_names firewall_rulesets hostname id "
+        "instance_type ip jupyter_token jupyter_url name private_ip region "
+        "ssh_key_names status tags"
+    ),
+    "tensordock": (
+        "attributes id image ipAddress location_id name portForwards rateHourly "
+        "resources status type"
+    ),
+}
+"""The cells of a row in the markets' specifications, of which the fakes do not send all (Vast.ai's
+OpenAPI file of August 2026, RunPod's of its API version 2, Lambda's 1.10.0, and one of TensorDock's
+that others wrote)."""
+
 Path = tuple[str, ...]
 
 
@@ -20,9 +47,9 @@ class OddRow:
     """The row of one machine, wherever it stands in an answer. ``cells``: the paths of its cells,
     one level deep, as they were seen. ``odd``: what some of them hold from now on."""
 
-    def __init__(self, machine: str) -> None:
+    def __init__(self, market: str, machine: str) -> None:
         self._names = {machine, machine.partition(".")[0]}
-        self.cells: set[Path] = set()
+        self.cells: set[Path] = {(cell,) for cell in SPECIFIED.get(market, "").split()}
         self.odd: dict[Path, Any] = {}
 
     def spoil(self, body: Any) -> None:
@@ -41,9 +68,9 @@ class OddRow:
 
 
 @contextmanager
-def odd_row(fake: FakeMarket, machine: str) -> Iterator[OddRow]:
+def odd_row(fake: FakeMarket, market: str, machine: str) -> Iterator[OddRow]:
     """Spoil the machine's row in the fake's answers, until the context ends."""
-    row, plainly = OddRow(machine), fake.answer
+    row, plainly = OddRow(market, machine), fake.answer
 
     def answer(request: Request, authorization: str) -> Answer | None:
         said = plainly(request, authorization)
@@ -74,9 +101,7 @@ def _put(row: dict[str, Any], path: Path, odd: Any) -> None:
         row = row.get(key) or {}
         if not isinstance(row, dict):
             return
-    if path[-1] not in row:
-        return
     if odd is MISSING:
-        del row[path[-1]]
+        row.pop(path[-1], None)
     else:
-        row[path[-1]] = odd
+        row[path[-1]] = copy.deepcopy(odd)  # it may get a cell of its own

@@ -386,7 +386,7 @@ class MarketContract(ProviderContract):
         self, shop: Shop, odd: Any
     ) -> None:
         mine, other = shop.create(), self.foreign(shop)
-        with odd_row(shop.fake, other) as row:
+        with odd_row(shop.fake, self.row, other) as row:
             shop.plain.list_own()
             for cell in sorted(row.cells):
                 row.odd = {cell: odd}
@@ -402,7 +402,7 @@ class MarketContract(ProviderContract):
         self, shop: Shop, odd: Any
     ) -> None:
         mine, other = shop.create(), shop.create(disk_gib=21)
-        with odd_row(shop.fake, other.id) as row:
+        with odd_row(shop.fake, self.row, other.id) as row:
             shop.plain.list_own()
             shop.find(other)
             for cell in sorted(row.cells):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from torpor.control.providers.azure.image import AzureImages, Image
 from torpor.control.providers.azure.prices import ADDRESS_USD_H, MOST_DISK_GIB, AzurePrices, Prices
 from torpor.control.providers.gpus import Gpu
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import CreateFailed
 from torpor.shared.values import Want
 
@@ -122,12 +123,16 @@ class AzureOffers:
         return [f"quotas in {region}: {', '.join(named) or 'no GPU'}"]
 
     def _in(self, region: str, want: Want) -> list[Offer]:
-        wares = list(self._wares(region, want))
+        asked = f"&$filter=location%20eq%20'{region}'"
+        path = self._client.at("/providers/Microsoft.Compute/skus", _SKUS, asked)
+        rows = self._client.pages(Any, path)
+        skus, unread = offer_rows(self._client.identity, _Sku, rows)
+        wares = list(self._wares(region, want, skus))
         if not wares:
-            return []
+            return unread
         prices = self._prices.machines(region, [ware.sku.name for ware in wares])
         spots = {"never": [False], "only": [True]}.get(want.spot, [False, True])
-        return [
+        return unread + [
             self._offer(want, ware, prices, spot)
             for ware in wares
             for spot in spots
@@ -135,11 +140,9 @@ class AzureOffers:
             and (not spot or ware.sku.says("LowPriorityCapable") == "True")
         ]
 
-    def _wares(self, region: str, want: Want) -> Iterator[_Ware]:
+    def _wares(self, region: str, want: Want, skus: Sequence[_Sku]) -> Iterator[_Ware]:
         image = self._images.image(region, want.image)
-        asked = f"&$filter=location%20eq%20'{region}'"
-        path = self._client.at("/providers/Microsoft.Compute/skus", _SKUS, asked)
-        for sku in self._client.pages(_Sku, path):
+        for sku in skus:
             gpu = FAMILIES.get(_plain(sku.family or "")) if sku.says("GPUs") else None
             sold = sku.name in self._sizes if self._sizes else gpu is not None
             if sold and sku.fits(region) and (gpu is not None or not sku.name.startswith(_GPUS)):
