@@ -32,8 +32,7 @@ SPECIFIED: Final = {
         "ssh_key_names status tags"
     ),
     "tensordock": (
-        "attributes id image ipAddress location_id name portForwards rateHourly "
-        "resources status type"
+        "id image ipAddress location_id name portForwards rateHourly resources status type"
     ),
 }
 """The cells of a row in the markets' specifications, of which the fakes do not send all (Vast.ai's
