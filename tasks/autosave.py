@@ -76,7 +76,7 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
     try:
         state = _look(opened, session)
         if state.job:
-            return Saves(f"job {state.job} saves it")
+            return _told_of_job(opened, state.job)
         ends_s = state.until_unix - time.time()
         lasts = state.lives and ends_s >= AGAIN_S and state.left > OWN_SAVES
         is_gone = state.line is not None and not _is_there(opened, state.line)
@@ -169,6 +169,18 @@ def _hand_over(
 
 def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
     return opened.store.head(manifest_key(opened.spec.name, snapshot)) is not None
+
+
+def _told_of_job(opened: OpenWorkspace, job: str) -> Saves:
+    """The supervisor of an ended job may have grants left: it saves for a notice alone."""
+    if any(one.id == job for one in opened.jobs.open()):
+        return Saves(f"job {job} saves it")
+    return Saves(
+        f"job {job} is not open any more, and its supervisor on the machine saves only when the "
+        "machine is taken away: autosave begins when its grants have ended, within an hour. If it "
+        "does not, end the job's processes on the machine",
+        fail=True,
+    )
 
 
 def _told(state: AutosaveState) -> Saves:

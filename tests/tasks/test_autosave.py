@@ -13,10 +13,11 @@ from flows import delete_snapshots
 from tasks.autosave import renew_autosave
 from tasks.plain_runner import PlainRunner
 from tasks.restore import pick_snapshot_to_wake
-from tests.fixtures.lab import Lab
+from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.lab_saves import save_by_schedule
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.small_saves import put_save, verified_save
+from torpor.control.jobs.records import Job
 from torpor.control.remote.seam import Agent
 from torpor.shared.errors import OtherPaths
 from torpor.shared.wire.request import parse_answer
@@ -105,6 +106,22 @@ def test_a_machine_whose_newest_save_was_deleted_is_not_said_to_be_saved_and_sav
     with PlainRunner(opened):
         assert renew_autosave(opened, says, machine).words.startswith("saved at ")
     assert says.asked == ["autosave.look"]
+
+
+def test_a_job_is_no_excuse_for_a_machine_without_saves_once_it_has_ended(lab: Lab) -> None:
+    """Its command may run on, and its supervisor saves for a notice alone."""
+    spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
+    opened, machine = replace(lab.opened, spec=spec), lab.rent()
+    record = Job(id="3f2a9c81d04e", workspace=DEMO, block=DEMO, command=["true"], created_unix=1.0)
+    job = opened.jobs.take(record, "a run")
+    says = _Says(job=job.id)
+    with PlainRunner(opened):
+        assert renew_autosave(opened, says, machine) == (f"job {job.id} saves it", False)
+        opened.jobs.end(job)
+        said = renew_autosave(opened, says, machine)
+    assert said.fail
+    assert f"job {job.id} is not open any more" in said.words
+    assert set(says.asked) == {"autosave.look"}
 
 
 def test_what_a_machine_writes_after_it_was_given_up_does_not_stand_before_its_successor(

@@ -389,6 +389,27 @@ def test_a_snapshot_that_is_gone_without_a_deletion_keeps_its_packs_until_its_us
     assert Deletions(store, WORKSPACE).times() == {}
 
 
+@pytest.mark.parametrize("besides", [False, True])
+def test_prune_names_only_the_steps_that_give_up_a_lost_pinned_snapshot(
+    besides: bool, machine: NearAgent, store: ClockedStore
+) -> None:
+    lost = machine.hibernated()
+    fill(machine, 2)
+    machine.hibernated()
+    pin(store, WORKSPACE, lost, "the paper")
+    store.delete([manifest_key(WORKSPACE, lost)])
+    if not besides:
+        withdraw_receipt(store, WORKSPACE, lost)
+    with pytest.raises(SnapshotMissing, match=f"{lost} .its pin names it") as told:
+        look(machine)
+    assert f"remove the pin of {lost} by `pin`" in str(told.value)
+    assert ("delete_snapshots" in str(told.value)) is besides
+    unpin(store, WORKSPACE, lost)
+    if besides:
+        record_lost(store, WORKSPACE, lost, {})
+    look(machine)
+
+
 def test_what_older_versions_deleted_without_a_record_stops_no_prune(
     machine: NearAgent, store: ClockedStore
 ) -> None:

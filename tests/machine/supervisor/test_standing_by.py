@@ -231,3 +231,29 @@ def test_no_autosave_process_lives_beside_a_job_that_saves_the_workspace(machine
         assert (seen().lives, seen().job) == (True, "")
     finally:
         call(EndAutosave(book.workspace))
+
+
+def test_autosave_takes_over_from_a_job_whose_grants_have_ended(machine: Machine) -> None:
+    """Its command runs on and nobody drives it. A notice is left to the autosave process, and the
+    driver of a job that is continued ends that process."""
+    call = machine.agent.call
+    book = msgspec.structs.replace(book_of(machine.agent, machine.work, None), job="")
+    machine.shell(WAITS)
+    own = machine.stands_by()
+    over = [_ending(save, time.time() - 1) for save in own.saves]
+    call(msgspec.structs.replace(own, saves=over))
+    try:
+        assert call(LookAtAutosave(book.workspace)).job == ""
+        call(Autosave(book, 600.0, []))
+        assert call(LookAtAutosave(book.workspace)).lives
+        machine.shuts_down()
+        state = until(lambda: _after_a_save(machine), "it has tried to save")
+        assert state.save_error == "the job's grants have ended, and autosave saves the workspace"
+        machine.stands_by()
+        state = call(LookAtAutosave(book.workspace))
+        assert (state.lives, state.job) == (False, JOB)
+        kept = msgspec.structs.replace(machine.kept(), saves_until_unix=None)
+        machine.folder.write(kept)  # as an older supervisor does: it may have grants
+        assert call(LookAtAutosave(book.workspace)).job == JOB
+    finally:
+        call(EndAutosave(book.workspace))

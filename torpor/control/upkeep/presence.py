@@ -28,13 +28,15 @@ _NAMED: Final = 5
 
 class NamedBy(NamedTuple):
     """``what`` names a snapshot, in words. ``if_newest``: only where every snapshot that the store
-    lists is older; a newer one may have had it deleted before deletions were recorded."""
+    lists is older; a newer one may have had it deleted before deletions were recorded.
+    ``besides``: what else names a pinned snapshot, and still does after an unpin."""
 
     what: str
     if_newest: bool = False
+    besides: NamedBy | None = None
 
 
-_PIN: Final = NamedBy("its pin")
+_PIN: Final = "its pin"
 _RECEIPT: Final = NamedBy("its receipt")
 
 
@@ -43,11 +45,9 @@ def all_named(
 ) -> dict[SnapshotId, NamedBy]:
     """Every snapshot that something names. ``by_records``: those that jobs and rentals name. Ask
     before the manifests are listed: then each one that is there must be in that listing."""
-    return {
-        **by_records,
-        **dict.fromkeys(receipt_names(store, workspace), _RECEIPT),
-        **dict.fromkeys(pinned_ids(store, workspace), _PIN),
-    }
+    named = {**by_records, **dict.fromkeys(receipt_names(store, workspace), _RECEIPT)}
+    pins = pinned_ids(store, workspace)
+    return named | {pinned: NamedBy(_PIN, besides=named.get(pinned)) for pinned in pins}
 
 
 def check_present(
@@ -72,15 +72,22 @@ def check_present(
         )
     lost = lost_snapshots(store, workspace, named, listed)
     if lost:
-        ids = ", ".join(f'"{snapshot}"' for snapshot in lost)
-        pins = [snapshot for snapshot in lost if named[snapshot] == _PIN]
-        unpin = f"remove the pin of {', '.join(pins)} by `pin` with `remove`, and " if pins else ""
+        pins = [snapshot for snapshot in lost if named[snapshot].what == _PIN]
+        unpinned = {name: named[name].besides if name in pins else named[name] for name in lost}
+        besides = {name: by for name, by in unpinned.items() if by is not None}
+        ids = [f'"{name}"' for name in lost_snapshots(store, workspace, besides, listed)]
+        steps = []
+        if pins:
+            steps.append(f"remove the pin of {', '.join(pins)} by `pin` with `remove`")
+        if ids:
+            call = f'delete_snapshots("{workspace}", [{", ".join(ids)}])'
+            steps.append(f"run delete-snapshots: {call}")
         raise SnapshotMissing(
             f"{_with_reasons(lost, named)} of workspace {workspace} is missing from "
             f"{store.address}, and no record says that it was deleted: nothing was marked or "
             "deleted, because its packs may be all that is left of it. Put its manifest "
             f"workspaces/{workspace}/snapshots/ID back, say from an old version in the bucket; or, "
-            f'to give it up, {unpin}run delete-snapshots: delete_snapshots("{workspace}", [{ids}])'
+            f"to give it up, {', and '.join(steps)}"
         )
 
 
@@ -99,7 +106,7 @@ def lost_snapshots(
         for snapshot, by in sorted(named.items())
         if snapshot not in listed
         and not (by.if_newest and snapshot < newest)
-        and (by == _PIN or deletions.of(snapshot) is None)
+        and (by.what == _PIN or deletions.of(snapshot) is None)
         and not _is_there(store, workspace, snapshot)
     ]
 

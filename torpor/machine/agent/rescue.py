@@ -37,6 +37,7 @@ from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.sampler.save_lock import saving
+from torpor.machine.supervisor.autosave import AutosaveFolder
 from torpor.machine.supervisor.freezing import LEAST_BYTES
 from torpor.machine.supervisor.saves import Orders, Rescued
 from torpor.shared.errors import (
@@ -165,6 +166,9 @@ class Rescue:
         """Raises TorporError where nothing could be saved."""
         if not self._book.saves:
             raise InvalidInput("a save needs a grant for its manifest")
+        if self._gives_place():
+            why = "the job's grants have ended, and autosave saves the workspace"
+            return Rescued(None, why, packs=0, unsent=True)
         with ThreadPoolExecutor(WORKERS, "rescue") as threads:
             if not self._scheduled:  # which most often needs no manifest
                 threads.submit(record_environment)  # nvidia-smi may take seconds
@@ -205,6 +209,13 @@ class Rescue:
                 if not self._scheduled and (fault := run.settle()):
                     self._say(fault)
                 run.end("the machine's own save is over")
+
+    def _gives_place(self) -> bool:
+        """Whether autosave took over from a job whose grants have ended: this save would only hold
+        the workspace, for which that process's own save would wait."""
+        book = self._book
+        over = all(time.time() >= save.grant.expires_unix for save in book.saves)
+        return bool(book.job) and over and AutosaveFolder(self._home, book.workspace).listens
 
     def _owe_resume(self, run: SnapshotRun) -> str:
         """From now on the counterpart of the save command has to run; why the save command must not

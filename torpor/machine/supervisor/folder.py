@@ -12,8 +12,9 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
     was started from. ``serves``: the command is a server. ``root``: of processes that went on in a
     namespace of their own, the id of their root there; ``command`` is then its first process.
-    ``saves``: the workspace that the supervisor has got grants to save; empty without any."""
+    ``saves``: the workspace that the supervisor has got grants to save; empty without any.
+    ``saves_until_unix``: when they end; None where an older supervisor does not say."""
 
     state: JobState
     supervisor: ProcessId
@@ -43,6 +45,7 @@ class Kept(msgspec.Struct, frozen=True):
     serves: bool = False
     root: int | None = None
     saves: str = ""
+    saves_until_unix: float | None = None
 
     @property
     def runs(self) -> bool:
@@ -53,6 +56,12 @@ class Kept(msgspec.Struct, frozen=True):
     def at_work(self) -> bool:
         """Whether the command runs, also where its supervisor is lost."""
         return self.runs and (self.command.lives or self.supervisor.lives)
+
+    def can_save(self, workspace: WorkspaceName) -> bool:
+        """Whether the supervisor saves the workspace by itself; also where it is not known whether
+        its grants have ended."""
+        over = self.saves_until_unix is not None and time.time() >= self.saves_until_unix
+        return self.saves == workspace and self.supervisor.lives and not over
 
 
 class ProcessFolder:
@@ -97,6 +106,14 @@ class ProcessFolder:
             peer.close()
             raise
         return peer
+
+    @property
+    def listens(self) -> bool:
+        """Whether its process lives and can be asked."""
+        with suppress(OSError):
+            self.connect().close()
+            return True
+        return False
 
     def identity(self) -> tuple[int, int] | None:
         """Which folder it is; None once it is gone. OSError where that is unknown."""
@@ -187,10 +204,7 @@ def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
 
 
 def job_that_saves(home: Path, workspace: WorkspaceName) -> str:
-    """The job whose supervisor lives and saves the workspace by itself; empty without one."""
-    saving = (
-        folder.job
-        for folder, kept in all_kept(home)
-        if kept.saves == workspace and kept.supervisor.lives
-    )
+    """The job whose supervisor lives and has grants, which have not ended, to save the workspace by
+    itself; empty without one."""
+    saving = (folder.job for folder, kept in all_kept(home) if kept.can_save(workspace))
     return next(saving, "")

@@ -50,7 +50,8 @@ class Guard:
         self._unsaved: SimpleQueue[Notice] = SimpleQueue()
         self._lock = threading.Lock()
         self._open = 0  # notices whose save has not ended
-        self._stands_until_unix = 0.0
+        self.stands_until_unix = 0.0
+        """When the last grant ends."""
         threading.Thread(target=self._save_for_each, name="saves", daemon=True).start()
         if sources:
             listens = threading.Thread(
@@ -61,7 +62,7 @@ class Guard:
     def stand_by(self, book: StandBy) -> None:
         """Save with what ``book`` gives from now on. It stays in memory."""
         self._saves.stand_by(book)
-        self._stands_until_unix = max((save.grant.expires_unix for save in book.saves), default=0)
+        self.stands_until_unix = max((save.grant.expires_unix for save in book.saves), default=0)
 
     def hear(self, notice: Notice) -> None:
         with self._lock:
@@ -101,7 +102,7 @@ class Guard:
     @property
     def stands_by(self) -> bool:
         """Whether it could save: some grant has not ended."""
-        return time.time() < self._stands_until_unix
+        return time.time() < self.stands_until_unix
 
     def _save_for_each(self) -> None:
         while True:

@@ -224,7 +224,10 @@ class Supervisor:
         if asked.op == StandBy.op:
             book = parse_request(StandBy, asked.args)
             self._guard.stand_by(book)
-            self._kept = msgspec.structs.replace(self._kept, saves=book.workspace)
+            until_unix = self._guard.stands_until_unix
+            self._kept = msgspec.structs.replace(
+                self._kept, saves=book.workspace, saves_until_unix=until_unix
+            )
             self._keep()
         elif asked.op == Bye.op:
             if asked.id == str(self._kept.state.attempt):  # else it was meant for another one

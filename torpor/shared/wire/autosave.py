@@ -16,7 +16,8 @@ from torpor.shared.wire.request import Count, Nothing, Request, Words
 class AutosaveState(msgspec.Struct, frozen=True):
     """``lives``: a process saves the workspace. Without it, only ``line`` and ``job`` are known.
 
-    ``job``: the job on this machine that saves the workspace instead; empty without one.
+    ``job``: the job on this machine that saves the workspace instead, as long as its grants last or
+    may last; empty without one.
     ``line``: the snapshot that the tree goes on from. ``saved``: the newest save of this process.
     ``stored_unix``: when the store last had all of the workspace: after a save, or a look that
     found nothing new; ``unsaved_s``: how long ago that was, or the begin of the process where it
