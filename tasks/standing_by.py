@@ -11,7 +11,9 @@ from tasks.workspace import StoredWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import book_for
 from torpor.control.remote.seam import Agent
+from torpor.control.store.receipts import agent_of
 from torpor.control.upkeep.lineage import Choice, Lines, OwnLine, choose
+from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId
 from torpor.shared.wire.autosave import LookAtAutosave
@@ -59,6 +61,15 @@ def newest_save(opened: StoredWorkspace, job: Job) -> Choice:
     if chosen.snapshot is None and chosen.refused:
         raise chosen.refused[0].error
     return chosen
+
+
+def is_of_job(job: Job, chosen: Choice) -> bool:
+    """Whether the chosen snapshot has work of the job: its machine made it, or it goes on from what
+    the job went on from. Else the store has nothing of the job's own line."""
+    manifest = chosen.manifest
+    return manifest is not None and (
+        agent_of(manifest) in own_line(job).agents or job.newest in lineage_of(manifest).names
+    )
 
 
 @step("look where a machine goes on from")

@@ -612,6 +612,63 @@ def test_a_job_goes_on_from_a_backup_where_that_deleted_the_autosave_it_was_woke
     assert woken == [newer]
 
 
+def _woken_next(lab: Lab, monkeypatch: pytest.MonkeyPatch, left: Job) -> tuple[Job, list[str]]:
+    """The job, and what it has woken: its budget ends with the first machine that it rents."""
+    woken: list[str] = []
+
+    def wake(opened: Any, snapshot: str, **_: Any) -> None:
+        woken.append(snapshot)
+        raise BudgetExceeded("enough")
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    ended = drive_job(lab, left)
+    assert ended.state == "over budget"
+    return ended, woken
+
+
+@pytest.mark.parametrize("replica", [True, False], ids=["a replica", "a workstation"])
+@pytest.mark.parametrize("itself", [True, False], ids=["saved itself", "never saved"])
+def test_a_job_that_began_on_an_awake_machine_goes_on_from_what_that_machine_held(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, replica: bool, itself: bool
+) -> None:
+    """Another machine of the workspace is backed up before the first save of the job."""
+    machine, _ = handed_over(lab.opened)
+    began = put_save(lab.store, 0, [])
+    story.held[machine.id] = began
+    saves = []
+
+    def lost() -> None:
+        if itself:
+            saves.append(put_save(lab.store, 5, [began], own_save=1))
+        other = put_save(lab.store, 10, [began])
+        if replica:
+            story.held[handed_over(lab.opened)[0].id] = other
+        del lab.market.alive[machine.id]
+        raise MachineUnreachable("it does not answer")
+
+    story.during = lost
+    ended, woken = _woken_next(lab, monkeypatch, left_job(lab))
+    assert story.did == [f"start on {machine.id}"]
+    assert woken == (saves or [began])
+    assert "lacks the work in" in ended.aside
+
+
+def test_the_backup_of_another_machine_is_no_save_of_a_job_that_has_none(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of its machine was ever stored, or its record does not say what it began with."""
+    machine, rental = handed_over(lab.opened)
+    attempts = [attempt_on(machine, rental, seen_unix=100.0, agent="lost")]
+    left = left_job(lab, attempts=attempts)
+    other = put_save(lab.store, 10, [], own_save=1)
+    del lab.market.alive[machine.id]
+    ended, woken = _woken_next(lab, monkeypatch, left)
+    (attempt,) = ended.attempts
+    assert woken == [other]
+    assert (attempt.saved, attempt.lost_s, ended.saves, ended.kept_saves) == (False, 99.0, 0, [])
+    assert f"it goes on from snapshot {other} of another machine" in attempt.error
+
+
 def test_the_report_says_where_a_frozen_command_did_not_go_on(lab: Lab) -> None:
     machine, rental = handed_over(lab.opened)
     frozen = put_save(lab.store, 0, own_save=1)

@@ -15,6 +15,7 @@ from flows.procedures.job.nodes import bring_nodes, end_nodes
 from flows.procedures.job.stopped_machine import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
+from tasks.autosave import line_held
 from tasks.cancellation import state_of, stop_if_cancelled
 from tasks.guards import Ending
 from tasks.job_saves import holds_frozen
@@ -29,7 +30,7 @@ from tasks.lineage import lacks
 from tasks.machines import open_session
 from tasks.runner import runner
 from tasks.runs import GONE
-from tasks.standing_by import goes_on_from, newest_save
+from tasks.standing_by import goes_on_from, is_of_job, newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, is_over, is_over_on
 from torpor.control.jobs.driven_job import Driven
@@ -286,12 +287,12 @@ class Driver:
         if machine.state != "running":
             return True  # its disk is not known: it is waited for
         newest = job.newest
-        if newest is None:
+        if not job.saves:
             found = newest_save(self.opened, job).snapshot
-            newest = None if found is None else found.snapshot
+            newest = newest if found is None else found.snapshot
         try:
             with open_session(self.opened, machine) as session:
-                if newest is None or goes_on_from(self.opened, session, newest):
+                if newest is None or self._holds(session, newest):
                     return True
         except MachineError as error:
             runner().log.warning("what machine %s holds is not known: %s", machine.id, error)
@@ -304,6 +305,13 @@ class Driver:
             job.id,
         )
         return False
+
+    def _holds(self, session: Session, newest: SnapshotId) -> bool:
+        """Whether a machine holds what the job goes on from. Before the first save of the job, what
+        descends from that is the work of others."""
+        if not self.job.saves:
+            return line_held(self.opened, session) == newest
+        return goes_on_from(self.opened, session, newest)
 
     # -- no machine
 
@@ -375,8 +383,8 @@ class Driver:
     def _record_loss(self) -> None:
         """Record that the machine of the open attempt has gone, and what was lost with it; or that
         somebody else has stored the end of the command."""
-        attempt = self.job.attempt
         newer = self._find_newest_save()
+        attempt = self.job.attempt
         last = self.job.attempts[-1] if self.job.attempts else None
         over = self.job.nodes == 1 or (last is not None and is_over(self.job))
         if over and last is not None and last.end in ("command ended", "stopped"):
@@ -422,6 +430,15 @@ class Driver:
             read_unix = newest.modified_unix - self.opened.store.clock_ahead_s()
             if any(one.snapshot == job.newest for one, _ in chosen.refused):
                 self._driven.change(newest=newest.snapshot, newest_unix=read_unix)
+            elif not is_of_job(job, chosen):
+                error = (
+                    "no work of the job is in the store: it goes on from snapshot "
+                    f"{newest.snapshot} of another machine"
+                )
+                runner().log.warning("job %s: %s", job.id, error)
+                self._driven.change(newest=newest.snapshot, newest_unix=None)
+                if job.attempt is not None:
+                    self._driven.change_attempt(error=error)
             else:
                 own = is_of_machine(self.opened, job, newest.snapshot)
                 self._driven.saved(newest.snapshot, read_unix, own=own)
@@ -537,9 +554,21 @@ class Driver:
         if self.job.frozen is not None and not on.ours:  # who woke it may have changed files
             self._driven.change(frozen=None)
         with open_session(self.opened, on.machine) as session:
+            if self.job.newest is None or not on.ours:
+                self._record_basis(session)
             if self.job.stopped == on.machine.id and not self._is_frozen_there(session):
                 self._stopped.save(on.machine, session)
             Attending(self.opened, self._driven, on.machine, on.rental, session).run()
+
+    def _record_basis(self, session: Session) -> None:
+        """Record what the command begins from on a machine that was not rented for the job: else a
+        loss before the first save could take another machine's work for the job's."""
+        held = line_held(self.opened, session)
+        if held == self.job.newest:
+            return
+        if held not in snapshot_ids(self.opened.store, self.opened.spec.name):
+            held = None  # it was deleted, or its manifest was never stored
+        self._driven.change(newest=held)
 
     def _is_frozen_there(self, session: Session) -> bool:
         """A save would lack what is frozen, and remove it."""
