@@ -653,6 +653,28 @@ def test_a_job_that_began_on_an_awake_machine_goes_on_from_what_that_machine_hel
     assert "lacks the work in" in ended.aside
 
 
+def test_a_machine_that_a_user_has_just_woken_is_asked_again_before_another_one_is_rented(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SSH server is not up in the first look."""
+    gone, of_gone = handed_over(lab.opened)
+    del lab.market.alive[gone.id]
+    began = put_save(lab.store, 0, [])
+    woken, _ = handed_over(lab.opened)
+    story.held[woken.id] = began
+    answers = [MachineUnreachable("no banner")]
+
+    def session(*given: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return story.session(*given)
+
+    monkeypatch.setattr(driver, "open_session", session)
+    lost = attempt_on(gone, of_gone, end="machine lost")
+    assert drive_job(lab, left_job(lab, attempts=[lost], newest=began)).state == "succeeded"
+    assert story.did == [f"start on {woken.id}", f"hibernate {woken.id}"]
+
+
 def test_the_backup_of_another_machine_is_no_save_of_a_job_that_has_none(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,8 @@ LONGEST_S: Final = 60.0
 the longest. A machine is waited for as long as its provider shows it: it may hold work."""
 UNPROVEN_S: Final = 120.0
 """How long a machine may be missing in its provider's answers, without a proof of its end, before
-it counts as lost."""
+it counts as lost; and how long one that is not the job's may not answer before another is rented
+beside it."""
 SURE_S: Final = 2 * DRIVEN_S + 5.0
 """A run that drives a job writes its record within this time."""
 
@@ -147,6 +148,7 @@ class Driver:
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
         self._beside: set[MachineId] = set()  # that lack the newest save of the job
+        self._silent: dict[MachineId, float] = {}  # since when what they hold is not known
         self._looked_at: list[SnapshotId] | None = None  # the snapshots of the last choice
 
     @property
@@ -295,6 +297,9 @@ class Driver:
                 if newest is None or self._holds(session, newest):
                     return True
         except MachineError as error:
+            since_s = self._silent.setdefault(machine.id, time.monotonic())
+            if error.retryable and time.monotonic() - since_s < UNPROVEN_S:
+                raise  # who has just woken it waits for its SSH server, too
             runner().log.warning("what machine %s holds is not known: %s", machine.id, error)
         self._beside.add(machine.id)
         runner().log.warning(
