@@ -60,6 +60,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
+from torpor.shared.format.names import manifest_key
 from torpor.shared.values import Machine, MachineId, SnapshotId
 
 TURN_S: Final = 10.0
@@ -571,7 +572,8 @@ class Driver:
         held = line_held(self.opened, session)
         if held == self.job.newest:
             return
-        if held not in snapshot_ids(self.opened.store, self.opened.spec.name):
+        of = self.opened.spec.name
+        if held is not None and self.opened.store.head(manifest_key(of, held)) is None:
             held = None  # it was deleted, or its manifest was never stored
         self._driven.change(newest=held)
 
