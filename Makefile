@@ -27,7 +27,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model corruption gpu bench clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model saves corruption gpu bench clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -161,6 +161,10 @@ soak: packages-test setup
 
 model: setup
 	$(BIN)/python -m tests.model
+
+# Autosaves, vanishing folders, lost machines and late writes: what was saved last is brought or named.
+saves: setup
+	$(BIN)/python -m tests.saves
 
 corruption: setup
 	$(BIN)/python -m tests.corruption

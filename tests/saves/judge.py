@@ -1,0 +1,151 @@
+"""What a workspace owes its user: the last content that each machine has saved of each file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from torpor.shared.values import SnapshotId
+
+FEW: Final = 10
+"""Fewer files than these are never most of a workspace."""
+Tree = dict[str, bytes]
+
+
+@dataclass(eq=False)
+class Version:
+    """A content that a machine saved of a path. ``over``: why nobody is owed it any more.
+    ``missed``: its machine has saved itself without it since, and nobody has deleted it."""
+
+    path: str
+    content: bytes
+    machine: str
+    over: str = ""
+    missed: bool = False
+
+
+@dataclass(eq=False)
+class Save:
+    """A snapshot that the store has accepted. ``owed``: what its machine owed when it was made, and
+    the last save of each that held it."""
+
+    snapshot: SnapshotId
+    tree: Tree
+    verified: bool
+    owed: dict[Version, Save] = field(default_factory=dict)
+
+
+class Judge:
+    """Learns of each save and each restore, and judges each wake and each end of a machine."""
+
+    def __init__(self) -> None:
+        self.saves: dict[SnapshotId, Save] = {}
+        self._lines: dict[str, dict[Version, Save]] = {}
+        self._holders: dict[Version, Save] = {}
+        """The last save of all machines that held it."""
+
+    def begin(self, machine: str, basis: SnapshotId | None = None) -> None:
+        """The machine goes on from a snapshot."""
+        owed = self.saves[basis].owed if basis else {}
+        self._lines[machine] = {v: holder for v, holder in owed.items() if not v.over}
+
+    def accept(self, machine: str, snapshot: SnapshotId, tree: Tree, *, verified: bool) -> None:
+        """The store has a snapshot that the machine made of ``tree`` after all of its others."""
+        save = self.saves[snapshot] = Save(snapshot, tree, verified)
+        line, contents = self._lines[machine], set(tree.values())
+        for version, holder in list(line.items()):
+            if tree.get(version.path) == version.content:
+                self._hold(version, save, line)
+                continue
+            if version.path in tree:
+                version.over = f"{machine} overwrote it"
+            elif version.content in contents:
+                version.over = f"{machine} moved it"
+            elif not is_missed(holder.tree, tree):
+                version.over = f"{machine} deleted it"
+            version.missed = not version.over
+            if version.over:
+                del line[version]
+        held = {v.path for v in line if tree.get(v.path) == v.content}
+        for path, content in tree.items():
+            if path not in held:
+                self._hold(Version(path, content, machine), save, line)
+        save.owed = dict(line)
+
+    def arrive(self, machine: str, snapshot: SnapshotId, tree: Tree) -> None:
+        """The store has a snapshot that is older than others which the machine has made since: they
+        have seen what it holds overwritten or deleted."""
+        self.saves[snapshot] = Save(snapshot, tree, False, dict(self._lines[machine]))
+
+    def check(self, snapshot: SnapshotId, verified: Collection[SnapshotId]) -> None:
+        """A later run has verified it."""
+        self.saves[snapshot].verified = snapshot in verified
+
+    def drop(self, why: str, machine: str, tree: Tree) -> None:
+        """The user has said that what the machine misses may go."""
+        for version in list(self._lines[machine]):
+            if tree.get(version.path) != version.content:
+                version.over = why
+                del self._lines[machine][version]
+
+    def delete(self, snapshot: SnapshotId, listed: Iterable[SnapshotId]) -> None:
+        """The user has deleted it by name: nobody is owed what it alone had."""
+        left = [self.saves[one].tree for one in listed if one in self.saves]
+        for version in self._holders:
+            held = self.saves[snapshot].tree.get(version.path) == version.content
+            if held and not any(tree.get(version.path) == version.content for tree in left):
+                version.over = version.over or "its user deleted the snapshot"
+
+    def destroyed(self, machine: str, tree: Tree) -> list[str]:
+        """Why the machine had to be kept, that was ended with this tree."""
+        missed = [
+            version
+            for version, holder in self._lines[machine].items()
+            if holder.verified and not version.over and version.path not in tree
+        ]
+        if not missed:
+            return []
+        return [f"machine {machine} was ended and missed {_named(missed)} of a verified snapshot"]
+
+    def woken(
+        self, tree: Tree, named: Collection[SnapshotId], listed: Collection[SnapshotId]
+    ) -> list[str]:
+        """What a wake with this tree brings nowhere and names nowhere."""
+        there = [self.saves[name].tree for name in named if name in listed and name in self.saves]
+        every = [self.saves[name].tree for name in listed if name in self.saves]
+        lost: dict[tuple[str, SnapshotId, str], list[Version]] = {}
+        for version, holder in self._holders.items():
+            if version.over or _has(version, [tree, *there]):
+                continue
+            if not _has(version, every):
+                how = "is in no snapshot"
+            elif holder.verified and version.missed:
+                continue  # a backup has said so, and retention keeps it
+            else:
+                how = "is brought by no wake, and named by none"
+            lost.setdefault((version.machine, holder.snapshot, how), []).append(version)
+        return [
+            f"{_named(versions)}, which machine {machine} saved last in {snapshot}, {how}"
+            for (machine, snapshot, how), versions in lost.items()
+        ]
+
+    def _hold(self, version: Version, save: Save, line: dict[Version, Save]) -> None:
+        version.missed = False
+        line[version] = self._holders[version] = save
+
+
+def is_missed(before: Tree, now: Tree) -> bool:
+    """Whether ``now`` lacks most of what ``before`` held, which is not taken for a deletion. Files
+    that were moved are there; new files make up for others."""
+    contents = set(now.values())
+    gone = [path for path, held in before.items() if path not in now and held not in contents]
+    return len(gone) >= FEW and 2 * len(now) < len(before)
+
+
+def _has(version: Version, trees: Iterable[Mapping[str, bytes]]) -> bool:
+    return any(tree.get(version.path) == version.content for tree in trees)
+
+
+def _named(versions: list[Version]) -> str:
+    return f"{len(versions)} files such as {min(version.path for version in versions)}"
