@@ -73,14 +73,21 @@ class Judge:
                 self._hold(Version(path, content, machine), save, line)
         save.owed = dict(line)
 
-    def arrive(self, machine: str, snapshot: SnapshotId, tree: Tree) -> None:
-        """The store has a snapshot that is older than others which the machine has made since: they
-        have seen what it holds overwritten or deleted."""
-        self.saves[snapshot] = Save(snapshot, tree, False, dict(self._lines[machine]))
+    def owed(self, machine: str) -> dict[Version, Save]:
+        """What the machine owes now, and the last save of each that held it."""
+        return dict(self._lines[machine])
 
-    def check(self, snapshot: SnapshotId, verified: Collection[SnapshotId]) -> None:
-        """A later run has verified it."""
-        self.saves[snapshot].verified = snapshot in verified
+    def arrive(
+        self, machine: str, snapshot: SnapshotId, tree: Tree, before: dict[Version, Save]
+    ) -> None:
+        """The store has a snapshot that is older than others which the machine has made since: they
+        have seen what it holds overwritten or deleted. ``before``: what the machine owed then."""
+        self.saves[snapshot] = Save(snapshot, tree, False, before)
+        line = self._lines[machine]
+        for version, holder in before.items():
+            is_same = line.get(version) is holder
+            if is_same and version.path not in tree and not is_missed(holder.tree, tree):
+                version.over = f"{machine} deleted it"
 
     def drop(self, why: str, machine: str, tree: Tree) -> None:
         """The user has said that what the machine misses may go."""

@@ -28,7 +28,7 @@ from tests.fixtures.plain_flows import (
     run_plainly,
     wake_plainly,
 )
-from tests.saves.judge import Judge, Tree
+from tests.saves.judge import Judge, Save, Tree, Version
 from torpor.control.jobs.standby import AGAIN_S, book_for
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.snapshots import snapshot_ids
@@ -72,13 +72,14 @@ class Own:
 @dataclass
 class Late:
     """A manifest on its way, whose sender has ended. ``tree``: what it holds; ``saves``: how many
-    saves its machine had made before."""
+    saves its machine had made before, and what it ``owed`` then."""
 
     grant: Grant
     blob: bytes
     machine: MachineId
     tree: Tree
     saves: int
+    owed: dict[Version, Save]
 
 
 class Round:
@@ -268,7 +269,7 @@ class Round:
             with patch.object(Transfer, "put", put):
                 done = self._rescue(own)
         except Killed:
-            self._late.append(Late(*held[0], machine, tree, own.saves))
+            self._late.append(Late(*held[0], machine, tree, own.saves, self._judge.owed(machine)))
             return str(held[0][0].key)
         if done.error:
             own.book = None
@@ -286,7 +287,7 @@ class Round:
         if saves == late.saves:
             self._judge.accept(late.machine, snapshot, late.tree, verified=False)
         else:
-            self._judge.arrive(late.machine, snapshot, late.tree)
+            self._judge.arrive(late.machine, snapshot, late.tree, late.owed)
         return snapshot
 
     def _rescue(self, own: Own) -> Rescued:
