@@ -120,14 +120,16 @@ class Judge:
     ) -> list[str]:
         """What a wake with this tree brings nowhere and names nowhere."""
         there = [self.saves[name].tree for name in named if name in listed and name in self.saves]
-        every = [self.saves[name].tree for name in listed if name in self.saves]
+        known = [self.saves[name] for name in listed if name in self.saves]
+        every = [save.tree for save in known]
+        verified = [save.tree for save in known if save.verified]
         lost: dict[tuple[str, SnapshotId, str], list[Version]] = {}
         for version, holder in self._holders.items():
             if version.over or _has(version, [tree, *there]):
                 continue
             if not _has(version, every):
                 how = "is in no snapshot"
-            elif holder.verified and version.missed:
+            elif version.missed and _has(version, verified):
                 continue  # a backup has said so, and retention keeps it
             else:
                 how = "is brought by no wake, and named by none"
