@@ -1,4 +1,4 @@
-"""Which Prefect server blocks and flows use, where nobody has named one."""
+"""Which Prefect server blocks and flows use: torpor/control/own_server.py decides."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Final
 import prefect.context
 from prefect.settings import Settings, get_current_settings
 
-from torpor.control.own_server import own_server
+from torpor.control.own_server import API_URL, announce, choose_server
 
-API_URL: Final = "PREFECT_API_URL"
 LOGIN: Final = "PREFECT_API_AUTH_STRING"
 
 
 def connect() -> None:
-    """Use the server of this user's installation, unless the environment or Prefect's profile names
-    one. Without an installation, Prefect decides."""
-    if API_URL in os.environ or get_current_settings().api.url is not None:
+    """Use the server that is meant, and say which where another could have been. Where nothing
+    names one, Prefect decides."""
+    choice = choose_server(set_in=get_current_settings().api.url or "")
+    if choice is None:
         return
-    found = own_server()
-    if found is not None:
-        os.environ[API_URL], os.environ[LOGIN] = found
-        prefect.context.refresh_global_settings_context()
+    announce(choice)
+    taken = choice.taken
+    if taken.source != "installation":
+        return  # Prefect's settings have it, with its login
+    if os.environ.get(API_URL) == taken.api_url and LOGIN in os.environ:
+        return
+    os.environ[API_URL], os.environ[LOGIN] = taken.api_url, taken.login
+    prefect.context.refresh_global_settings_context()
 
 
 def prefect_settings() -> Settings:

@@ -56,9 +56,9 @@ def set_up() -> None:
     installation = Installation.here()
     if given := users_own(installation):
         raise InvalidInput(
-            f"PREFECT_API_URL is {given}, a server that torpor does not start, so nothing is set "
-            f"up to start at boot. Run `PREFECT_API_URL={given} torpor up` after that server has "
-            "started, or unset PREFECT_API_URL and run this again"
+            f"{given.named_by} names {given.api_url}, a server that torpor does not start, so "
+            f"nothing is set up to start at boot. Run `PREFECT_API_URL={given.api_url} torpor up` "
+            "after that server has started, or unset the variable and run this again"
         )
     root = os.geteuid() == 0
     command = [sys.executable, "-m", "deployments.up"]

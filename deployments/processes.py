@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from deployments.installation import CHECKOUT, Installation
+from torpor.control.own_server import STARTED_BY
 from torpor.control.processes import (
     ProcessRecord,
     all_processes,
@@ -29,7 +30,7 @@ from torpor.control.processes import (
 from torpor.control.providers.local.folder import MARK as MACHINE_MARK
 from torpor.shared.values import MIB
 
-MARK: Final = "TORPOR_STARTED_BY"
+MARK: Final = STARTED_BY
 LOG_BYTES: Final = 16 * MIB
 """Of one log; as much again lies in the older one beside it."""
 

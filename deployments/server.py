@@ -9,13 +9,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from deployments import block_key, database
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
-from torpor.control.own_server import HOST, api_url, recorded_port
+from torpor.control.own_server import (
+    HOST,
+    Candidate,
+    Choice,
+    api_url,
+    choice_of,
+    choose_server,
+    recorded_port,
+)
 from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.processes import is_alive
 from torpor.control.supervision import FOLDER_VARIABLE
@@ -26,6 +35,8 @@ USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
+SILENT_S: Final = 60.0
+"""How long a server that lives may say nothing before it is ended: a busy or suspended host."""
 _POLL_S: Final = 0.2
 _IN_USE: Final = (b"address already in use", b"is already in use")
 """What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
@@ -49,11 +60,12 @@ SETTINGS: Final = {
 @dataclass(frozen=True)
 class Server:
     """Where a Prefect server answers. ``own``: it belongs to the installation, not to the user, and
-    asks for ``login``, which is `user:password`."""
+    asks for ``login``, which is `user:password`. ``named_by``: who names the user's."""
 
     api_url: str
     own: bool
     login: str = field(default="", repr=False)
+    named_by: str = field(default="PREFECT_API_URL", compare=False)
 
     @property
     def ui_url(self) -> str:
@@ -61,22 +73,44 @@ class Server:
 
 
 def server_of(installation: Installation, port: int | None = None) -> Server:
-    """The server to use: that of $PREFECT_API_URL if it is set, otherwise our own."""
+    """The server to use: the one that the environment names, otherwise our own."""
     if given := users_own(installation):
         if port is not None:
             raise InvalidInput(
-                f"PREFECT_API_URL says that {given} is used, so no server is started on port "
-                f"{port}: leave out the port, or unset PREFECT_API_URL"
+                f"{given.named_by} says that {given.api_url} is used, so no server is started on "
+                f"port {port}: leave out the port, or unset {_variable(given)}"
             )
-        return Server(given, own=False)
+        return Server(given.api_url, own=False, named_by=given.named_by)
     chosen = port or recorded_port(installation.folder) or _choose_port()
     return Server(api_url(chosen), True, installation.login())
 
 
-def users_own(installation: Installation) -> str | None:
-    """What $PREFECT_API_URL names, unless that is our own server."""
-    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    return given if given and given != api_url(recorded_port(installation.folder)) else None
+def choice_for(installation: Installation, used: Server) -> Choice | None:
+    """The choice of ``used``, in words where another server could have been meant: before the first
+    start, Prefect's profile may name one."""
+    choice = choose_server(installation.folder)
+    if choice is None or not used.own:
+        return choice
+    own = Candidate(used.api_url, "installation", f"of {installation.folder}")
+    return choice_of([own, *(one for one in (choice.taken, *choice.others) if not _is_own(one))])
+
+
+def users_own(installation: Installation) -> Candidate | None:
+    """The server that the environment names, unless that is our own."""
+    choice = choose_server(installation.folder)
+    if choice is None or choice.taken.source != "environment":
+        return None
+    # The port is known before the login is, where `make up` was killed at its first start.
+    ours = choice.taken.api_url == api_url(recorded_port(installation.folder))
+    return None if ours else choice.taken
+
+
+def _is_own(one: Candidate) -> bool:
+    return one.source == "installation"
+
+
+def _variable(given: Candidate) -> str:
+    return given.named_by.partition("=")[0]
 
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:
@@ -107,30 +141,45 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
     return env
 
 
-def start(installation: Installation, server: Server) -> bool:
-    """Start the server unless it answers; True if it was started."""
+def check(installation: Installation, server: Server) -> None:
+    """TorporError where start() could not start the server. Ends nothing."""
     if not server.own:
         if not answers(server):
             raise InvalidInput(
-                f"PREFECT_API_URL is {server.api_url} and no Prefect server answers there: start "
-                "it, or unset PREFECT_API_URL to let torpor start one"
+                f"{server.named_by} names {server.api_url} and no Prefect server answers there: "
+                f"start it, or unset {server.named_by.partition('=')[0]} to let torpor start one"
             )
+        return
+    port, postgres = _port(server), database.chosen(installation)
+    ours = port == recorded_port(installation.folder) and running(installation, ROLE)
+    if not ours and not is_free(port):
+        raise InvalidInput(_taken(port))
+    block_key.block_key(installation)
+    if postgres:
+        database.check(installation, postgres)
+
+
+def start(installation: Installation, server: Server) -> bool:
+    """Start the server unless it answers; True if it was started."""
+    check(installation, server)
+    if not server.own:
         return False
     demanded = {_DEMANDED: server.login, block_key.VARIABLE: block_key.block_key(installation)}
     demanded |= SETTINGS
     postgres = database.chosen(installation)
     if postgres:
         demanded |= database.settings(postgres)
-    serving = running(installation, ROLE, having=demanded)
-    if serving and recorded_port(installation.folder) == _port(server) and answers(server):
-        return False
-    end(installation, ROLE, polite_s=STOP_S)  # of another port, or without this login
     port = _port(server)
-    if not is_free(port):
-        raise InvalidInput(_taken(port))
-    if postgres:
-        database.check(installation, postgres)
-    else:
+    if recorded_port(installation.folder) == port and _serves(installation, server, demanded):
+        return False
+    # It is at another port, or has another login, or hangs.
+    ended = end(installation, ROLE, polite_s=STOP_S)
+    deadline = time.monotonic() + STOP_S
+    while not is_free(port):
+        if not ended or time.monotonic() > deadline:
+            raise InvalidInput(_taken(port))
+        time.sleep(_POLL_S)
+    if not postgres:
         block_key.move_blocks(installation)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     installation.port_file.write_text(f"{port}\n")
@@ -160,6 +209,18 @@ def start(installation: Installation, server: Server) -> bool:
 def stop(installation: Installation) -> bool:
     """End the installation's server; False if none ran."""
     return end(installation, ROLE, polite_s=STOP_S) > 0
+
+
+def _serves(installation: Installation, server: Server, demanded: Mapping[str, str]) -> bool:
+    """Whether the server runs as demanded and answers. One that is halted, or starts, gets time."""
+    deadline = time.monotonic() + SILENT_S
+    while running(installation, ROLE, having=demanded):
+        if answers(server):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return False
 
 
 def answers(server: Server) -> bool:

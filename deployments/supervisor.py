@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -271,14 +271,11 @@ def main() -> int:
             time.sleep(LOOK_S)
 
 
-def start(installation: Installation, used: Server) -> None:
-    """Start the supervisor; the one that ran must have been ended."""
-    process = launch(
-        installation,
-        ROLE,
-        [sys.executable, "-m", "deployments.supervisor"],
-        server.environment(installation, used),
-    )
+def start(installation: Installation, env: Mapping[str, str]) -> None:
+    """Start the supervisor in that environment, which names the server; the one that ran must have
+    been ended."""
+    argv = [sys.executable, "-m", "deployments.supervisor"]
+    process = launch(installation, ROLE, argv, env)
     deadline = time.monotonic() + READY_S
     while not ((seen := read_supervision(installation.folder)) and seen.process == process):
         if not is_alive(process) or time.monotonic() > deadline:

@@ -7,21 +7,26 @@ ends everything.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from deployments import database, lost_runs, server, services, supervisor, worker
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import last_words, mark
+from deployments.processes import last_words, mark, running
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
+from torpor.control.own_server import announce, api_url, recorded_port
 from torpor.control.smoke.watchdog import end_left
 from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput, TorporError
@@ -59,29 +64,24 @@ def up(installation: Installation, port: int | None = None, postgres: str | None
     with installation.locked():
         if full := full_disks([installation.folder]):
             raise TorporError("; ".join(full))
-        supervisor.stop(installation)  # two would start one thing twice
         used = server.server_of(installation, port)
+        if choice := server.choice_for(installation, used):
+            announce(choice)
         if postgres is not None:
             if not used.own:
                 raise InvalidInput(
-                    f"PREFECT_API_URL is {used.api_url}, a server that torpor does not start: "
-                    "leave out --database, or unset PREFECT_API_URL"
+                    f"{used.named_by} names {used.api_url}, a server that torpor does not start: "
+                    "leave out --database, or unset that variable"
                 )
             database.choose(installation, postgres)
-        _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
-        server.start(installation, used)
-        _say("blocks, store, flows", "registering (half a minute the first time)")
-        notes = register(installation, used)
-        for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
-            _say("lost runs", words)
-        _say("workers", "starting")
-        worker.start(installation, used)
-        supervisor.start(installation, used)
-        for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
-            _say("smoke", words)
-        if used.own:
-            _say("schedules", "checking that the server runs them")
-            services.check_scheduler(used)
+        server.check(installation, used)
+        before = Running.now(installation)
+        supervisor.stop(installation)  # two would start one thing twice
+        try:
+            notes = _start(installation, used)
+        except (Exception, KeyboardInterrupt):
+            before.put_back(installation)
+            raise
     print(
         _WELCOME.format(
             ui=used.ui_url,
@@ -93,6 +93,58 @@ def up(installation: Installation, port: int | None = None, postgres: str | None
         )
     )
     return used
+
+
+def _start(installation: Installation, used: Server) -> str:
+    """Start what is missing; returns what registering printed."""
+    _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
+    server.start(installation, used)
+    _say("blocks, store, flows", "registering (half a minute the first time)")
+    notes = register(installation, used)
+    for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
+        _say("lost runs", words)
+    _say("workers", "starting")
+    worker.start(installation, used)
+    supervisor.start(installation, server.environment(installation, used))
+    for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
+        _say("smoke", words)
+    if used.own:
+        _say("schedules", "checking that the server runs them")
+        services.check_scheduler(used)
+    return notes
+
+
+@dataclass(frozen=True)
+class Running:
+    """What runs of an installation before `make up` ends any of it: the port of its own server, and
+    the environment of its supervisor, which names the server that it serves."""
+
+    port: int | None = None
+    supervisor: Mapping[str, str] | None = None
+
+    @classmethod
+    def now(cls, installation: Installation) -> Running:
+        port = recorded_port(installation.folder)
+        for process in running(installation, supervisor.ROLE):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                return cls(port if running(installation, server.ROLE) else None, process.environ())
+        return cls(port if running(installation, server.ROLE) else None)
+
+    def put_back(self, installation: Installation) -> None:
+        """Start it again after a failure: the supervisor starts all that it looks after."""
+        try:
+            if self.port is not None and recorded_port(installation.folder) != self.port:
+                server.stop(installation)
+                installation.port_file.write_text(f"{self.port}\n")
+            if self.supervisor is not None:
+                supervisor.stop(installation)
+                worker.kill_others(installation, self.supervisor.get("PREFECT_API_URL", ""))
+                supervisor.start(installation, self.supervisor)
+            elif self.port is not None:
+                own = Server(api_url(self.port), True, installation.login())
+                server.start(installation, own)
+        except TorporError as error:
+            _complain(error)
 
 
 def stay(installation: Installation, port: int | None = None) -> None:

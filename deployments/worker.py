@@ -92,6 +92,14 @@ def start(installation: Installation, server: Server, pools: Sequence[Pool] = PO
     return bool(started)
 
 
+def kill_others(installation: Installation, api_url: str) -> None:
+    """Kill the workers of other servers; their flow runs go on."""
+    for pool in POOLS:
+        ours = started_process(installation, pool.role, {"PREFECT_API_URL": api_url})
+        while (other := started_process(installation, pool.role)) and other != ours:
+            kill(other)
+
+
 def works(installation: Installation) -> bool:
     """Whether a worker runs; flow runs outlive a killed one."""
     return any(started_process(installation, pool.role) for pool in POOLS)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 from deployments.installation import Installation, cache_folder
-from torpor.control.own_server import own_server
+from torpor.control.own_server import choose_server
 from torpor.shared.errors import InvalidInput, TorporError
 
 _ANSWERS_S: Final = 5.0
@@ -21,8 +20,8 @@ _UNKNOWN: Final = (
 
 @contextmanager
 def connected() -> Iterator[str]:
-    """Use the server of this installation, or the one that the environment or Prefect's profile
-    names; yields the address of its UI. TorporError where none is known or none answers."""
+    """Use the server that is meant (torpor/control/own_server.py); yields the address of its UI.
+    TorporError where none is known or none answers."""
     _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     from blocks.connection import prefect_settings  # Prefect takes a second to import
@@ -38,15 +37,14 @@ def connected() -> Iterator[str]:
 
 def _choose_folders() -> None:
     """Before Prefect is imported, which makes a folder in the home: keep its files and the agent's
-    wheels with those of the installation. A user's own settings of Prefect stay in use."""
-    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    if "PREFECT_API_URL" in os.environ or (home / "profiles.toml").exists():
-        return
-    if own_server() is None:
+    wheels with those of the installation, where its server is meant."""
+    choice = choose_server()
+    if choice is None:
         raise InvalidInput(_UNKNOWN)
-    installation = Installation.here()
-    os.environ.setdefault("PREFECT_HOME", str(installation.prefect_home))
-    os.environ.setdefault("XDG_CACHE_HOME", str(cache_folder(installation.folder / "cache")))
+    if choice.taken.source == "installation":
+        installation = Installation.here()
+        os.environ.setdefault("PREFECT_HOME", str(installation.prefect_home))
+        os.environ.setdefault("XDG_CACHE_HOME", str(cache_folder(installation.folder / "cache")))
 
 
 def _check(api_url: str, login: str, key: str) -> None:

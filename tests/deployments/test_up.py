@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,6 +22,7 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control import disk_space
 from torpor.control.ports import free_ports
+from torpor.shared.errors import TorporError
 
 pytestmark = pytest.mark.together("automations and make up")
 
@@ -219,3 +222,95 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
     url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
     document = ask("GET", url, query={"include_secrets": secrets})
     return {"id": document["id"], "data": document["data"]}
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """An installation whose server and supervisor run, as far as `make up` can see; what it ends
+    and starts is written down."""
+    from deployments import up
+
+    made = Installation(tmp_path / "state")
+    made.login()
+    made.port_file.write_text("4321\n")
+    done: list[str] = []
+    alive = {"supervisor", "server"}
+    old = {"PREFECT_API_URL": "http://127.0.0.1:4321/api"}
+    seen: dict[str, Any] = {"installation": made, "done": done, "alive": alive}
+
+    def running(_: Installation, role: str, **__: Any) -> list[Any]:
+        return [SimpleNamespace(environ=lambda: old)] if role in alive else []
+
+    def act(what: str, *, then: bool, role: str) -> Callable[..., bool]:
+        def note(*_: Any, **__: Any) -> bool:
+            done.append(what)
+            (alive.add if then else alive.discard)(role)
+            return True
+
+        return note
+
+    def end(_: Installation, role: str, **__: Any) -> int:
+        return int(act(f"end {role}", then=False, role=role)())
+
+    monkeypatch.setenv("TORPOR_STATE", str(made.folder))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(up, "running", running)
+    monkeypatch.setattr(server, "running", running)
+    monkeypatch.setattr(server, "end", end)
+    monkeypatch.setattr(up.supervisor, "end", end)
+    start = act("start supervisor", then=True, role="supervisor")
+    monkeypatch.setattr(up.supervisor, "start", start)
+    monkeypatch.setattr(up.worker, "kill_others", lambda *_: None)
+    yield seen
+
+
+def test_up_to_a_port_that_is_taken_ends_nothing(
+    ran: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    from deployments import up
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert up.main(["--port", str(taken.getsockname()[1])]) == 1
+    assert "is taken by" in capfd.readouterr().err
+    assert (ran["done"], ran["alive"]) == ([], {"supervisor", "server"})
+    assert ran["installation"].port_file.read_text() == "4321\n"
+
+
+def test_up_to_a_server_of_the_users_own_that_does_not_answer_ends_nothing(
+    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments import up
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert up.main([]) == 1
+    assert ran["done"] == []
+
+
+@pytest.mark.parametrize("port", [[], ["--port"]], ids=["the same port", "another port"])
+def test_what_ran_before_runs_again_after_an_up_that_fails(
+    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, port: list[str]
+) -> None:
+    from deployments import up
+
+    def fails(installation: Installation, used: Server) -> None:
+        installation.port_file.write_text(used.ui_url.rpartition(":")[2])
+        raise TorporError("the server has ended")
+
+    monkeypatch.setattr(server, "start", fails)
+    assert up.main([*port, *(str(free_ports(1)[0]) for _ in port)]) == 1
+    assert ran["installation"].port_file.read_text().strip() == "4321"
+    assert ran["done"][-1] == "start supervisor"
+    assert ("end server" in ran["done"]) == bool(port)  # of the other port; it is started again
+
+
+def test_a_server_that_is_halted_for_a_while_is_not_ended(
+    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [False, False, True]
+    monkeypatch.setattr(server, "answers", lambda _: answers.pop(0))
+    monkeypatch.setattr(server.time, "sleep", lambda _: None)
+    used = server.server_of(ran["installation"])
+    assert not server.start(ran["installation"], used)
+    assert (ran["done"], answers) == ([], [])

@@ -1,15 +1,27 @@
-"""Where the Prefect server of this user's installation answers, as its files say."""
+"""Which Prefect server is meant: the one that the environment names, this user's installation, or
+the one of Prefect's active profile. One function decides for `up`, every command and every flow."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+import tomllib
 
 from torpor.control.supervision import state_folder
 
 HOST: Final = "127.0.0.1"
 PORT_FILE: Final = "server.port"
 LOGIN_FILE: Final = "login"
+API_URL: Final = "PREFECT_API_URL"
+PROFILE: Final = "PREFECT_PROFILE"
+STARTED_BY: Final = "TORPOR_STARTED_BY"
+"""In the environment of all processes that an installation starts."""
+
+_announced: set[str] = set()
 
 
 class OwnServer(NamedTuple):
@@ -17,6 +29,41 @@ class OwnServer(NamedTuple):
 
     api_url: str
     login: str
+
+
+class Candidate(NamedTuple):
+    """A server that may be meant, and who names it. ``login``: of an installation only; Prefect's
+    own settings hold the others."""
+
+    api_url: str
+    source: Literal["environment", "installation", "profile"]
+    named_by: str
+    login: str = ""
+
+
+class Choice(NamedTuple):
+    """The server that is meant, and the others that could have been."""
+
+    taken: Candidate
+    others: tuple[Candidate, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Which server was taken, and why; empty where no other could have been meant."""
+        if not self.others:
+            return ""
+        others = " and ".join(f"{one.api_url} ({one.named_by})" for one in self.others)
+        return (
+            f"the Prefect server is {self.taken.api_url} ({self.taken.named_by}), and not "
+            f"{others}: {_WHY[self.taken.source]}"
+        )
+
+
+_WHY: Final = {
+    "environment": "the environment comes first",
+    "installation": "this installation comes before Prefect's profile; PREFECT_API_URL comes first",
+    "profile": "nothing else names one",
+}
 
 
 def api_url(port: int | None) -> str:
@@ -32,12 +79,78 @@ def recorded_port(folder: Path) -> int | None:
         return None
 
 
-def own_server() -> OwnServer | None:
+def own_server(folder: Path | None = None) -> OwnServer | None:
     """The server of this user's installation, running or not; None where there is none."""
-    folder = state_folder()
+    folder = folder or state_folder()
     port = recorded_port(folder)
     try:
         login = (folder / LOGIN_FILE).read_text().strip()
     except OSError:
         return None
     return OwnServer(api_url(port), login) if port and login else None
+
+
+def choose_server(folder: Path | None = None, *, set_in: str = "") -> Choice | None:
+    """The server that is meant: the first that PREFECT_API_URL, PREFECT_PROFILE, this installation
+    or Prefect's active profile names. None where none of them names one. ``set_in``: an address
+    that Prefect's other settings, such as a prefect.toml, hold; it counts as the environment's."""
+    folder = folder or state_folder()
+    own, profile = own_server(folder), _profile()
+    given = _plain(os.environ.get(API_URL, ""))
+    candidates = []
+    if given:
+        candidates.append(Candidate(given, "environment", API_URL))
+    elif set_in and (profile is None or _plain(set_in) != profile.api_url):
+        candidates.append(Candidate(_plain(set_in), "environment", "Prefect's settings"))
+    if profile is not None and profile.source == "environment":
+        candidates.append(profile)
+    if own is not None:
+        candidates.append(Candidate(own.api_url, "installation", f"of {folder}", own.login))
+    if profile is not None and profile.source == "profile":
+        candidates.append(profile)
+    return choice_of(candidates)
+
+
+def choice_of(candidates: Sequence[Candidate]) -> Choice | None:
+    """The first of them; one that names the installation's server is the installation."""
+    if not candidates:
+        return None
+    first = candidates[0]
+    same = [one for one in candidates if one.api_url == first.api_url]
+    taken = next((one for one in same if one.source == "installation"), first)
+    return Choice(taken, tuple(one for one in candidates if one.api_url != first.api_url))
+
+
+def announce(choice: Choice) -> None:
+    """Say once which server was taken, where another could have been meant. Processes that an
+    installation started say nothing: whoever started them has said it."""
+    if choice.words and choice.words not in _announced and STARTED_BY not in os.environ:
+        _announced.add(choice.words)
+        print(f"torpor: {choice.words}", file=sys.stderr, flush=True)
+
+
+def _profile() -> Candidate | None:
+    """What the profile that Prefect would use names, without importing Prefect."""
+    file = Path(
+        os.environ.get("PREFECT_PROFILES_PATH")
+        or f"{os.environ.get('PREFECT_HOME') or '~/.prefect'}/profiles.toml"
+    ).expanduser()
+    try:
+        content = tomllib.loads(file.read_text())
+    except (OSError, ValueError):  # none, or one that Prefect leaves out too
+        return None
+    asked = os.environ.get(PROFILE)
+    name = asked or content.get("active")
+    profiles = content.get("profiles")
+    profile = profiles.get(name) if isinstance(profiles, dict) and isinstance(name, str) else None
+    given = profile.get(API_URL) if isinstance(profile, dict) else None
+    if not given or not isinstance(given, str):
+        return None
+    if asked:
+        return Candidate(_plain(given), "environment", f"{PROFILE}={asked}")
+    return Candidate(_plain(given), "profile", f"the active profile {name} of {file}")
+
+
+def _plain(url: str) -> str:
+    """The address as it is compared: this host has one name."""
+    return url.rstrip("/").replace("//localhost:", f"//{HOST}:")
