@@ -294,6 +294,11 @@ class Workspace(Block):
             raise InvalidInput(
                 f"a workspace is a Workspace block or its name, not a {type(value).__name__}"
             )
+        if not value.strip():
+            raise InvalidInput(
+                "the name of the workspace is empty: give the name of its block (`torpor status` "
+                "lists them)"
+            )
         return load(value.strip(), (cls,), of="this run")
 
     def spec(self, tuning: Tuning | None = None) -> WorkspaceSpec:

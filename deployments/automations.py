@@ -33,6 +33,7 @@ from prefect.settings import (
 from deployments.installation import Installation
 from deployments.server import answers, server_of
 from tasks.events import VerificationFailed
+from tasks.own_deployments import read_own
 from tasks.prefect_alerts import NOTIFIERS, TAG
 from torpor.shared.errors import InvalidInput, TorporError
 
@@ -167,7 +168,7 @@ def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 def _deployment(client: SyncPrefectClient, name: str) -> UUID:
     try:
-        return client.read_deployment_by_name(name).id
+        return read_own(client, name).id
     except ObjectNotFound:
         raise InvalidInput(
             f"the server {client.api_url} has no deployment {name}: run `make up` first, or "

@@ -18,7 +18,14 @@ import msgspec
 from blocks import Budget
 from blocks.reference import load_named
 from deployments.installation import Installation
-from deployments.register import deploy, exists, make_pools, make_stacks, register_types
+from deployments.register import (
+    deploy,
+    exists,
+    make_pools,
+    make_stacks,
+    own_deployments,
+    register_types,
+)
 from deployments.schedules import offer_schedules
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import learned
@@ -41,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         teams = read_teams(Path(options.values))
+        own_deployments()  # before anything is changed
         register_types()
         make_stacks()
         make_pools()

@@ -10,6 +10,7 @@ from prefect.client.schemas.actions import DeploymentUpdate
 
 from deployments.installation import Installation
 from deployments.schedules import WATCH
+from tasks.own_deployments import read_own
 
 Idle = Literal["hibernate", "report", "off"]
 
@@ -31,13 +32,22 @@ def is_chosen(installation: Installation) -> bool:
     if _file(installation).exists():
         return True
     with get_client(sync_client=True) as client:
-        return any(one.active for one in client.read_deployment_by_name(WATCH).schedules)
+        return any(one.active for one in read_own(client, WATCH).schedules)
+
+
+def chosen(installation: Installation) -> Idle | None:
+    """The answer that was given here; None where none was."""
+    try:
+        said = _file(installation).read_text().strip()
+    except OSError:
+        return None
+    return next((idle for idle in get_args(Idle) if idle == said), None)
 
 
 def choose(installation: Installation, idle: Idle) -> None:
     """Switch the schedule of `watch`, and say what its runs do with idle machines."""
     with get_client(sync_client=True) as client:
-        watch = client.read_deployment_by_name(WATCH)
+        watch = read_own(client, WATCH)
         parameters = {**watch.parameters, "only_report": idle == "report", "dry_run": False}
         client.update_deployment(watch.id, DeploymentUpdate(parameters=parameters))
         for schedule in watch.schedules:

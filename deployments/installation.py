@@ -82,6 +82,11 @@ class Installation:
         return self.folder / "store-key"
 
     @property
+    def identity_file(self) -> Path:
+        """The private key of the first SSH identity: the only one that awake machines let in."""
+        return self.folder / "ssh-identity"
+
+    @property
     def database(self) -> Path:
         """The database of our own Prefect server."""
         return self.prefect_home / "prefect.db"

@@ -12,17 +12,31 @@ import socket
 import sys
 import tempfile
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import yaml
 from prefect.blocks.core import Block
 from prefect.cli import app as prefect_command
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+)
+from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.states import Cancelled, Scheduled
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from prefect_aws.credentials import AwsCredentials
@@ -40,37 +54,68 @@ from blocks import (
     Workspace,
 )
 from blocks.reference import load_named
+from deployments import idle
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
 from deployments.lost_parameters import remove_lost_parameters
-from deployments.schedules import WATCH, offer_schedules
+from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS, RUN_COMMAND
+from tasks.own_deployments import is_own, refusal
 from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.errors import StoreError, TorporError
+from torpor.shared.errors import InvalidInput, StoreError, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
 """The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
 KNOCK_S: Final = 2.0
+_PAGE: Final = 200  # the most that the API answers at once
+_WAITING: Final = ("Scheduled", "Late", "AwaitingConcurrencySlot")
+"""States of runs that a worker has yet to take from a queue."""
+MOST_CANCELLED: Final = 1000
+"""Late runs of schedules, at one registration: each takes a request. `watch` makes 720 a day."""
 
 
 def main() -> int:
-    """Register everything that is missing. Existing blocks belong to the user and stay."""
+    """Register everything that is missing, and name what is made again. Existing blocks belong to
+    the user and stay."""
     installation = Installation.here()
+    again = installation.store_key_file.exists()  # since the first registration
     try:
+        own_deployments()  # before anything is changed
         register_types()
-        make_first_blocks(installation)
+        made = make_first_blocks(installation)
         serve_store(installation)
-        make_pools()
-        deploy(installation)
+        made += make_pools()
+        deployed = deploy(installation)
         offer_schedules()
+        if again:
+            _say(made + deployed.made, "made again, because it was missing")
+            _choose_again(installation, deployed)
+        _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
+        _say(deployed.asked_again, "waited in a deleted work queue: it was asked for again")
         first_machine(installation)
     except TorporError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _say(what: list[str], how: str) -> None:
+    for one in what:
+        print(f"  note      {one}: {how}")
+
+
+def _choose_again(installation: Installation, deployed: Deployed) -> None:
+    """The schedules of a deployment are lost with it. What becomes of idle machines is kept in the
+    installation, too."""
+    chosen = idle.chosen(installation)
+    for name in deployed.made:
+        if name == f"deployment {WATCH}" and chosen:
+            idle.choose(installation, chosen)
+        elif name.partition(" ")[2] in [one.deployment for one in OFFERED]:
+            print(f"  note      the schedule of {name} is off: switch it on in the UI if it was on")
 
 
 def register_types() -> None:
@@ -90,18 +135,24 @@ def register_types() -> None:
         kind.register_type_and_schema()
 
 
-def make_first_blocks(installation: Installation) -> None:
-    """Make a first identity, provider, store and workspace, and the ready-made stacks, if they
-    are missing."""
+def make_first_blocks(installation: Installation) -> list[str]:
+    """Make a first identity, provider, store and workspace, and the ready-made stacks, where they
+    are missing; returns what was made."""
+    made = []
     if not exists(SSHIdentity, "default"):
-        SSHIdentity.generate().save("default")
+        first_identity(installation).save("default")
+        made.append("block ssh-identity/default")
+    else:
+        keep_identity(installation)
     if not exists(LocalProvider, "default"):
         LocalProvider(folder=str(installation.machines)).save("default")
+        made.append("block local-provider/default")
     if not exists(AwsCredentials, EMBEDDED):
         AwsCredentials(
             aws_access_key_id=f"torpor-{secrets.token_hex(8)}",
             aws_secret_access_key=SecretStr(secrets.token_urlsafe(32)),
         ).save(EMBEDDED)
+        made.append(f"block aws-credentials/{EMBEDDED}")
     if not exists(ObjectStore, "default"):
         ObjectStore(
             flavour="seaweedfs",
@@ -110,16 +161,49 @@ def make_first_blocks(installation: Installation) -> None:
             endpoint_url="http://127.0.0.1:8333",  # until serve_store knows the port
             encryption_key=first_key(installation),
         ).save("default")
+        made.append("block object-store/default")
     if not exists(Workspace, DEMO):
         Workspace(name=DEMO).save(DEMO)
-    make_stacks()
+        made.append(f"block workspace/{DEMO}")
+    return made + make_stacks()
 
 
-def make_stacks() -> None:
-    """Make the ready-made stacks that are missing."""
-    for name, stack in ready_made().items():
-        if not exists(Stack, name):
-            stack.save(name)
+def make_stacks() -> list[str]:
+    """Make the ready-made stacks that are missing; returns what was made."""
+    missing = {name: stack for name, stack in ready_made().items() if not exists(Stack, name)}
+    for name, stack in missing.items():
+        stack.save(name)
+    return [f"block stack/{name}" for name in missing]
+
+
+def first_identity(installation: Installation) -> SSHIdentity:
+    """The first SSH identity; the same where only the block is lost, because machines that are
+    awake know no other."""
+    file = installation.identity_file
+    new = not file.exists()
+    key = secret_file(file, lambda: SSHIdentity.generate().private_key.get_secret_value())
+    if new:
+        print(f"  note      the SSH identity is new: {file} keeps it")
+        if installation.store_key_file.exists():  # not the first registration
+            print("            a machine that knows the earlier one lets only that one in")
+    return SSHIdentity(private_key=SecretStr(key))
+
+
+def keep_identity(installation: Installation) -> None:
+    """Keep the block's key in the installation's file, and an earlier one beside it. A key with a
+    passphrase is its user's, who has it."""
+    file = installation.identity_file
+    try:
+        block = load_named(SSHIdentity, "default", of="make up")
+    except InvalidInput as error:
+        print(f"  note      {error}")
+        return
+    key = block.private_key.get_secret_value()
+    if block.passphrase is not None or (file.exists() and file.read_text().strip() == key.strip()):
+        return
+    if file.exists():
+        file.rename(file.with_name(f"{file.name}.before"))
+    secret_file(file, lambda: key)
 
 
 def first_key(installation: Installation) -> SecretStr:
@@ -154,9 +238,11 @@ def _answers(block: ObjectStore, endpoint_url: str) -> bool:
     return True
 
 
-def make_pools() -> None:
-    """Create the process work pools that run the deployments, and their queues, if they are
-    missing. Those that exist get a command if they have none; all else belongs to the user."""
+def make_pools() -> list[str]:
+    """Create the process work pools that run the deployments, and their queues, where they are
+    missing; returns what was made. Those that exist get a command if they have none; all else
+    belongs to the user. InvalidInput where a pool of our name runs no processes."""
+    made = []
     with get_client(sync_client=True) as client:
         for pool in POOLS:
             wanted = WorkPoolCreate(
@@ -168,14 +254,24 @@ def make_pools() -> None:
             )
             try:
                 client.create_work_pool(wanted)
+                made.append(f"work pool {pool.name}")
             except ObjectAlreadyExists:
-                there = client.read_work_pool(pool.name).base_job_template
+                found = client.read_work_pool(pool.name)
+                if found.type != wanted.type:
+                    raise InvalidInput(
+                        f"the work pool {pool.name} at {client.api_url} is somebody else's: its "
+                        f"type is {found.type}, and torpor's is process. Give torpor a Prefect "
+                        "server of its own, or ask its owner to name it otherwise"
+                    ) from None
+                there = found.base_job_template
                 template = with_command(deepcopy(there))
                 if template != there:
                     client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
             for priority, queue in enumerate(pool.queues, 1):
                 with contextlib.suppress(ObjectAlreadyExists):
                     client.create_work_queue(queue, priority=priority, work_pool_name=pool.name)
+                    made.append(f"work queue {queue} of {pool.name}")
+    return made
 
 
 def with_command(template: dict[str, Any]) -> dict[str, Any]:
@@ -188,32 +284,157 @@ def with_command(template: dict[str, Any]) -> dict[str, Any]:
     return template
 
 
-def deploy(installation: Installation) -> None:
+@dataclass
+class Deployed:
+    """What deploy() did, in names: deployments that it made, those that had lost their pool or
+    queue, and runs that waited in one that is gone."""
+
+    made: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    asked_again: list[str] = field(default_factory=list)
+
+
+def deploy(installation: Installation) -> Deployed:
     """Deploy what prefect.yaml names and the server lacks. Of a deployment that is there, only what
     belongs to the code changes: Prefect would reset all that its user has set, such as a pause, and
     a kill before that could be set again would lose it. What a flow no longer has is removed from
-    the parameters of every deployment of it, also of the user's own ones."""
+    the parameters of every deployment of it, also of the user's own ones. InvalidInput, and nothing
+    is changed, where a deployment of our names is somebody else's."""
     content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
-    missing, schemas = [], {}
+    done, missing, ids, schemas = Deployed(), [], [], {}
+    found, users = own_deployments()
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
-            function = one["entrypoint"].rpartition(":")[2]
-            name = f"{function.replace('_', '-')}/{one['name']}"
+            name = _full_name(one)
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours
-            try:
-                there = client.read_deployment_by_name(name)
-            except ObjectNotFound:
+            there = found.get(name)
+            if there is None:
                 missing.append(one)
-            else:
-                changes = _of_the_code(one, there)
-                client.update_deployment(there.id, changes)
-                schemas[one["entrypoint"]] = changes.parameter_openapi_schema or {}
+                done.made.append(f"deployment {name}")
+                continue
+            ids.append(there.id)
+            changes = _of_the_code(one, there)
+            client.update_deployment(there.id, changes)
+            schemas[one["entrypoint"]] = changes.parameter_openapi_schema or {}
+            if there.work_pool_name is None:
+                done.moved.append(f"deployment {name}")
+        for name, there in users.items():  # by `prefect deploy` of our flows, as the guide says
+            ids.append(there.id)
+            if there.work_pool_name is None:
+                pool = _pool_of(there, content)
+                client.update_deployment(there.id, DeploymentUpdate(**pool))
+                done.moved.append(f"deployment {name}")
         for words in remove_lost_parameters(client, schemas):
             print(words)
     if missing:
         _deploy({**content, "deployments": missing})
+    with get_client(sync_client=True) as client:
+        done.asked_again = ask_again(client, ids)
+    return done
+
+
+def own_deployments() -> tuple[dict[str, DeploymentResponse], dict[str, DeploymentResponse]]:
+    """The deployments of prefect.yaml that the server has, and those that its user has made of our
+    flows in this checkout, by their full names. InvalidInput where one of the names is taken by
+    somebody else."""
+    content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
+    wanted = {_full_name(one): str(one["entrypoint"]) for one in content["deployments"]}
+    names = sorted({name.partition("/")[0] for name in wanted})
+    ours, users, others = {}, {}, {}
+    with get_client(sync_client=True) as client:
+        by_name = FlowFilter(name=FlowFilterName(any_=names))
+        flows = {flow.id: flow.name for flow in client.read_flows(flow_filter=by_name)}
+        there: list[DeploymentResponse] = []
+        while len(there) % _PAGE == 0:
+            page = client.read_deployments(flow_filter=by_name, limit=_PAGE, offset=len(there))
+            if not page:
+                break
+            there += page
+        for one in there:
+            name = f"{flows[one.flow_id]}/{one.name}"
+            if name not in wanted:
+                if one.entrypoint in wanted.values() and one.pull_steps == _pull_steps():
+                    users[name] = one
+            elif is_own(one, wanted[name]):
+                ours[name] = one
+            else:
+                others[name] = one
+        if others:
+            raise InvalidInput(refusal(others, str(client.api_url)))
+    return ours, users
+
+
+def ask_again(client: SyncPrefectClient, deployments: list[UUID]) -> list[str]:
+    """Cancel runs of these deployments that wait in a work queue which was deleted: none would ever
+    start. Those that somebody asked for are asked for again; a schedule makes its next run itself.
+    Returns the names of the former."""
+    asked: list[str] = []
+    kept = cancelled = 0
+    while deployments:
+        page = client.read_flow_runs(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=deployments)),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(name=FlowRunFilterStateName(any_=[*_WAITING]))
+            ),
+            sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+            limit=_PAGE,
+            offset=kept,
+        )
+        for run in page:
+            of_schedule = run.auto_scheduled
+            if run.work_queue_id is not None or (of_schedule and cancelled >= MOST_CANCELLED):
+                kept += 1
+                continue
+            if not of_schedule and run.deployment_id is not None:
+                _ask_for(client, run, run.deployment_id)
+                asked.append(f"run {run.name}")
+            client.set_flow_run_state(run.id, Cancelled(message="its work queue was deleted"))
+            cancelled += of_schedule
+        if len(page) < _PAGE:
+            break
+    return asked
+
+
+def _ask_for(client: SyncPrefectClient, run: FlowRun, deployment: UUID) -> None:
+    """Ask for a run like this one, in the queue of its name."""
+    of_ours = any(run.work_queue_name in pool.queues for pool in POOLS)
+    client.create_flow_run_from_deployment(
+        deployment,
+        parameters=run.parameters,
+        name=run.name,
+        tags=run.tags,
+        idempotency_key=f"again-{run.id}",
+        work_queue_name=run.work_queue_name if of_ours else None,
+        job_variables=run.job_variables,
+        state=Scheduled(scheduled_time=run.expected_start_time),
+    )
+
+
+def _full_name(one: dict[str, Any]) -> str:
+    function = one["entrypoint"].rpartition(":")[2]
+    return f"{function.replace('_', '-')}/{one['name']}"
+
+
+def _pool_of(there: DeploymentResponse, content: dict[str, Any]) -> dict[str, Any]:
+    """The pool of prefect.yaml for the code that a deployment runs."""
+    return next(
+        _pool(one) for one in content["deployments"] if one["entrypoint"] == there.entrypoint
+    )
+
+
+def _pool(one: dict[str, Any]) -> dict[str, Any]:
+    """The pool and the queue of a deployment in prefect.yaml, as an update names them."""
+    pool = one["work_pool"]
+    return {
+        "work_pool_name": pool["name"],
+        "work_queue_name": pool.get("work_queue_name", "default"),
+    }
+
+
+def _pull_steps() -> list[dict[str, Any]]:
+    return [{"prefect.deployments.steps.set_working_directory": {"directory": str(CHECKOUT)}}]
 
 
 def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUpdate:
@@ -224,10 +445,10 @@ def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUp
         "version": flow.version,
         "description": one["description"],
         "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
-        "pull_steps": [
-            {"prefect.deployments.steps.set_working_directory": {"directory": str(CHECKOUT)}}
-        ],
+        "pull_steps": _pull_steps(),
     }
+    if there.work_pool_name is None:  # the pool or its queue was deleted
+        changes |= _pool(one)
     ours = one.get("parameters", {})
     if ours.keys() - there.parameters.keys():
         changes["parameters"] = {**ours, **there.parameters}

@@ -14,6 +14,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
 
+from tasks.own_deployments import read_own
+
 
 class Offered(NamedTuple):
     """A schedule of one deployment: its name, and when, in UTC."""
@@ -34,7 +36,7 @@ def offer_schedules() -> None:
     """Add the paused schedules to deployments that have none at all."""
     with get_client(sync_client=True) as client:
         for offered in OFFERED:
-            deployment = client.read_deployment_by_name(offered.deployment)
+            deployment = read_own(client, offered.deployment)
             if deployment.schedules:
                 continue  # they belong to the user
             schedule = DeploymentScheduleCreate(

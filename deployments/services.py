@@ -1,5 +1,5 @@
-"""Whether the server's own services work: without its scheduler, no schedule ever runs, and nothing
-in the UI shows it."""
+"""Whether schedules run: the server makes their runs, and a living worker takes them. Nothing in
+the UI shows where neither does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import time
 from typing import Final
 
 from deployments.api import Api
+from deployments.installation import CHECKOUT
 from deployments.server import Server
+from deployments.worker import POOLS
+from tasks.runs import TAG
 from torpor.shared.errors import TorporError
 
 SCHEDULED_S: Final = 60.0
 """The scheduler looks for changed deployments every 5 s."""
+SERVED_S: Final = 90.0
+"""A worker says every 30 s that it lives, also to a pool that was made again."""
 _POLL_S: Final = 0.5
 NAME: Final = "torpor-checks-the-scheduler"
 
@@ -30,6 +35,47 @@ def check_scheduler(server: Server) -> None:
                 )
         finally:
             api.ask("DELETE", f"flows/{flow}")  # with its deployment and runs
+
+
+def check_served(server: Server) -> list[str]:
+    """TorporError unless each deployment of torpor's points at a work pool, and a living worker
+    serves the pools of torpor's. Returns a sentence for each pool or queue that its user has
+    paused, and for each pool of its user's that no worker serves."""
+    with Api(server) as api:
+        ours = [pool.name for pool in POOLS]
+        deadline = time.monotonic() + SERVED_S
+        while silent := [name for name in ours if not _has_worker(api, name)]:
+            if time.monotonic() > deadline:
+                raise TorporError(
+                    f"no worker serves the work pool {', '.join(silent)} at {server.api_url}: "
+                    f"none said within {SERVED_S:.0f} s that it lives. See worker.log"
+                )
+            time.sleep(_POLL_S)
+        pointed: dict[tuple[str, str], str] = {}
+        for one in api.all("deployments/filter", {"deployments": {"tags": {"all_": [TAG]}}}):
+            if one["work_pool_name"] is None:
+                if str(CHECKOUT) not in str(one["pull_steps"]):
+                    continue  # its user's, and served by a program
+                raise TorporError(
+                    f"the deployment {one['name']} at {server.api_url} has no work pool, so its "
+                    "runs never start: choose one in the UI, or delete it and run `torpor up`"
+                )
+            pointed[one["work_pool_name"], one["work_queue_name"]] = one["name"]
+        said = []
+        for (pool, queue), name in pointed.items():
+            path = f"work_pools/{pool}"
+            if pool not in ours and not _has_worker(api, pool):
+                said.append(f"no worker serves the work pool {pool} of the deployment {name}")
+            elif api.ask("GET", path)["is_paused"]:
+                said.append(f"the work pool {pool} is paused: nothing in it starts")
+            elif api.ask("GET", f"{path}/queues/{queue}")["is_paused"]:
+                said.append(f"the work queue {queue} of {pool} is paused: nothing in it starts")
+        return said
+
+
+def _has_worker(api: Api, pool: str) -> bool:
+    found = api.ask("POST", f"work_pools/{pool}/workers/filter", {})
+    return any(one["status"] == "ONLINE" for one in found)
 
 
 def _is_scheduled(api: Api, flow: str) -> bool:

@@ -111,6 +111,8 @@ def _start(installation: Installation, used: Server) -> str:
     if used.own:
         _say("schedules", "checking that the server runs them")
         services.check_scheduler(used)
+        for words in services.check_served(used):
+            _say("work pools", words)
     return notes
 
 

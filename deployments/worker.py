@@ -14,7 +14,7 @@ from typing import Final
 from deployments.installation import Installation
 from deployments.processes import end, kill, last_words, launch, started_process
 from deployments.server import LOGIN_VARIABLE, Server, environment
-from tasks.runs import JOB_POOL
+from tasks.runs import FLOW_POOL, JOB_POOL
 from torpor.control.processes import ProcessRecord, is_alive
 from torpor.shared.errors import TorporError
 
@@ -32,7 +32,7 @@ class Pool:
 
 
 POOLS: Final = (
-    Pool("torpor", "worker", "torpor's flows, as processes"),
+    Pool(FLOW_POOL, "worker", "torpor's flows, as processes"),
     Pool(
         JOB_POOL,
         "job-worker",

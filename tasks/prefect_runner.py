@@ -47,6 +47,7 @@ from blocks import Workspace
 from blocks.reference import saved_names
 from tasks.alert_server import AlertServer
 from tasks.block_names import BlockNames
+from tasks.own_deployments import check_own
 from tasks.prefect_alerts import PrefectAlerts
 from tasks.runs import JOB_POOL, JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -103,9 +104,11 @@ class PrefectRunner:
         if not deployment.id and not queue:  # a call from Python: there may be no worker
             flow(**parameters)
             return ""
+        wanted = f"{flow.name}/{flow.name}"
+        check_own(wanted)
         for again in range(MOST_CRASHED + 1):
             started = run_deployment(
-                f"{flow.name}/{flow.name}",
+                wanted,
                 parameters=parameters,
                 timeout=0,
                 as_subflow=False,

@@ -9,6 +9,9 @@ RunState = Literal["waiting", "taken", "running", "cancelled", "crashed", "ended
 still be ending. ``crashed``: its process is gone. ``unknown``: nobody knows a run of this id."""
 GONE: Final[tuple[RunState, ...]] = ("cancelled", "crashed", "ended")
 
+TAG: Final = "torpor"
+"""Of every deployment of torpor's."""
+FLOW_POOL: Final = "torpor"
 JOB_POOL: Final = "torpor-jobs"
 CONTINUING: Final = "critical"
 """The queue of runs that continue a job: its machine costs money while nobody drives it, so no job

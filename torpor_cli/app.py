@@ -90,6 +90,16 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    for argument in arguments:
+        if not _is_text(argument):
+            shown = os.fsencode(argument).decode(errors="backslashreplace")
+            print(
+                f"torpor: the argument {shown} is no UTF-8, and commands and names are sent and "
+                "kept as text: rename the file, or put the command into a script with a name in "
+                "UTF-8",
+                file=sys.stderr,
+            )
+            return WRONG_USE
     try:
         return app(arguments, exit_on_error=False, print_error=False) or 0
     except CycloptsError as error:
@@ -104,3 +114,12 @@ def _run(arguments: list[str]) -> int:
             raise
         print(f"torpor: {words}", file=sys.stderr)
         return code
+
+
+def _is_text(argument: str) -> bool:
+    """False for bytes that are no UTF-8: Python keeps them as lone surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

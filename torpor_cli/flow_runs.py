@@ -71,6 +71,9 @@ def run(
 def _submit(deployment: str, parameters: dict[str, Any], queue: str) -> Any:
     from prefect.deployments import run_deployment
 
+    from tasks.own_deployments import check_own
+
+    check_own(deployment)
     return run_deployment(
         deployment,
         parameters=parameters,

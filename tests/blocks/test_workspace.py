@@ -225,6 +225,8 @@ def test_a_missing_block_is_named_with_what_to_do() -> None:
         InvalidInput, match=r"workspace ws: .*object-store/gone .*type Object Store"
     ):
         workspace(store="gone").open_store()
+    with pytest.raises(InvalidInput, match="name of the workspace is empty"):
+        Workspace.of(" ")
     with pytest.raises(InvalidInput, match="not a int"):
         Workspace.of(3)  # type: ignore[arg-type]
 

@@ -36,6 +36,19 @@ def test_wrong_use_ends_with_2_and_one_message(arguments: list[str], says: str) 
     assert done.stdout == ""
 
 
+def test_an_argument_that_is_no_utf_8_ends_with_2_and_one_message() -> None:
+    done = subprocess.run(
+        [sys.executable.encode(), b"-m", b"torpor_cli", b"status", b"caf\xe9"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(r"torpor: the argument caf\xe9 is no UTF-8")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_log_of_a_job_is_what_its_status_holds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

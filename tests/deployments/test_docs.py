@@ -156,8 +156,20 @@ def test_the_table_of_commands_names_calls_and_deployments_that_are_there() -> N
     assert len(calls) > 20
     assert [call for call in calls if not hasattr(flows, call.partition("(")[0])] == []
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
-    names = {deployment["name"] for deployment in deployments} | {"job/normal", "destroy"}
+    names = {deployment["name"] for deployment in deployments} | {"destroy"}
     assert {name for row in cells for name in re.findall(r"`([^`]+)`", row[2])} <= names
+
+
+def test_the_deployments_that_programs_start_in_the_docs_are_there() -> None:
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    names = {
+        f"{one['entrypoint'].rpartition(':')[2].replace('_', '-')}/{one['name']}"
+        for one in deployments
+    }
+    text = "".join(page.read_text() for page in sorted((PROJECT / "docs").rglob("*.md")))
+    started = re.findall(r"""run_deployment\(\s*["']([^"']+)["']""", text)
+    assert started
+    assert {*started} <= names
 
 
 def test_each_deployment_has_one_subject_and_a_description() -> None:

@@ -63,7 +63,7 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
     theirs = {
         "paused": True,
         "parameters": {"destroy": False},
-        "tags": ["mine"],
+        "tags": ["mine", "torpor"],
         "concurrency_limit": 1,
         "concurrency_options": {"collision_strategy": "CANCEL_NEW", "grace_period_seconds": 90},
         "job_variables": {"env": {"HTTPS_PROXY": "http://proxy"}},
@@ -125,7 +125,11 @@ def test_a_parameter_that_a_flow_no_longer_has_is_removed_also_from_a_user_s_own
     }
     ours, own, other = (
         ask("POST", api, {**old, "name": name, **changes})["id"]
-        for name, changes in (("shipped", {}), ("own", {}), ("other", {"entrypoint": "my.py:f"}))
+        for name, changes in (
+            ("shipped", {"tags": ["torpor"], "work_pool_name": "torpor"}),
+            ("own", {}),
+            ("other", {"entrypoint": "my.py:f"}),
+        )
     )
     start = {"parameters": {"more": 4, "gate": False}, "enforce_parameter_schema": False}
     waiting = ask("POST", f"{api}{own}/create_flow_run", start)["id"]

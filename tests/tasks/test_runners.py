@@ -182,6 +182,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]
         return SimpleNamespace(name="one", state=ended.get(options["idempotency_key"], Pending()))
 
     monkeypatch.setattr(prefect_runner, "run_deployment", run_deployment)
+    monkeypatch.setattr(prefect_runner, "check_own", lambda name: None)
     monkeypatch.setattr(prefect_runner, "deployment", SimpleNamespace(id="of a deployment"))
     return runs
 
