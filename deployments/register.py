@@ -62,6 +62,7 @@ from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS, RUN_COMMAND
 from tasks.own_deployments import is_own, refusal
+from torpor.control.own_server import choose_server
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import InvalidInput, StoreError, TorporError
 
@@ -91,10 +92,10 @@ def main() -> int:
         deployed = deploy(installation)
         offer_schedules()
         if again:
-            _say(made + deployed.made, "made again, because it was missing")
+            _say(made + deployed.made, "it was missing, and was made")
             _choose_again(installation, deployed)
         _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
-        _say(deployed.asked_again, "waited in a deleted work queue: it was asked for again")
+        _say(deployed.asked_again, "the first one waited in a deleted work queue")
         first_machine(installation)
     except TorporError as error:
         print(error, file=sys.stderr)
@@ -139,10 +140,12 @@ def make_first_blocks(installation: Installation) -> list[str]:
     """Make a first identity, provider, store and workspace, and the ready-made stacks, where they
     are missing; returns what was made."""
     made = []
+    choice = choose_server(installation.folder)  # another server's key is its users'
+    own = choice is not None and choice.taken.source == "installation"
     if not exists(SSHIdentity, "default"):
-        first_identity(installation).save("default")
+        (first_identity(installation) if own else SSHIdentity.generate()).save("default")
         made.append("block ssh-identity/default")
-    else:
+    elif own:
         keep_identity(installation)
     if not exists(LocalProvider, "default"):
         LocalProvider(folder=str(installation.machines)).save("default")
@@ -383,24 +386,26 @@ def ask_again(client: SyncPrefectClient, deployments: list[UUID]) -> list[str]:
             offset=kept,
         )
         for run in page:
-            of_schedule = run.auto_scheduled
+            of_schedule, words = run.auto_scheduled, ""
             if run.work_queue_id is not None or (of_schedule and cancelled >= MOST_CANCELLED):
                 kept += 1
                 continue
             if not of_schedule and run.deployment_id is not None:
-                _ask_for(client, run, run.deployment_id)
-                asked.append(f"run {run.name}")
-            client.set_flow_run_state(run.id, Cancelled(message="its work queue was deleted"))
+                again = _ask_for(client, run, run.deployment_id)
+                words = f"run {again} was asked for in its place"
+                asked.append(f"run {run.name} ({run.id}), of {run.created:%Y-%m-%d %H:%M}: {words}")
+            why = f"its work queue was deleted. {words}".strip()
+            client.set_flow_run_state(run.id, Cancelled(message=why))
             cancelled += of_schedule
         if len(page) < _PAGE:
             break
     return asked
 
 
-def _ask_for(client: SyncPrefectClient, run: FlowRun, deployment: UUID) -> None:
-    """Ask for a run like this one, in the queue of its name."""
+def _ask_for(client: SyncPrefectClient, run: FlowRun, deployment: UUID) -> UUID:
+    """Ask for a run like this one, in the queue of its name; returns its id."""
     of_ours = any(run.work_queue_name in pool.queues for pool in POOLS)
-    client.create_flow_run_from_deployment(
+    again = client.create_flow_run_from_deployment(
         deployment,
         parameters=run.parameters,
         name=run.name,
@@ -410,6 +415,7 @@ def _ask_for(client: SyncPrefectClient, run: FlowRun, deployment: UUID) -> None:
         job_variables=run.job_variables,
         state=Scheduled(scheduled_time=run.expected_start_time),
     )
+    return again.id
 
 
 def _full_name(one: dict[str, Any]) -> str:

@@ -51,17 +51,17 @@ def check_served(server: Server) -> list[str]:
                     f"none said within {SERVED_S:.0f} s that it lives. See worker.log"
                 )
             time.sleep(_POLL_S)
-        pointed: dict[tuple[str, str], str] = {}
+        said, pointed = list[str](), dict[tuple[str, str], str]()
         for one in api.all("deployments/filter", {"deployments": {"tags": {"all_": [TAG]}}}):
             if one["work_pool_name"] is None:
                 if str(CHECKOUT) not in str(one["pull_steps"]):
                     continue  # its user's, and served by a program
-                raise TorporError(
+                said.append(
                     f"the deployment {one['name']} at {server.api_url} has no work pool, so its "
                     "runs never start: choose one in the UI, or delete it and run `torpor up`"
                 )
+                continue
             pointed[one["work_pool_name"], one["work_queue_name"]] = one["name"]
-        said = []
         for (pool, queue), name in pointed.items():
             path = f"work_pools/{pool}"
             if pool not in ours and not _has_worker(api, pool):

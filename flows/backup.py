@@ -23,7 +23,6 @@ from torpor.control.reports import ALL, AsleepReport
 from torpor.control.upkeep.reports import BackupReport, EachReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
 from torpor.shared.errors import InvalidInput, WorkspaceAsleep
-from torpor.shared.format.missed import recorded_missing
 from torpor.shared.values import SnapshotId
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
@@ -130,7 +129,7 @@ def _take_and_expire(
         hibernated, verified = back_up(opened, session, live)
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted: list[SnapshotId] = []
-    if recorded_missing(verified.manifest):
+    if hibernated.missed:
         runner().log.warning("no older snapshot is deleted: they may hold what this one lacks")
     else:
         deleted = apply_retention(opened, verified, verdicts)

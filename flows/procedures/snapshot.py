@@ -297,6 +297,7 @@ class Snapshot:
             accepted=changed.accepted,
             warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
+            missed=bool(last.missed.vanished or last.missed.disks),
             programs=[*self._quiet.words],
             seconds=seconds_by_phase(),
             saved_usd_h=self._machine.price_usd_h if self._destroyed else 0.0,

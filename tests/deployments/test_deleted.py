@@ -97,7 +97,7 @@ def test_up_makes_again_what_was_deleted_and_every_schedule_s_next_run_begins(
         "block ssh-identity/default",
         "deployment wake/wake",
     ):
-        assert f"{made}: made again" in said
+        assert f"{made}: it was missing" in said
     for name in ("watch/watch", "backup/backup-all", "hibernate/hibernate", "job/job"):
         assert f"deployment {name}: is run by our workers again" in said
     assert "the work pool torpor-jobs is paused" in said

@@ -112,6 +112,21 @@ def test_a_backup_of_what_is_left_deletes_no_older_snapshot(lab: Lab, home: Path
     assert before in lab.snapshots()
 
 
+def test_a_backup_after_a_disk_was_unmounted_and_left_out_deletes_no_older_snapshot(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (before,) = lab.snapshots()
+    with monkeypatch.context() as mounted:
+        mounted.setattr("torpor.machine.agent.state.disks", lambda *_: [os.fsencode(home / "data")])
+        hibernate_plainly(lab.wanting(paths=BOTH), destroy=False)
+    shutil.rmtree(home / "data")
+    of = {"keep_last": 1, "keep_daily": 0, "keep_weekly": 0, "keep_monthly": 0}
+    report = run_plainly(lab.opened, backup, **of)
+    assert isinstance(report, BackupReport)
+    assert report.deleted == []
+    assert before in lab.snapshots()
+
+
 def test_the_newest_snapshot_is_compared_where_the_machine_remembers_none(
     lab: Lab, home: Path
 ) -> None:

@@ -93,19 +93,19 @@ def own_server(folder: Path | None = None) -> OwnServer | None:
 def choose_server(folder: Path | None = None, *, set_in: str = "") -> Choice | None:
     """The server that is meant: the first that PREFECT_API_URL, PREFECT_PROFILE, this installation
     or Prefect's active profile names. None where none of them names one. ``set_in``: an address
-    that Prefect's other settings, such as a prefect.toml, hold; it counts as the environment's."""
+    that Prefect's other settings hold, such as a prefect.toml; it comes after the installation."""
     folder = folder or state_folder()
     own, profile = own_server(folder), _profile()
     given = _plain(os.environ.get(API_URL, ""))
     candidates = []
     if given:
         candidates.append(Candidate(given, "environment", API_URL))
-    elif set_in and (profile is None or _plain(set_in) != profile.api_url):
-        candidates.append(Candidate(_plain(set_in), "environment", "Prefect's settings"))
     if profile is not None and profile.source == "environment":
         candidates.append(profile)
     if own is not None:
         candidates.append(Candidate(own.api_url, "installation", f"of {folder}", own.login))
+    if set_in and not given and (profile is None or _plain(set_in) != profile.api_url):
+        candidates.append(Candidate(_plain(set_in), "profile", "Prefect's settings"))
     if profile is not None and profile.source == "profile":
         candidates.append(profile)
     return choice_of(candidates)

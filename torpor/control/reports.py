@@ -81,6 +81,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
     seconds: dict[str, float]
     saved_usd_h: float
     lost: list[str] = []  # what was on the machine and is not in the snapshot
+    missed: bool = False  # most of a directory, or a disk, was there before and is gone
     parted_count: int = 0
     parted: list[str] = []  # the first hard links between directories of the workspace
     read_unix: float = 0.0  # when the last pass began: the moment that the snapshot holds

@@ -569,6 +569,8 @@ class Driver:
     def _record_basis(self, session: Session) -> None:
         """Record what the command begins from on a machine that was not rented for the job: else a
         loss before the first save could take another machine's work for the job's."""
+        if self.job.saves:
+            return
         held = line_held(self.opened, session)
         if held == self.job.newest:
             return

@@ -19,6 +19,7 @@ from tests.fixtures.small_saves import DEMO, put_save, verified_save
 from torpor.control.store.marks import marked_packs
 from torpor.control.store.receipts import newest_verified, verified_snapshots
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
+from torpor.control.upkeep import last_holders as last_holders_module
 from torpor.control.upkeep.autosaves import KEPT, delete_superseded, last_holders, thin
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.lineage import choose
@@ -27,7 +28,7 @@ from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.control.upkeep.retention import Retention, judge
 from torpor.shared.format.lineage import MOST_SAVES
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.values import SnapshotId
+from torpor.shared.values import ObjectKey, SnapshotId
 from torpor.shared.wire.job import OwnSave, StandBy
 
 
@@ -243,3 +244,29 @@ def test_an_autosave_that_is_not_whole_stands_for_no_older_one(
         newer.snapshot,
         older.snapshot,
     ]
+
+
+def test_saves_that_stay_cost_a_bounded_number_of_reads(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_holders_module, "MOST_COMPARED", 3)
+    base = put_save(store, 0, [])
+    verified_save(store, base)
+    line: list[SnapshotId] = []
+    for minutes in range(1, 7):  # each lacks more than half of what the one before held
+        holds = 30 * 3 ** (6 - minutes)
+        line.insert(
+            0, put_save(store, minutes, [base], saves=line, holds=holds, own_save=1, autosave=1)
+        )
+    newest, _ = open_manifest(store, DEMO, put_save(store, 60, [base], saves=line), PLAIN)
+    reads: list[str] = []
+    get = store.get
+
+    def counted(key: ObjectKey, *, max_bytes: int) -> bytes:
+        reads.append(key)
+        return get(key, max_bytes=max_bytes)
+
+    monkeypatch.setattr(store, "get", counted)
+    assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == line
+    manifests = [key for key in reads if "/snapshots/" in key]
+    assert len(manifests) <= len(line) + 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from contextlib import suppress
+from typing import Final
 
 from torpor.control.safety import check_whole
 from torpor.control.store.seam import ObjectStore
@@ -16,6 +17,9 @@ from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.missed import Missed, Tree, missed
 from torpor.shared.values import SnapshotId
 
+MOST_COMPARED: Final = 64
+"""Pairs of saves that stay, each of which reads a manifest again. A save beyond that stays."""
+
 
 class Keepers:
     """The snapshots of a workspace that stay: at first the ``newest`` alone, which is whole. Older
@@ -25,6 +29,7 @@ class Keepers:
         self._store = store
         self._seal = seal
         self._newest = newest
+        self._compared = 0
         self._tree: Tree | None = None  # made where there is something to compare
         self._stay: dict[SnapshotId, Set[SnapshotId]] = {}  # what each goes on from
         self._read: tuple[SnapshotId, Tree] | None = None  # of these, one is held in memory
@@ -39,7 +44,8 @@ class Keepers:
         if lost is None:
             return None
         for snapshot, names in self._stay.items():
-            if save.snapshot in names:
+            if save.snapshot in names and self._compared < MOST_COMPARED:
+                self._compared += 1
                 with suppress(SnapshotError):  # one that is not whole stands for no other
                     if missed(before, self._tree_of(snapshot)) is None:
                         return None
