@@ -41,8 +41,17 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.missed import recorded_missing
 from torpor.shared.format.roots import places_of
-from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, Want, snapshot_id, tidy_path
+from torpor.shared.values import (
+    Machine,
+    SnapshotId,
+    StoredSnapshot,
+    Want,
+    WorkspaceName,
+    snapshot_id,
+    tidy_path,
+)
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
@@ -86,6 +95,7 @@ def pick_snapshot_to_wake(
         *aside,
         *refused,
         *held_by_saves(opened, manifest),
+        *_missing(of.name, manifest),
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]
@@ -329,6 +339,25 @@ def moved(opened: OpenWorkspace, machine: Machine, plan: RestorePlan) -> list[st
     words = (
         f"{', '.join(others)}: what holds the old path, such as the scripts of a venv, does not "
         "work. For one path on every machine, name an absolute path in the block's `paths`"
+    )
+    runner().log.warning("%s", words)
+    return [words]
+
+
+def _missing(workspace: WorkspaceName, manifest: Manifest) -> list[str]:
+    """What a wake says where the machine missed something when it made the snapshot."""
+    before = lineage_of(manifest).parent
+    places = [
+        f"{manifest.roots[place.root]}/{os.fsdecode(place.path)}".rstrip("/")
+        + (f" ({place.files:,} files)" if place.files else "")
+        for place in recorded_missing(manifest)[:_NAMED]
+    ]
+    if not places or before is None:
+        return []
+    words = (
+        f"when snapshot {manifest.snapshot} was made, its machine missed {clean(', '.join(places))}"
+        f": snapshot {before} may hold that, and `torpor wake {workspace} --snapshot {before}` or "
+        "`torpor restore` brings it"
     )
     runner().log.warning("%s", words)
     return [words]

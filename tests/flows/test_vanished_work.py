@@ -359,3 +359,16 @@ def test_a_working_day_keeps_no_machine_and_at_most_a_few_saves(
     (words,) = report.warnings
     assert "lacks 5,001 files" in words  # with the checkpoint that was there then
     assert "~/workspace/build/0.txt" in words
+
+
+def test_a_wake_names_the_snapshot_before_one_whose_machine_missed_most_of_a_directory(
+    lab: Lab, home: Path
+) -> None:
+    (before,) = lab.snapshots()
+    shutil.rmtree(home / "workspace")
+    (home / "workspace").mkdir()
+    (home / "workspace/notes").write_text("what is left")
+    assert run_plainly(lab.wanting(paths=BOTH), backup).snapshot != before.snapshot
+    lab.market.alive.clear()
+    warnings = wake_plainly(lab.wanting(paths=BOTH)).warnings
+    assert any(f"--snapshot {before.snapshot}" in words for words in warnings)
