@@ -64,6 +64,7 @@ def place(installation: Installation) -> Path:
     create(NAME)
     place = place_of(installation, NAME)
     place.mkdir()
+    (place / "notes").write_text("a workspace without a file keeps its machine")
     return place
 
 

@@ -42,18 +42,22 @@ class Judge:
     def __init__(self) -> None:
         self.saves: dict[SnapshotId, Save] = {}
         self._lines: dict[str, dict[Version, Save]] = {}
+        self._had: dict[str, set[str]] = {}
+        """The paths that each machine's disk has held, as far as saves and restores show."""
         self._holders: dict[Version, Save] = {}
         """The last save of all machines that held it."""
 
     def begin(self, machine: str, basis: SnapshotId | None = None) -> None:
         """The machine goes on from a snapshot."""
         owed = self.saves[basis].owed if basis else {}
+        self._had[machine] = set(self.saves[basis].tree if basis else ())
         self._lines[machine] = {v: holder for v, holder in owed.items() if not v.over}
 
     def accept(self, machine: str, snapshot: SnapshotId, tree: Tree, *, verified: bool) -> None:
         """The store has a snapshot that the machine made of ``tree`` after all of its others."""
         save = self.saves[snapshot] = Save(snapshot, tree, verified)
         line, contents = self._lines[machine], set(tree.values())
+        self._had[machine].update(tree)
         for version, holder in list(line.items()):
             if tree.get(version.path) == version.content:
                 self._hold(version, save, line)
@@ -105,11 +109,13 @@ class Judge:
                 version.over = version.over or "its user deleted the snapshot"
 
     def destroyed(self, machine: str, tree: Tree) -> list[str]:
-        """Why the machine had to be kept, that was ended with this tree."""
+        """Why the machine had to be kept, that was ended with this tree. What it never held, as
+        the state that it was woken from lacks that, was named by its wake."""
         missed = [
             version
             for version, holder in self._lines[machine].items()
             if holder.verified and not version.over and version.path not in tree
+            if version.path in self._had[machine]
         ]
         if not missed:
             return []
