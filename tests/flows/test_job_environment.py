@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ _ENDED = JobState(JOB, 1, "ended", 0)
 
 class _Line:
     """A session to a machine on which the command stands as ``state``, and ends when started."""
+
+    hello = SimpleNamespace(machine="near")
 
     def __init__(self, state: JobState = _NEVER, log: str = "") -> None:
         self._state, self._log = state, log
