@@ -84,7 +84,7 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
 
     assert killed_in_a_child(lambda: _die_once_it_stands_by(world))
     (left,) = _jobs(world).open()
-    assert (left.saves, left.newest) == (0, None)
+    assert (left.saves, left.newest) == (0, basis)
     reached = _step(place)
     until(lambda: _step(place) > reached + 3, "the command goes on")
     noticed_at = _step(place)

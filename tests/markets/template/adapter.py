@@ -19,6 +19,7 @@ from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.refusals import create_refused
+from torpor.control.providers.rows import Rows, offered
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
@@ -45,10 +46,10 @@ class _Ware(msgspec.Struct):
 
 
 class _Instance(msgspec.Struct):
-    id: str
-    name: str
-    status: str
-    usd_h: float
+    id: str = ""
+    name: str | None = None
+    status: str = ""
+    usd_h: float = 0.0
     ip: str | None = None
 
 
@@ -89,6 +90,13 @@ class ExampleProvider:
             "example", url, api_key, identity=account, timeout=timeout, sleep=sleep
         )
         self.identity, self.claimed = self._client.identity, self._client.claimed
+        self._rows = Rows(
+            self.identity,
+            _Instance,
+            id_of=lambda row: row.id,
+            label_of=lambda row: label_in(row.name or ""),
+            exact=["name"],
+        )
         self._ssh_port = ssh_port
 
     def check(self, image: str = "") -> Account:
@@ -101,7 +109,8 @@ class ExampleProvider:
     def offers(self, want: Want) -> list[Offer]:
         if want.spot == "only":
             return []
-        return [self._offer(ware) for ware in self._client.read(list[_Ware], "/offers")]
+        wares = self._client.read(list[Any], "/offers")
+        return offered(self.identity, _Ware, wares, lambda ware: [self._offer(ware)])
 
     def create(self, order: Order) -> Machine:
         if own := [machine for machine in self.list_own() if machine.label == order.label]:
@@ -122,16 +131,11 @@ class ExampleProvider:
         """Only the status "ended" is a proof: an id that is not known may be known later."""
         if not re.fullmatch(r"[a-z0-9-]+", machine):
             return Absent()
-        row = self._client.seek("GET", f"/instances/{machine}", _Instance, f"show {machine}")
-        if row is None:
-            return Absent()
-        if row.status == "ended":
-            return Absent(f"Example says that instance {machine} has ended")
-        return self._machine(row)
+        told = self._client.seek("GET", f"/instances/{machine}", dict[str, Any], f"show {machine}")
+        return Absent() if told is None else self._rows.one(machine, told, self._seen)
 
     def list_own(self) -> list[Machine]:
-        rows = [row for row in self._instances() if row.status != "ended"]
-        return [self._machine(row) for row in rows if label_in(row.name) is not None]
+        return self._rows.own(self._instances(), self._seen)
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is not None:
@@ -156,12 +160,14 @@ class ExampleProvider:
             available=ware.stock > 0,
         )
 
-    def _instances(self) -> list[_Instance]:
-        return self._client.read(list[_Instance], "/instances")
+    def _instances(self) -> list[Any]:
+        return self._client.read(list[Any], "/instances")
 
-    def _machine(self, row: _Instance) -> Machine:
+    def _seen(self, row: _Instance) -> Machine | Absent:
+        if row.status == "ended":
+            return Absent(f"Example says that instance {row.id} has ended")
         endpoint = Endpoint(row.ip, self._ssh_port, "root") if row.ip else None
         state = _STATES.get(row.status, "stopping")
         note = f"Example says {row.status}"
-        number, label = MachineId(row.id), label_in(row.name)
+        number, label = MachineId(row.id), label_in(row.name or "")
         return Machine(number, self.identity, label, state, endpoint, row.usd_h, note)
