@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.lab_saves import save_by_schedule
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.autosaves import KEPT, thin
 from torpor.control.upkeep.reports import BackupReport
@@ -136,6 +138,124 @@ def test_the_newest_snapshot_is_compared_where_the_machine_remembers_none(
     with pytest.raises(UnsavedWork, match=rf"19 more files.*|{home}/data"):
         hibernate_plainly(lab.opened)
     assert lab.machines()
+
+
+# -- a directory whose name is a link now
+
+
+def _move(home: Path, name: str, to: str, *, copied: bool = False) -> None:
+    """Move a directory and leave a link to it; ``copied``: to another disk."""
+    old, new = home / name, home / to
+    new.parent.mkdir(exist_ok=True)
+    if copied:
+        shutil.copytree(old, new)
+        shutil.rmtree(old)
+    else:
+        old.rename(new)
+    old.symlink_to(new)
+
+
+def _move_twice(home: Path) -> None:
+    _move(home, "workspace", "big/work")
+    _move(home, "big", "bigger")
+
+
+def _replace_the_link(home: Path) -> None:
+    (home / "link").unlink()
+    (home / "disk").rename(home / "link")
+
+
+def _missed(report: HibernateReport) -> list[str]:
+    return [line for line in report.lost if "was a directory" in line or "more files" in line]
+
+
+_MOVED: dict[str, tuple[list[str], list[str], Callable[[Path], None]]] = {
+    "moved": (["~/workspace"], ["~/workspace"], lambda home: _move(home, "workspace", "big/work")),
+    "copied": (
+        ["~/workspace"],
+        ["~/workspace"],
+        lambda home: _move(home, "workspace", "big/work", copied=True),
+    ),
+    "moved twice": (["~/workspace"], ["~/workspace"], _move_twice),
+    "its parent": (["~/in/work"], ["~/in/work"], lambda home: _move(home, "in", "big/in")),
+    "another name": (
+        ["~/workspace"],
+        ["~/big/work"],
+        lambda home: _move(home, "workspace", "big/work"),
+    ),
+    "into another": (
+        BOTH,
+        ["~/data"],
+        lambda home: _move(home, "workspace", "data/work", copied=True),
+    ),
+    "behind a link": (["~/link"], ["~/link"], lambda home: _move(home, "disk", "big/disk")),
+    "in place of its link": (["~/link"], ["~/link"], _replace_the_link),
+}
+"""The block's `paths` before and after, and what a user does in between."""
+
+
+@pytest.fixture
+def linked(lab: Lab) -> Path:
+    """A machine with several directories, each of a few files."""
+    home = lab.home(lab.rent().id)
+    (home / "in").mkdir()
+    for folder in ("workspace", "data", "disk", "in/work"):
+        _fill(home / folder, 3)
+    (home / "link").symlink_to("disk")
+    return home
+
+
+@pytest.mark.parametrize("moved", _MOVED)
+@pytest.mark.parametrize("backed_up", [False, True])
+def test_a_directory_that_its_user_moved_behind_a_link_of_its_name_keeps_no_machine(
+    lab: Lab, linked: Path, moved: str, backed_up: bool
+) -> None:
+    before, now, move = _MOVED[moved]
+    hibernate_plainly(lab.wanting(paths=before), destroy=False)
+    move(linked)
+    if backed_up:
+        assert not _missed(hibernate_plainly(lab.wanting(paths=now), destroy=False))
+    report = hibernate_plainly(lab.wanting(paths=now))
+    assert (report.destroyed, _missed(report)) == (True, [])
+
+
+def _put_away(home: Path, leads_to: str) -> None:
+    """Another directory takes the workspace's name, with a file of a name that the workspace has
+    too."""
+    (home / "workspace").rename(home / "old")
+    _fill(home / "new", 1)
+    (home / "new/0.txt").write_text("something else")
+    (home / "workspace").symlink_to(leads_to)
+
+
+@pytest.mark.parametrize(
+    ("paths", "leads_to"),
+    [(["~/workspace"], "new"), (["~/data"], "data"), (["~/data"], "old"), (["~/new"], "new")],
+)
+def test_a_link_that_does_not_lead_to_what_the_directory_of_its_name_held_keeps_the_machine(
+    lab: Lab, linked: Path, paths: list[str], leads_to: str
+) -> None:
+    hibernate_plainly(lab.opened, destroy=False)
+    _put_away(linked, leads_to)
+    opened = lab.wanting(paths=paths)
+    for _ in range(2):  # the first one's snapshot does not have it either
+        with pytest.raises(UnsavedWork, match=rf"{linked}/workspace was a directory"):
+            hibernate_plainly(opened)
+    assert lab.machines()
+    assert hibernate_plainly(opened, accept_lost=["~/workspace"]).destroyed
+
+
+def test_a_link_that_leads_to_the_old_directory_again_keeps_no_machine(
+    lab: Lab, linked: Path
+) -> None:
+    hibernate_plainly(lab.opened, destroy=False)
+    _put_away(linked, "new")
+    with pytest.raises(UnsavedWork, match=rf"{linked}/workspace was a directory"):
+        hibernate_plainly(lab.opened)
+    (linked / "workspace").unlink()
+    (linked / "workspace").symlink_to("old")
+    shutil.rmtree(linked / "new")
+    assert hibernate_plainly(lab.opened).destroyed
 
 
 # -- what only autosaves hold

@@ -86,8 +86,8 @@ def not_kept(manifest: Manifest) -> list[str]:
 def with_missed(lost: Lost, missed: Missed) -> Lost:
     """``lost`` with what the workspace had on this machine before."""
     found = [
-        f"{clean(path)} was a directory of the workspace here, and the block's `paths` do not have "
-        "it"
+        f"{clean(path)} was a directory of the workspace here, and what it held is not found in "
+        "the block's `paths`"
         for path in missed.unnamed
     ]
     found += [
@@ -101,7 +101,10 @@ def with_missed(lost: Lost, missed: Missed) -> Lost:
     ]
     if not found:
         return lost
-    why = f"{'; '.join(found)}. Bring them back, or accept their loss in `accept_lost`"
+    why = (
+        f"{'; '.join(found)}. Bring them back, name a directory in `paths` again, or accept their "
+        "loss in `accept_lost`"
+    )
     return Lost([*found, *lost.lines], [why, *lost.keep])
 
 

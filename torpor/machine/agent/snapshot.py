@@ -190,7 +190,8 @@ class SnapshotRun(AgentRun):
         self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
         is_newest = bool(index and self._line and index.manifest.snapshot == self._line.snapshot)
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
-        before = own.held if own else self.state.held_here(roots, seal)
+        before = own.held if own else self.state.held_here(roots, request.roots, seal)
+        self.state.remember_files(roots, seal)
         self._begun = _Begun(
             answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
             roots=roots,
@@ -510,9 +511,9 @@ class SnapshotRun(AgentRun):
 
     def _missed(self, accepted: Sequence[str]) -> Missed:
         run, past = self._has_begun(), self.state.past()
-        kept = [os.path.realpath(os.fsencode(absolute_root(path))) for path in accepted]
+        kept = [place for path in accepted for place in _places(path)]
         also = [os.path.realpath(os.fsencode(absolute_root(r))) for r in run.known.newest_roots]
-        unnamed = past.unnamed([*run.roots, *kept], also)
+        unnamed = past.unnamed(run.roots, also, kept)
         gone = [loss for loss in self._gone or [] if not is_inside(loss.path, kept)]
         disks = [disk for disk in past.missing_disks() if disk not in kept]
         self._missing = missing_places(run.roots, gone, disks)
@@ -576,6 +577,17 @@ class SnapshotRun(AgentRun):
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
     size = sum(job.length for job in jobs)
     return PartPlan(number, size, packs_needed(size))
+
+
+def _places(path: str) -> set[bytes]:
+    """A place by the names that it may have in a record: where it leads to now, and as it is
+    written, which is what it was before a link took its place."""
+    place = os.fsencode(absolute_root(path))
+    home = os.fsencode(os.path.expanduser("~"))
+    written = os.path.normpath(place)
+    below = os.path.relpath(written, home)
+    in_home = os.path.normpath(os.path.join(os.path.realpath(home), below))
+    return {os.path.realpath(place), written, *([in_home] if is_inside(written, [home]) else [])}
 
 
 def _split(paths: Iterable[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:

@@ -6,7 +6,9 @@ import fcntl
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -17,8 +19,12 @@ from torpor.machine.tree.walk import is_inside
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
-from torpor.shared.format.manifest import Manifest, decode_manifest
+from torpor.shared.format.manifest import FILE, Manifest, decode_manifest
+from torpor.shared.format.missed import is_own
 from torpor.shared.values import SnapshotId, WorkspaceName, learned
+
+_SAMPLED: Final = 64
+"""The most files in a sample of a directory."""
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -37,11 +43,11 @@ class Index(msgspec.Struct, frozen=True):
     held: Names
     roots: list[bytes]
 
-    def held_of(self, roots: Sequence[bytes]) -> Names:
-        """What it held of other directories than its own."""
+    def held_of(self, roots: Sequence[bytes], named: Sequence[str]) -> Names:
+        """What it held of other directories than its own, which the block has ``named``."""
         if self.roots == list(roots):
             return self.held
-        there = [roots.index(root) if root in roots else -1 for root in self.roots]
+        there = self._now_among(roots, named)
         kept = [
             p
             for p, place in enumerate(self.held.entries.places(range(len(self.held))))
@@ -54,23 +60,89 @@ class Index(msgspec.Struct, frozen=True):
         signatures = b"".join(map(self.held.packed_signature, kept))
         return Names.of(len(roots), entries, signatures)
 
+    def _now_among(self, roots: Sequence[bytes], named: Sequence[str]) -> list[int]:
+        """The number among ``roots`` of each of its own: the same directory, else the one that a
+        link in its place leads to, else the one that the block names as it named this one. -1:
+        none, or another one's already."""
+        found = [roots.index(root) if root in roots else -1 for root in self.roots]
+        for number, root in enumerate(self.roots):
+            real, name = os.path.realpath(root), self.manifest.roots[number]
+            for now in (
+                roots.index(real) if real in roots else -1,
+                named.index(name) if name in named else -1,
+            ):
+                if found[number] < 0 and now not in found:
+                    found[number] = now
+        return found
+
+    def sample(self, number: int) -> list[tuple[bytes, int, int]]:
+        """Path, size and mtime of some of the files that it held of one of its roots."""
+        entries = [self.held.entries[at] for at in self.held.of_root(number)]
+        files = [entry for entry in entries if entry.kind == FILE and not is_own(entry.path)]
+        some = files[:: len(files) // _SAMPLED + 1]
+        return [(entry.path, entry.size, entry.mtime_ns) for entry in some]
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """By what a directory of the workspace is known again where a link has its name: its own
+    device and inode, or some of its ``files`` (``Index.sample``; None: not known)."""
+
+    root: bytes
+    device: int
+    inode: int
+    files: list[tuple[bytes, int, int]] | None = None
+
+    def is_at(self, place: bytes) -> bool:
+        """Whether ``place`` is that directory, or has at least half of these files as they were."""
+        with suppress(OSError):
+            found = os.stat(place)
+            if self.inode and (found.st_dev, found.st_ino) == (self.device, self.inode):
+                return True
+        if self.files is None:
+            return False
+        return 2 * sum(map(partial(_is_there, place), self.files)) >= len(self.files)
+
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
     """What this machine has held of the workspace: the directories that a restore, a sync or a
     snapshot knew, the disks that they were on, and what vanished since. ``line``: the snapshot that
-    its tree goes on from."""
+    its tree goes on from. ``known``: by what its directories are known again."""
 
     roots: list[bytes] = []
     disks: list[bytes] = []
     gone: list[Gone] = []
     line: Lineage | None = None
+    known: list[Known] = []
 
-    def unnamed(self, roots: Sequence[bytes], also: Sequence[bytes]) -> list[bytes]:
-        """Directories of it, or of ``also``, that hold something and are in none of ``roots``."""
+    def unnamed(
+        self, roots: Sequence[bytes], also: Sequence[bytes], accepted: Sequence[bytes]
+    ) -> list[bytes]:
+        """Directories of it, or of ``also``, that hold something and are in none of ``roots``, by
+        any name, and not ``accepted``."""
         places = sorted({*self.roots, *also})
         return [
-            place for place in places if not is_inside(place, roots) and _holds_something(place)
+            place
+            for place in places
+            if not is_inside(place, [*roots, *accepted])
+            and not self._is_moved_into(place, [*roots, *accepted])
+            and _holds_something(place)
         ]
+
+    def and_roots(self, roots: Sequence[bytes]) -> Past:
+        """With these directories, and without those that were moved into one of these."""
+        left = {root for root in self.roots if not self._is_moved_into(root, roots)}
+        known = [old for old in self.known if old.root in left and old.root not in roots]
+        return msgspec.structs.replace(
+            self, roots=sorted({*left, *roots}), known=[*known, *map(_known, roots)]
+        )
+
+    def _is_moved_into(self, place: bytes, roots: Sequence[bytes]) -> bool:
+        """Whether a link that has the name of a directory leads to it in one of ``roots``. False
+        where nobody knows what the directory was."""
+        real = os.path.realpath(place)
+        if real == place or not is_inside(real, roots):
+            return False
+        return any(known.is_at(real) for known in self.known if known.root == place)
 
     def missing_disks(self) -> list[bytes]:
         return [disk for disk in self.disks if not os.path.ismount(disk)]
@@ -162,11 +234,14 @@ class WorkspaceState:
         (self.folder / _SEEN).unlink(missing_ok=True)
         if gone is None:
             self.forget_index()
-        past = self.past()
-        there = sorted({*past.roots, *roots})
+        past = self.past().and_roots(roots)
         lost = past.missing_disks() if gone is not None else []
         found = sorted({*disks(roots, excluded), *lost})
-        self._keep_past(Past(there, found, list(gone or ()), line or past.line))
+        self._keep_past(
+            msgspec.structs.replace(
+                past, disks=found, gone=list(gone or ()), line=line or past.line
+            )
+        )
         self._write_index(_SEEN, blob, _Seen(root, list(roots), signatures))
 
     def save_own_save(
@@ -204,10 +279,30 @@ class WorkspaceState:
         are missed from then on, though no control side verifies it. On a full disk the line is told
         from the last one that was remembered: a later snapshot then seems to lack this work."""
         with suppress(OSError):
-            past = self.past()
-            there = sorted({*past.roots, *roots})
+            past = self.past().and_roots(roots)
             found = sorted({*past.disks, *disks(roots, excluded)})
-            self._keep_past(Past(there, found, list(gone), line))
+            self._keep_past(msgspec.structs.replace(past, disks=found, gone=list(gone), line=line))
+
+    def remember_files(self, roots: Sequence[bytes], seal: Seal) -> None:
+        """Keep some files of each directory that the index has and ``roots`` do not: the next index
+        may not have them. On a full disk they are not kept."""
+        past = self.past()
+        if all(is_inside(root, roots) for root in past.roots):
+            return
+        index = self._load_index(_SEEN, None, seal, None)
+        if index is None:
+            return
+        held = {root: number for number, root in enumerate(index.roots)}
+        known = {root: Known(root, 0, 0) for root in past.roots}
+        known |= {old.root: old for old in past.known}
+        found = [
+            msgspec.structs.replace(old, files=index.sample(held[old.root]))
+            if old.root in held and not is_inside(old.root, roots)
+            else old
+            for old in known.values()
+        ]
+        with suppress(OSError):
+            self._keep_past(msgspec.structs.replace(past, known=found))
 
     def use(self) -> Use | None:
         """The use of what a restore brought here; None where none did."""
@@ -272,13 +367,14 @@ class WorkspaceState:
         """The index, when it mirrors one of the snapshots whose roots are ``among`` (None: any)."""
         return self._load_index(_SEEN, roots, seal, among)
 
-    def held_here(self, roots: Sequence[bytes], seal: Seal) -> Names | None:
-        """What the index held of ``roots``, also where it is of other directories too; empty where
-        it is lost. None where this machine remembers nothing of the workspace."""
+    def held_here(self, roots: Sequence[bytes], named: Sequence[str], seal: Seal) -> Names | None:
+        """What the index held of ``roots``, which the block has ``named``, also where it is of
+        other directories too; empty where it is lost. None where this machine remembers nothing of
+        the workspace."""
         if not self.past().roots:
             return None
         index = self._load_index(_SEEN, None, seal, None)
-        return Names(len(roots)) if index is None else index.held_of(roots)
+        return Names(len(roots)) if index is None else index.held_of(roots, named)
 
     def load_own_save(self, roots: Sequence[bytes], seal: Seal, among: set[bytes]) -> Index | None:
         """The index of the machine's newest own save, when nothing was verified here since."""
@@ -326,6 +422,24 @@ def _holds_something(path: bytes) -> bool:
         return False
     except OSError:
         return True
+
+
+def _known(root: bytes) -> Known:
+    try:
+        found = os.stat(root)
+    except OSError:
+        return Known(root, 0, 0)
+    return Known(root, found.st_dev, found.st_ino)
+
+
+def _is_there(place: bytes, file: tuple[bytes, int, int]) -> bool:
+    """Whether a file is below ``place``, with its size and its mtime."""
+    path, size, mtime_ns = file
+    try:
+        found = os.lstat(os.path.join(place, path))
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (size, mtime_ns)
 
 
 def _write(path: Path, data: bytes, *, durable: bool = False) -> None:
