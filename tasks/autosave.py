@@ -21,7 +21,9 @@ from torpor.control.remote.seam import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
 from torpor.control.store.marks import COMMIT_S
+from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.autosaves import Holder, delete_superseded, last_holders, thin
+from torpor.control.upkeep.lineage import Stored
 from torpor.shared.errors import TorporError
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import manifest_key
@@ -128,13 +130,22 @@ def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
     return words
 
 
-def held_by_saves(opened: OpenWorkspace, newest: Manifest) -> list[str]:
-    """What autosaves alone hold of what this snapshot lacks, in words. What fails here fails no
-    run."""
+def held_by_saves(
+    opened: OpenWorkspace, newest: Manifest, others: Sequence[Stored] = ()
+) -> list[str]:
+    """What autosaves alone hold of what this snapshot lacks, and of what the first of the tips
+    ``others`` lack, in words. What fails here fails no run."""
+    store, words, told, snapshot = opened.store, list[str](), set[SnapshotId](), newest.snapshot
     try:
-        words = _named(newest.snapshot, last_holders(opened.store, opened.seal, newest))
+        for snapshot in (newest.snapshot, *(tip.snapshot for tip in others[:_SHOWN])):
+            manifest = newest
+            if snapshot != newest.snapshot:
+                manifest, _ = open_manifest(store, opened.spec.name, snapshot, opened.seal)
+            holders = last_holders(store, opened.seal, manifest)
+            words += _named(snapshot, [one for one in holders if one.snapshot not in told])
+            told.update(one.snapshot for one in holders)
     except TorporError as error:
-        words = [f"older autosaves were not compared with snapshot {newest.snapshot}: {error}"]
+        words.append(f"older autosaves were not compared with snapshot {snapshot}: {error}")
     for line in words:
         runner().log.warning("%s", line)
     return words

@@ -32,12 +32,14 @@ from torpor.control.store.snapshots import (
     read_manifest,
 )
 from torpor.control.upkeep.differences import entry_at
+from torpor.control.upkeep.last_holders import holders_of
 from torpor.control.upkeep.lineage import Stored, choose, lacking, named
 from torpor.shared.errors import (
     LacksWork,
     ManifestInvalid,
     OtherPaths,
     SnapshotDamaged,
+    TorporError,
 )
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest
@@ -48,7 +50,6 @@ from torpor.shared.values import (
     SnapshotId,
     StoredSnapshot,
     Want,
-    WorkspaceName,
     snapshot_id,
     tidy_path,
 )
@@ -94,8 +95,8 @@ def pick_snapshot_to_wake(
         *_saved_by_itself(opened, found, manifest),
         *aside,
         *refused,
-        *held_by_saves(opened, manifest),
-        *_missing(of.name, manifest),
+        *held_by_saves(opened, manifest, others),
+        *_missing(opened, manifest),
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]
@@ -344,23 +345,35 @@ def moved(opened: OpenWorkspace, machine: Machine, plan: RestorePlan) -> list[st
     return [words]
 
 
-def _missing(workspace: WorkspaceName, manifest: Manifest) -> list[str]:
+def _missing(opened: StoredWorkspace, manifest: Manifest) -> list[str]:
     """What a wake says where the machine missed something when it made the snapshot."""
-    before = lineage_of(manifest).parent
-    places = [
-        f"{manifest.roots[place.root]}/{os.fsdecode(place.path)}".rstrip("/")
-        + (f" ({place.files:,} files)" if place.files else "")
-        for place in recorded_missing(manifest)[:_NAMED]
-    ]
-    if not places or before is None:
+    lost = recorded_missing(manifest)[:_NAMED]
+    if not lost:
         return []
-    words = (
-        f"when snapshot {manifest.snapshot} was made, its machine missed {clean(', '.join(places))}"
-        f": snapshot {before} may hold that, and `torpor wake {workspace} --snapshot {before}` or "
-        "`torpor restore` brings it"
-    )
-    runner().log.warning("%s", words)
-    return [words]
+    try:
+        holders = holders_of(opened.store, opened.seal, manifest, lost)
+    except TorporError as error:
+        holders = {}
+        runner().log.warning("earlier snapshots were not read: %s", error)
+    missed: dict[SnapshotId | None, list[str]] = {}
+    for place in lost:
+        path = f"{manifest.roots[place.root]}/{os.fsdecode(place.path)}".rstrip("/")
+        path += f" ({place.files:,} files)" if place.files else ""
+        missed.setdefault(holders.get(place), []).append(clean(path))
+    lines = []
+    for holder, paths in missed.items():
+        brings = (
+            f"snapshot {holder} holds that, and `torpor wake {opened.spec.name} --snapshot "
+            f"{holder}` or `torpor restore` brings it"
+            if holder
+            else "no earlier snapshot of it that is in the store is known to hold that"
+        )
+        lines.append(
+            f"when snapshot {manifest.snapshot} was made, its machine missed {', '.join(paths)}: "
+            f"{brings}"
+        )
+        runner().log.warning("%s", lines[-1])
+    return lines
 
 
 def _mixed(manifest: Manifest) -> list[str]:

@@ -430,6 +430,25 @@ def test_a_folder_that_only_autosaves_hold_stays_in_the_last_of_them_until_its_u
     assert not any(holder in line for line in wake_plainly(lab.opened).warnings)
 
 
+def test_a_wake_names_what_the_save_that_it_leaves_aside_misses(lab: Lab) -> None:
+    place = _woken(lab)
+    (begun,) = snapshot_ids(lab.store, DEMO)
+    _fill(place / "data", 40)
+    holder = _saved(lab)
+    shutil.rmtree(place / "data")
+    (place / "notes").write_text("without the data")
+    aside = _saved(lab)
+    lab.lose_machines()
+    other = lab.home(MachineId(wake_plainly(lab.opened, snapshot=begun).machine)) / "workspace"
+    (other / "notes").write_text("on from the first snapshot")
+    newest = hibernate_plainly(lab.opened).snapshot
+    woken = wake_plainly(lab.opened)
+    assert woken.snapshot == newest
+    assert any(f"snapshot {newest} lacks the work in {aside}" in line for line in woken.warnings)
+    (words,) = [line for line in woken.warnings if holder in line]
+    assert f"snapshot {aside} lacks 40 files" in words
+
+
 def test_what_its_user_brought_back_is_superseded_like_any_other_save(lab: Lab) -> None:
     place = _woken(lab)
     _fill(place / "data", 40)
@@ -492,3 +511,33 @@ def test_a_wake_names_the_snapshot_before_one_whose_machine_missed_most_of_a_dir
     lab.market.alive.clear()
     warnings = wake_plainly(lab.wanting(paths=BOTH)).warnings
     assert any(f"--snapshot {before.snapshot}" in words for words in warnings)
+
+
+def test_a_wake_names_a_snapshot_that_exists_and_holds_what_the_machine_missed(
+    lab: Lab, home: Path
+) -> None:
+    """The machine was backed up again without the files, and their newest snapshot was deleted."""
+    opened = lab.wanting(paths=BOTH)
+    (holder,) = lab.snapshots()
+    (home / "data/0.txt").write_text("one more line")
+    deleted = run_plainly(opened, backup).snapshot
+    for number in range(1, 20):
+        (home / f"data/{number}.txt").unlink()
+    for number in range(2):
+        (home / "workspace/0.txt").write_text(f"without the data {number}")
+        run_plainly(opened, backup)
+
+    lab.lose_machines()
+    (words,) = wake_plainly(opened).warnings
+    assert "data (19 files): snapshot" in words
+    assert f"--snapshot {deleted}" in words
+
+    lab.lose_machines()
+    run_plainly(opened, delete_snapshots, snapshots=[deleted])
+    (words,) = wake_plainly(opened).warnings
+    assert f"--snapshot {holder.snapshot}" in words
+
+    lab.lose_machines()
+    run_plainly(opened, delete_snapshots, snapshots=[holder.snapshot])
+    (words,) = wake_plainly(opened).warnings
+    assert "no earlier snapshot of it that is in the store is known to hold that" in words

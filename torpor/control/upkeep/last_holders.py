@@ -3,22 +3,46 @@ their user deletes them by name. Rule 13 of docs/contributing/safety.md."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from contextlib import suppress
 from typing import Final
 
 from torpor.control.safety import check_whole
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot
+from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_ids
 from torpor.shared.errors import SnapshotError
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.format.missed import Missed, Tree, missed
+from torpor.shared.format.missed import Missed, Missing, Tree, missed
 from torpor.shared.values import SnapshotId
 
 MOST_COMPARED: Final = 64
 """Pairs of saves that stay, each of which reads a manifest again. A save beyond that stays."""
+MOST_READ: Final = 16
+"""Ancestors in which a wake looks for what a machine missed."""
+
+
+def holders_of(
+    store: ObjectStore, seal: Seal, newest: Manifest, lost: Collection[Missing]
+) -> dict[Missing, SnapshotId]:
+    """For each of the places that the machine of ``newest`` missed, the nearest snapshot that it
+    goes on from, that exists and that holds most of what ``newest`` lacks there. None of a place
+    where no such one is among the nearest MOST_READ."""
+    there = set(snapshot_ids(store, newest.workspace))
+    before = [name for name in lineage_of(newest).ancestors if name in there]
+    now, found = Tree(newest), dict[Missing, SnapshotId]()
+    for snapshot in before[:MOST_READ]:
+        with suppress(SnapshotError):  # one that cannot be read brings nothing
+            tree = Tree(open_manifest(store, newest.workspace, snapshot, seal)[0])
+            for place in lost:
+                root = tree.number(now.roots[place.root])
+                gone = [] if root is None else tree.lacking(root, now)
+                if place not in found and 2 * len(tree.below(gone, [place.path])) > place.files:
+                    found[place] = snapshot
+        if len(found) == len(lost):
+            break
+    return found
 
 
 class Keepers:
