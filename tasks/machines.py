@@ -220,8 +220,10 @@ def open_session(
             open_s=open_s,
             check=check,
         )
-    except MachineError:
+    except MachineError as error:
         check()
+        if machine.state == "stopped":
+            raise _stopped(machine) from error
         if not sleeps:  # else the run that ends the machine may be about to record it
             _check_alive(opened, machine)
         raise
@@ -387,12 +389,23 @@ def _check_alive(opened: OpenWorkspace, machine: Machine) -> None:
 
 def endpoint_of(machine: Machine) -> Endpoint:
     """The SSH address; MachineUnreachable if the provider does not know it yet."""
+    if machine.endpoint is None and machine.state == "stopped":
+        raise _stopped(machine)
     if machine.endpoint is None:
         raise MachineUnreachable(
             f"machine {machine.id} at {machine.provider} is {machine.state} and has no address: "
             "wait, or check the provider's console"
         )
     return machine.endpoint
+
+
+def _stopped(machine: Machine) -> MachineUnreachable:
+    return MachineUnreachable(
+        f"machine {machine.id} at {machine.provider} is stopped: "
+        f"{machine.note or 'its market does not say why'}. If the account has no credit, add some. "
+        "Then start the machine in the market's console, and try again. If it cannot be started, "
+        "end it there and run `torpor reconcile`: what is in no snapshot is lost with it"
+    )
 
 
 def parse_host(text: str) -> Endpoint:

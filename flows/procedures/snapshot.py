@@ -213,7 +213,8 @@ class Snapshot:
             f"workspace {self._workspace.spec.name} on machine {self._machine.id} did not come to "
             f"rest in {self._passes} passes, last: {', '.join(self._restless)}. Nothing was "
             "destroyed. Stop the program that writes there (`quiesce` in the workspace block can), "
-            "exclude these files, or accept them in `accept_changed`"
+            "accept them in `accept_changed` as they are read, or exclude them: what is excluded "
+            "is lost with the machine"
         )
 
     def commit(self) -> None:

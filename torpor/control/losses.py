@@ -142,10 +142,12 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     if spec.left_behind == "refuse":
         most = int(spec.left_behind_gib * GIB)
         if losses.total.bytes > most:
+            where = ", ".join(clean(folder.path) for folder in losses.folders[:_NAMES])
+            also = " and elsewhere" if len(losses.folders) > _NAMES else ""
             found.append(
-                f"{_amount(losses.total)} outside of the workspace would be lost, and the block "
-                f"allows {size(most)} (`left_behind_gib`). Add the directories to `paths`, or "
-                "accept them in `accept_lost`"
+                f"{_amount(losses.total)} outside of the workspace would be lost, in {where}{also},"
+                f" and the block allows {size(most)} (`left_behind_gib`). Add the directories to "
+                "`paths`, move files into one of them, or accept their loss in `accept_lost`"
             )
         elif not losses.complete:
             found.append(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -143,6 +144,25 @@ def test_a_network_is_not_touched(linked: Linked, monkeypatch: pytest.MonkeyPatc
     below = [path for path in touched if isinstance(path, str)]  # the walk itself takes bytes
     assert below
     assert not [path for path in below if "net" in path.removeprefix(str(linked.top)).split("/")]
+
+
+def test_a_link_that_leads_where_nobody_may_look_counts_as_data_until_that_is_accepted(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked.begin()
+    linked.write("secret/data")
+    linked.link("data", "../secret/data")
+    real = os.readlink
+
+    def readlink(path: str) -> str:
+        if path == str(linked.top / "secret/data"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert linked.find() == {"data": ("secret/data", 0, 0)}
+    linked.skipped = [str(linked.top / "secret/data")]  # as the message names it
+    assert linked.find() == {}
 
 
 def test_what_was_not_looked_at_in_time_counts_as_data(linked: Linked) -> None:

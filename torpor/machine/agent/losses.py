@@ -106,8 +106,9 @@ class LookBehind:
             return self._found or _unknown("the run has ended")
 
     def _left_out(self, request: LookForLosses) -> list[str]:
-        places = [os.path.realpath(absolute_root(place)) for place in request.accepted]
-        return [os.path.realpath(self._home), *places]
+        places = [absolute_root(place) for place in request.accepted]
+        real = [os.path.realpath(place) for place in [str(self._home), *places]]
+        return [*real, *map(os.path.normpath, places)]
 
 
 def machine_began_ns(home: Path) -> int:

@@ -79,7 +79,8 @@ class LinksOut:
         try:
             real = self._resolve(place)
         except OSError:  # where it leads is unknown
-            return Left(shown(place), 0, 0, 0.0)
+            named = os.path.normpath(place)
+            return None if is_under(named, self._skipped) else Left(shown(named), 0, 0, 0.0)
         if (
             real is None
             or not is_under(real, [self._top])

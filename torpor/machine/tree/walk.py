@@ -75,7 +75,9 @@ def resolve_roots(roots: Sequence[str]) -> list[bytes]:
     for root, path in zip(roots, resolved, strict=True):
         _check_root(root, path)
     if pair := overlapping(resolved):
-        raise WorkspaceInvalid(f"workspace paths {pair} overlap: name only the outer one")
+        raise WorkspaceInvalid(
+            f"workspace paths {pair} overlap: name only the outer one, and a directory only once"
+        )
     return resolved
 
 
@@ -111,7 +113,7 @@ def _check_root(root: str, path: bytes) -> None:
             if next(names, None) is None:
                 raise WorkspaceInvalid(
                     f"workspace path {root} ({shown}) is empty: there is nothing to keep; check "
-                    "the path in the workspace block"
+                    "the path in the workspace block, take it out of `paths`, or put a file there"
                 )
     except FileNotFoundError:
         raise WorkspaceInvalid(
@@ -127,19 +129,23 @@ def _check_root(root: str, path: bytes) -> None:
 
 def compile_excludes(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
     """A test of relative paths. A pattern with a slash is matched against the whole path,
-    one without against the last name; ``*`` also crosses slashes, as in fnmatch."""
+    one without against the last name; ``*`` also crosses slashes, as in fnmatch. A path or a name
+    that is written as it is matches itself, whatever characters it has."""
     whole = [fnmatch.translate(p.strip("/")) for p in patterns if "/" in p.strip("/")]
     name = [fnmatch.translate(p.strip("/")) for p in patterns if "/" not in p.strip("/")]
     if not whole and not name:
         return None
     match_whole = re.compile("|".join(whole)).match if whole else None
     match_name = re.compile("|".join(name)).match if name else None
+    written = {p.strip("/") for p in patterns if "[" in p}
 
     def excluded(path: bytes) -> bool:
         text = os.fsdecode(path)
+        last = text.rsplit("/", 1)[-1]
         return bool(
             (match_whole and match_whole(text))
-            or (match_name and match_name(text.rsplit("/", 1)[-1]))
+            or (match_name and match_name(last))
+            or (written and (text in written or last in written))
         )
 
     return excluded
