@@ -234,6 +234,8 @@ class Fleet:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._order.count - self._kept - len(rented_now)
         for _ in range(min(missing, self._order.spares + self._never_ours - self._replaced)):
+            if self._held.is_stuck:  # the error of its machine says so
+                return
             self._replaced += 1
             self._start(threads)
 

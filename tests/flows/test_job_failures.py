@@ -16,9 +16,11 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
+from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Stop
 from torpor.shared.errors import (
     AgentLost,
+    EndUnproven,
     InvalidInput,
     LacksWork,
     MachineUnreachable,
@@ -49,6 +51,27 @@ def test_an_error_leaves_the_hibernation_to_the_next_run(
     assert ended.final == (SnapshotId("s-1") if by_hand else None)
     stored = [] if by_hand else [f"hibernate {machine.id}"]
     assert story.did == [f"start on {machine.id}", *stored]
+
+
+def test_a_job_waits_while_a_machine_that_cannot_be_ended_keeps_its_wake_from_renting(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often: each look tries to end that machine, and `watch` tells a person."""
+    said: list[str] = []
+    words = "m1 at vast:1 could neither be used nor be ended. It costs 4.000 $/h"
+
+    def wake(*_: Any, **__: Any) -> Any:
+        (now,) = lab.opened.jobs.open()
+        said.append(now.why)
+        if len(said) <= driver.MOST_FAILURES + 1:
+            raise EndUnproven(words)
+        machine, _ = handed_over(lab.opened)
+        return SimpleNamespace(machine=machine.id, snapshot=SnapshotId("s-1"))
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    monkeypatch.setattr(Driven, "nap", lambda driven, seconds: driven.check())
+    assert drive_job(lab, left_job(lab)).state == "succeeded"
+    assert all(why.startswith(words) for why in said[1:])
 
 
 def test_wakes_that_fail_again_and_again_end_the_job(

@@ -43,6 +43,7 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
+    ProviderDenied,
     SnapshotDamaged,
     StoreDenied,
     StoreUnavailable,
@@ -199,6 +200,25 @@ def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(
         kept.replicate(count=2)
     assert kept.lab.machines() == []
     assert kept.lab.leaks() == []
+
+
+def test_no_machine_is_replaced_while_one_that_failed_cannot_be_ended(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: RemoteRestore, *_: object, **__: object) -> None:
+        raise StoreDenied("403 AccessDenied")
+
+    def refused(machine: Machine, warrant: Warrant) -> None:
+        raise ProviderDenied("401: the key was revoked")
+
+    monkeypatch.setattr(RemoteRestore, "restore_part", denied)
+    with (
+        monkeypatch.context() as broken,
+        raises(MachineError, "none of 1 machines", "could not be destroyed"),
+    ):
+        broken.setattr(kept.lab.market, "destroy", refused)
+        kept.replicate(count=1, spares=2)
+    assert len(kept.lab.machines()) == 3, "those that it began with"
 
 
 def test_a_killed_run_is_continued_and_its_surplus_machines_are_destroyed(kept: Kept) -> None:

@@ -27,7 +27,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
-from tests.fixtures.rentals import handed_over
+from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
@@ -129,6 +129,21 @@ def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
     assert _watch(lab.opened, server)[2] == []  # nobody knows, so it is not over
     lab.store.fails = None
     assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_machine_that_can_neither_be_used_nor_be_ended_is_told_with_what_it_costs(
+    lab: Lab, server: AlertMemory
+) -> None:
+    """A wake and a job rent no other one meanwhile, and nobody may be there to see why."""
+    machine, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, state="abandoned", why="SSH did not answer")
+    _, runs, told = _watch(lab.opened, server)
+    assert told == [] and [name for name, _ in runs.started] == ["reconcile"]
+    server.since(10 * 60)
+    ((subject, body),) = _watch(lab.opened, server)[2]
+    assert f"machine {machine.id} of workspace demo can neither be used nor be ended" in subject
+    for words in ("SSH did not answer. It costs 4.00 $/h", "`torpor reconcile demo --abandoned`"):
+        assert words in body
 
 
 @pytest.mark.parametrize("refused", [False, True])

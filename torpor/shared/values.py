@@ -69,6 +69,13 @@ def names_of(workspace: WorkspaceName) -> list[WorkspaceName]:
     return [workspace, *(reserved_name(prefix, workspace) for prefix in RESERVED)]
 
 
+def owner_of(name: WorkspaceName) -> WorkspaceName:
+    """The workspace that machines are rented for under this name; the beginning of one whose name
+    is too long for that."""
+    prefix = next((prefix for prefix in RESERVED if name.startswith(prefix)), "")
+    return WorkspaceName(name.removeprefix(prefix))
+
+
 def snapshot_id(text: str) -> SnapshotId:
     """Check a snapshot's id; raises InvalidInput."""
     if not _SNAPSHOT.fullmatch(text):

@@ -514,7 +514,7 @@ class Driver:
         if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
             self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
             raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
-        if isinstance(error, NoOffer | CreateFailed):
+        if isinstance(error, NoOffer | CreateFailed | EndUnproven):  # each look tries to end it
             self._refusals += 1
             seconds = wait_s(self._refusals)
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")

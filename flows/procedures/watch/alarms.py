@@ -52,11 +52,13 @@ class Alarms(msgspec.Struct, frozen=True):
 def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
+    shown = [(f.machine, f.rental) for f in look.standing.findings if f.machine and f.rental]
     found = [
         *watch.of_machines(report.watched, now_unix),
         *watch.of_saves(report.watched, now_unix),
         *look.standing.lost,
         *watch.of_left(report.left, now_unix),
+        *watch.of_abandoned(shown, now_unix),
         *watch.of_providers(look.standing.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),
         *watch.of_missed(report, look.named),

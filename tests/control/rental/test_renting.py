@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -609,3 +610,46 @@ def test_a_lost_answer_is_no_end_while_a_machine_cannot_be_read(rents: Rents) ->
         with pytest.raises(MachineUnread):
             rents.run(rents.market, Market("lambda:2")).end_abandoned()
         assert rents.states() == ["abandoned"], "absent from what can be read is not gone"
+
+
+@pytest.mark.parametrize("trouble", ["not done", "denied"])
+def test_a_later_run_rents_nothing_while_the_machine_of_an_earlier_one_cannot_be_ended(
+    trouble: str, rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market, machine = rents.market, rents.run().rent([H100]).machine
+    rents.rentals.change(rents.open(), state="abandoned", why="SSH did not answer")
+    monkeypatch.setattr(renting, "AT_ONCE_S", 0.0)
+    market.immortal = True
+    if trouble == "denied":
+        monkeypatch.setattr(market, "destroy", Mock(side_effect=ProviderDenied("403")))
+    words = (
+        r"m1 .*SSH did not answer.*nor be ended.*4\.000 \$/h.*`torpor reconcile demo --abandoned`"
+    )
+    later = rents.run()
+    later.end_abandoned(within_s=0.0)  # as a wake and a replicate do first
+    for run in (later, rents.run()):
+        with pytest.raises(EndUnproven, match=words):
+            run.rent([H100, H100], nap=lambda _: None)
+    assert [*market.alive] == [machine.id]
+    monkeypatch.undo()
+    market.immortal = False
+    monkeypatch.setattr(renting, "greeting_fault", lambda *_: None)
+    rents.run().end_abandoned()  # as the message says
+    assert rents.run().rent([H100]).machine.id in market.alive
+    assert machine.id not in market.alive
+
+
+@pytest.mark.parametrize("known", ["it is being ended", "nobody has seen it"])
+def test_a_later_run_rents_where_no_machine_of_an_earlier_one_goes_on(
+    known: str, rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renting, "AT_ONCE_S", 0.1)
+    if known == "it is being ended":
+        rents.run().rent([H100])
+        rents.market.slow = True
+        rents.rentals.change(rents.open(), state="abandoned")
+    else:
+        rents.change_market(settling_s=600.0)
+        rental = rents.rentals.begin(rents.rentals.new_label("me"), H100, None)
+        rents.rentals.change(rental, state="abandoned")
+    assert rents.run().rent([H100]).machine.id in rents.market.alive

@@ -19,6 +19,7 @@ from torpor.control.reports import Row, moment
 Kind = Literal[
     "machine unknown",
     "machine left",
+    "machine abandoned",
     "machine lost",
     "saves failing",
     "workspace unknown",

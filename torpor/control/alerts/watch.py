@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
 from torpor.control.supervision import told
 from torpor.control.watch_report import BACK_UP, Left, Watched, WatchedJob, WatchReport
-from torpor.shared.values import WorkspaceName
+from torpor.shared.values import Machine, WorkspaceName, owner_of
 
 UNKNOWN_S: Final = 1800.0
 """An alert is sent once a machine could not be judged for this long."""
@@ -159,6 +159,33 @@ def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
         for machine in left
         if machine.killed
     ]
+
+
+def of_abandoned(shown: Iterable[tuple[Machine, Rental]], now_unix: float) -> list[Alert]:
+    """The machines that nobody can use and that do not end, though each look tries to end them.
+    While one is there, no other machine is rented for its workspace."""
+    found = []
+    for machine, rental in shown:
+        if rental.state != "abandoned" or machine.state == "stopping":  # its market ends it
+            continue
+        name = owner_of(rental.label.workspace)
+        price = machine.price_usd_h or rental.bound_usd_h
+        found.append(
+            Alert(
+                kind="machine abandoned",
+                subject=f"{machine.provider} {machine.id}",
+                workspace=name,
+                title=f"machine {machine.id} of workspace {name} can neither be used nor be ended",
+                cause=f"{rental.why or 'Its run was killed'}. "
+                f"It costs {f'{price:.2f} $/h' if price else 'money'} until it ends, and no other "
+                "machine is rented for the workspace.",
+                next_step=f"`torpor reconcile {name} --abandoned` says why; else end it in the "
+                "market's console",
+                at_unix=now_unix,
+                after_s=LEFT_S,
+            )
+        )
+    return found
 
 
 def of_providers(silent: Mapping[str, str], now_unix: float) -> list[Alert]:

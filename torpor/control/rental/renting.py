@@ -50,7 +50,15 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import RESERVED, Endpoint, Label, Machine, MachineId, SnapshotId
+from torpor.shared.values import (
+    RESERVED,
+    Endpoint,
+    Label,
+    Machine,
+    MachineId,
+    SnapshotId,
+    owner_of,
+)
 
 MOST_ATTEMPTS: Final = 12
 RENT_S: Final = 3600.0
@@ -143,6 +151,9 @@ class Renting:
         self._ours: dict[Label, Rental] = {}  # what this run may end
         self._over_before: set[Label] | None = None  # handed over when this run looked first
         self._lock = threading.Lock()
+        self._first = threading.Lock()
+        self._tried_to_end = False  # what earlier runs abandoned
+        self._stuck: list[str] = []
         self.tried: list[Tried] = []
 
     def __enter__(self) -> Renting:
@@ -177,6 +188,12 @@ class Renting:
         return Tenancy(machine, rental, self, fresh=False)
 
     # -- a new machine
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a machine of the workspace that nobody can use cannot be ended either: whoever
+        rented another one would pay for both."""
+        return bool(self._stuck)
 
     def take_up(self, tenancy: Tenancy, nap: Callable[[float], None] = time.sleep) -> Tenancy:
         """Wait until a machine that another run left answers. It is not ended where it does not: it
@@ -226,13 +243,16 @@ class Renting:
 
         Each attempt is a rental of its own. A provider that does not answer is asked again after
         all others. ``nap`` sleeps between two looks, and may raise to stop waiting. CreateFailed
-        names what was tried. EndUnproven where the machine of an attempt can neither be used nor
-        be ended: no further offer is tried while that machine costs money.
+        names what was tried. EndUnproven where the machine of an attempt, of this run or of an
+        earlier one, can neither be used nor be ended: no offer is tried while it costs money.
         """
+        self._end_what_was_abandoned()
         failed: list[tuple[TorporError, Offer]] = []
         left = list(offers)
         until = time.monotonic() + RENT_S
         while left and len(failed) < MOST_ATTEMPTS and time.monotonic() <= until:
+            if self.is_stuck:
+                raise EndUnproven("; ".join(self._stuck))
             offer = left.pop(0)
             blocked = next((error for error, other in failed if blocks(error, other, offer)), None)
             if blocked is not None:
@@ -384,6 +404,8 @@ class Renting:
                 self._by.told.warn(str(error))
                 if cause is not None or rental.state != "abandoned":
                     faults.append(error)
+                if _costs_on(rental, error):
+                    self._stuck.append(_stuck(rental, str(cause or rental.why), error))
                 with suppress(TorporError):
                     self._rentals.change(rental, state="abandoned", why=str(error))
         if faults and cause is None:
@@ -397,7 +419,8 @@ class Renting:
         """End what nobody will use: abandoned rentals, old requests that never became a machine,
         and unfinished ones whose machine has provably gone. Close the rentals of machines that were
         handed over and have provably gone without us. Returns those that have ended; each may take
-        ``within_s``."""
+        ``within_s``. While one cannot be ended, ``rent`` rents none."""
+        self._tried_to_end = True
         ended = []
         rentals, machines = self._look()
         shown = {machine.label: machine for machine in machines}
@@ -408,6 +431,8 @@ class Renting:
                 self._end_if_over(rental, shown.get(rental.label), within_s)
             except TorporError as error:
                 self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
+                if rental.state == "abandoned" and _costs_on(rental, error):
+                    self._stuck.append(_stuck(rental, rental.why, error))
             if self._rentals.of(rental.label) is None:
                 ended.append(rental)
         return ended
@@ -518,7 +543,9 @@ class Renting:
         except BaseException as cause:
             fault = self._abandon(rental, cause)
             if fault is not None and isinstance(cause, _NEXT_OFFER):
-                raise self._stuck(self._ours.get(label, rental), cause, fault) from cause
+                words = _stuck(self._ours.get(label, rental), str(cause), fault)
+                self._stuck.append(words)
+                raise EndUnproven(words) from cause
             raise
         rental = msgspec.structs.replace(
             rental,
@@ -571,20 +598,18 @@ class Renting:
             self._by.told.warn(str(error))
         except TorporError as error:
             self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
-            accepted = isinstance(error, EndUnproven) and error.accepted
-            unknown = rental.machine is None and error.retryable  # it is looked for later
-            return None if accepted or unknown else error
+            return error if _costs_on(rental, error) else None
         return None
 
-    def _stuck(self, rental: Rental, cause: BaseException, fault: TorporError) -> EndUnproven:
-        """The error for an attempt whose machine can neither be used nor be ended."""
-        which = f"machine {rental.machine}" if rental.machine else "the machine that may exist"
-        return EndUnproven(
-            f"{which} at {rental.provider} could neither be used ({cause}) nor be ended ({fault}). "
-            f"It costs {rental.price_usd_h:.3f} $/h until it ends, so no other machine is rented. "
-            f"End it with `torpor reconcile {rental.label.workspace} --abandoned`, or in the "
-            "market's console"
-        )
+    def _end_what_was_abandoned(self) -> None:
+        """Once a run, where it has not done so itself."""
+        with self._first:
+            if not self._tried_to_end and any(
+                rental.state == "abandoned" and rental.machine and rental.label not in self._ours
+                for rental in self._rentals.open()
+            ):
+                self.end_abandoned(within_s=AT_ONCE_S)
+            self._tried_to_end = True
 
     def _end_if_over(self, rental: Rental, shown: Machine | None, within_s: float) -> None:
         gone = ""
@@ -609,6 +634,29 @@ class Renting:
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
             self.tried.append(Tried.of(offer, outcome))
+
+
+def _costs_on(rental: Rental, error: TorporError) -> bool:
+    """Whether the machine of an abandoned rental goes on after an end that failed with ``error``.
+    Its provider may have accepted to end it, and nobody may know of a machine: then it is looked
+    for later."""
+    accepted = isinstance(error, EndUnproven) and error.accepted
+    unknown = rental.machine is None and error.retryable
+    return not (accepted or unknown or isinstance(error, HandedOver))
+
+
+def _stuck(rental: Rental, why: str, fault: TorporError) -> str:
+    """What a machine that can neither be used nor be ended costs, and how to end it."""
+    which = f"machine {rental.machine}" if rental.machine else "the machine that may exist"
+    costs = f"{rental.bound_usd_h:.3f} $/h" if rental.bound_usd_h else "money"
+    name = owner_of(rental.label.workspace)
+    return (
+        f"{which} at {rental.provider} could neither be used ({why or 'its run was killed'}) nor "
+        f"be ended ({fault}). It costs {costs} until it ends, so no other machine is rented. "
+        f"End it with `torpor reconcile {name} --abandoned`, or in the market's console. Where no "
+        f"provider block is for its account any more, end it there and name its rental: `torpor "
+        f"reconcile {name} --gone {rental.label.rental}`"
+    )
 
 
 def _is_failure(cause: BaseException) -> bool:
