@@ -162,7 +162,7 @@ def opened_here(folder: Path) -> Iterator[tuple[OpenWorkspace, EmbeddedStore, Pa
         with EmbeddedStore.start(place / "store", *keys, _BUCKET) as store:
             opened = OpenWorkspace(
                 spec=WorkspaceSpec(NAME, ["~/workspace"]),
-                store=S3Store.connect(store.settings(_BUCKET)),
+                store=S3Store.connect(store.settings(_BUCKET, root=bytes(32))),
                 key=None,
                 providers=(LocalProvider(place / "m"),),
                 identity=Identity(identity.export_private_key().decode()),
@@ -244,7 +244,7 @@ def _behind(
     with Shaper(machine_bytes_s=bytes_s) as shaper:
         port = shaper.relay(where.hostname or "", where.port or 80, what="store")
         seen = replace(store, endpoint_url=f"http://127.0.0.1:{port}")
-        yield replace(opened, store=S3Store.connect(seen.settings(_BUCKET))), shaper
+        yield replace(opened, store=S3Store.connect(seen.settings(_BUCKET, root=bytes(32)))), shaper
 
 
 def _see(report: DeployReport, kind: str) -> None:

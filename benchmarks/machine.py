@@ -51,7 +51,7 @@ class BenchMachine:
         offer = self._provider.offers(Want())[0]
         self._machine = self._provider.create(order_for(offer, self._label, key))
         self._identity = Identity(key.export_private_key().decode())
-        self.store = S3Store.connect(store.settings("torpor"))
+        self.store = S3Store.connect(store.settings("torpor", root=bytes(32)))
         self.home = next(folder.glob("m-*/home"))
         self.workspace = self.home / "workspace"
         self._session: SshSession | None = None

@@ -12,6 +12,7 @@ from prefect_aws.credentials import AwsCredentials, MinIOCredentials
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
 
 from blocks.flavour import Flavour, region_and_endpoint
+from blocks.records_key import records_key
 from blocks.reference import LOGOS, Reference, load
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store_prices import StorePrice, price_of
@@ -155,6 +156,7 @@ class ObjectStore(Block):
             region=region,
             prefix=self.prefix,
             verify_tls=verify,
+            root=self.key() or records_key(self.bucket, self.prefix),
         )
 
     def price(self) -> StorePrice | None:

@@ -17,7 +17,8 @@ import msgspec
 
 from blocks import Budget
 from blocks.reference import load_named
-from deployments.installation import Installation
+from deployments.installation import BELIEVE, BELIEVE_HELP, Installation
+from deployments.record_signing import sign_stores
 from deployments.register import (
     deploy,
     exists,
@@ -45,10 +46,11 @@ class _Values(msgspec.Struct, frozen=True):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.cluster")
     parser.add_argument("values", help="the chart's values, of which `teams` become budgets")
+    parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
     try:
         teams = read_teams(Path(options.values))
-        own_deployments()  # before anything is changed
+        found, _ = own_deployments()  # before anything is changed
         register_types()
         make_stacks()
         make_pools()
@@ -56,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         offer_schedules()
         for team in teams:
             set_budget(team)
+        for line in sign_stores(older=bool(found), believe=options.believe_records):
+            print(line)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)
         return 1

@@ -5,12 +5,14 @@ Run by ``make up`` as a process of its own, because Prefect reads its settings w
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import secrets
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -56,8 +58,16 @@ from blocks import (
 from blocks.reference import load_named
 from deployments import idle
 from deployments.first_machine import make_demo, revive
-from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
+from deployments.installation import (
+    BELIEVE,
+    BELIEVE_HELP,
+    CHECKOUT,
+    Installation,
+    prefect_file,
+    secret_file,
+)
 from deployments.lost_parameters import remove_lost_parameters
+from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS, RUN_COMMAND
@@ -78,16 +88,20 @@ MOST_CANCELLED: Final = 1000
 """Late runs of schedules, at one registration: each takes a request. `watch` makes 720 a day."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Register everything that is missing, and name what is made again. Existing blocks belong to
     the user and stay."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.register")
+    parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
+    options = parser.parse_args(arguments)
     installation = Installation.here()
     again = installation.store_key_file.exists()  # since the first registration
     try:
-        own_deployments()  # before anything is changed
+        found, _ = own_deployments()  # before anything is changed
         register_types()
         made = make_first_blocks(installation)
         serve_store(installation)
+        signed = sign_stores(older=bool(found), believe=options.believe_records)
         made += make_pools()
         deployed = deploy(installation)
         offer_schedules()
@@ -96,6 +110,7 @@ def main() -> int:
             _choose_again(installation, deployed)
         _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
         _say(deployed.asked_again, "the first one waited in a deleted work queue")
+        _note(signed)
         first_machine(installation)
     except TorporError as error:
         print(error, file=sys.stderr)
@@ -104,8 +119,12 @@ def main() -> int:
 
 
 def _say(what: list[str], how: str) -> None:
-    for one in what:
-        print(f"  note      {one}: {how}")
+    _note([f"{one}: {how}" for one in what])
+
+
+def _note(lines: list[str]) -> None:
+    for line in lines:
+        print(f"  note      {line}")
 
 
 def _choose_again(installation: Installation, deployed: Deployed) -> None:

@@ -22,7 +22,7 @@ import psutil
 
 from deployments import database, lost_runs, server, services, supervisor, worker
 from deployments.down import down
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark, running
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
@@ -46,21 +46,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="stay until SIGTERM or `make down`, and start a supervisor that ends again (systemd)",
     )
+    parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
     installation = Installation.here()
     try:
         if options.stay:
             stay(installation, options.port)
         else:
-            up(installation, options.port)
+            up(installation, options.port, believe=options.believe_records)
     except TorporError as error:
         _complain(error)
         return 1
     return 0
 
 
-def up(installation: Installation, port: int | None = None, postgres: str | None = None) -> Server:
-    """Start what is missing and print the UI's address. ``postgres`` as for database.choose()."""
+def up(
+    installation: Installation,
+    port: int | None = None,
+    postgres: str | None = None,
+    believe: bool = False,
+) -> Server:
+    """Start what is missing and print the UI's address. ``postgres`` as for database.choose(),
+    ``believe`` as for sign_stores()."""
     with installation.locked():
         if full := full_disks([installation.folder]):
             raise TorporError("; ".join(full))
@@ -78,7 +85,7 @@ def up(installation: Installation, port: int | None = None, postgres: str | None
         before = Running.now(installation)
         supervisor.stop(installation)  # two would start one thing twice
         try:
-            notes = _start(installation, used)
+            notes = _start(installation, used, believe)
         except (Exception, KeyboardInterrupt):
             before.put_back(installation)
             raise
@@ -95,12 +102,12 @@ def up(installation: Installation, port: int | None = None, postgres: str | None
     return used
 
 
-def _start(installation: Installation, used: Server) -> str:
+def _start(installation: Installation, used: Server, believe: bool) -> str:
     """Start what is missing; returns what registering printed."""
     _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
     server.start(installation, used)
     _say("blocks, store, flows", "registering (half a minute the first time)")
-    notes = register(installation, used)
+    notes = register(installation, used, believe)
     for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
         _say("lost runs", words)
     _say("workers", "starting")
@@ -194,14 +201,15 @@ def _key(installation: Installation) -> str:
     return f"  note      snapshots are sealed: without {file} they are lost, so keep a copy of it\n"
 
 
-def register(installation: Installation, used: Server) -> str:
-    """Run ``deployments.register`` against the server; returns its output."""
+def register(installation: Installation, used: Server, believe: bool = False) -> str:
+    """Run ``deployments.register`` against the server; returns its output. ``believe`` as for
+    sign_stores()."""
     log = installation.log("register")
     with log.open("wb") as errors:
         log.chmod(0o600)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "deployments.register"],
+                [sys.executable, "-m", "deployments.register", *([BELIEVE] if believe else [])],
                 cwd=CHECKOUT,
                 env={
                     **server.environment(installation, used),

@@ -66,11 +66,14 @@ def asleep(opened: OpenWorkspace, error: WorkspaceAsleep) -> AsleepReport:
     return AsleepReport(opened.spec.name, SnapshotId(error.snapshot), str(error))
 
 
-def _held_until(ended: Rental) -> float:
-    """Until when, in Unix seconds, its machine held work: to its end, or to the snapshot that holds
-    it. A market may be slow to end a hibernated machine, and another may come and go meanwhile."""
+def _held_until(ended: Rental) -> tuple[int, float]:
+    """Until when, in whole Unix seconds, its machine held work: to its end, or to the snapshot that
+    holds it, whose name has whole seconds. A market may be slow to end a hibernated machine, and
+    another may come and go meanwhile. Within one second, the machine that was asked for later."""
     end = ended.ended_unix or 0.0
-    return end if ended.snapshot is None else min(end, made_at(ended.snapshot).timestamp())
+    if ended.snapshot is not None:
+        end = min(end, made_at(ended.snapshot).timestamp())
+    return int(end), ended.created_unix
 
 
 def _newest(opened: OpenWorkspace) -> str:

@@ -21,6 +21,7 @@ def up(
     database: str | None = None,
     idle: Idle | None = None,
     notify: Several = None,
+    believe_records: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Start a Prefect server, a store, workers and their supervisor on this host.
 
@@ -32,13 +33,16 @@ def up(
             password in ~/.pgpass. Without it, SQLite.
         idle: What becomes of idle machines. Without it, the first `up` at a terminal asks.
         notify: A notification block that tells of alerts, as slack-webhook/mine. May be repeated.
+        believe_records: Sign every record of every store as it is, whoever wrote it: what torpor
+            knows of machines, jobs and host keys. For after a key was lost. Look at
+            `torpor reconcile` first.
     """
     from deployments.installation import Installation
     from deployments.up import up as start
     from torpor_cli.server import connected
 
     installation = Installation.here()
-    start(installation, port, database)
+    start(installation, port, database, believe_records)
     with connected():  # before Prefect is imported, which makes a folder in the home
         _choose(installation, idle)
         _say_who_is_told(notify)

@@ -35,9 +35,9 @@ from tasks.workspace_blocks import open_workspace
 opened = open_workspace("demo")
 (job,) = opened.jobs.open()
 key = f"workspaces/demo/jobs/open/{job.id}"
-record = json.loads(opened.store.get(key, max_bytes=1 << 20))
+record = json.loads(opened.store.signer.check(key, opened.store.get(key, max_bytes=1 << 20)))
 record |= {"process": "", "driven_unix": 0.0}  # as if its run had been silent for long enough
-opened.store.put(key, json.dumps(record).encode())
+opened.store.put(key, opened.store.signer.sign(key, json.dumps(record).encode()))
 say({"driver": job.driver, "next": [job.next_step for job in watch(["demo"], dry_run=False).jobs]})
 """
 DRIVER = """

@@ -34,6 +34,7 @@ from tasks.workspace_blocks import open_workspace
 from tests.fixtures.deployed import Deployed, place_of
 from tests.fixtures.own_installation import kill_all
 from tests.fixtures.prefect_api import ask
+from tests.fixtures.records import put_record, read_record
 from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Job, Jobs, new_job_id
 from torpor.shared.values import ObjectKey
@@ -104,8 +105,8 @@ def _silent(run: str) -> None:
     records = _jobs()
     key = ObjectKey(f"workspaces/{records.workspace}/jobs/open/{new_job_id(run)}")
     store = _opened().store
-    record = msgspec.json.decode(store.get(key, max_bytes=1 << 20))
-    store.put(key, msgspec.json.encode({**record, "process": "", "driven_unix": 0.0}))
+    record = read_record(store, key)
+    put_record(store, key, {**record, "process": "", "driven_unix": 0.0})
 
 
 def _run(deployed: Deployed, run: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, l
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from tests.fixtures.records import put_record, read_record
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_line, put_save, verified_save
 from tests.fixtures.waiting import until
@@ -50,7 +50,6 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.values import (
-    MIB,
     Machine,
     MachineId,
     ObjectKey,
@@ -88,10 +87,10 @@ def test_a_job_of_an_older_version_goes_on_without_its_gate(
     left = left_job(lab, attempts=[attempt_on(machine, rental)])
     del lab.market.alive[machine.id]
     key = ObjectKey(f"workspaces/{DEMO}/jobs/open/{left.id}")
-    record = json.loads(lab.store.read(key, max_bytes=MIB)[0])
+    record = read_record(lab.store, key)
     record |= {"gate": True, "gated": "the command started before its files were there"}
     record["attempts"][0]["gated"] = True
-    lab.store.put(key, json.dumps(record).encode())
+    put_record(lab.store, key, record)
     (read,) = lab.opened.jobs.open()
 
     def wake(*_: Any) -> Any:

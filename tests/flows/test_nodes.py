@@ -27,6 +27,7 @@ from tests.fixtures.ground import Ground
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.nodes import is_over, other_nodes, sleeping_with
 from tests.fixtures.plain_flows import wake_plainly
+from tests.fixtures.records import put_record
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.supervised import end_all_of
 from tests.fixtures.waiting import background, until
@@ -296,7 +297,7 @@ def test_the_cost_of_a_job_counts_all_nodes(nodes: Lab) -> None:
         (ended,) = [one for one in rentals.history() if one.job == job_.id]
         longer = msgspec.structs.replace(ended, created_unix=since)
         key = rentals.key(ended.label).replace("/open/", "/ended/")
-        nodes.store.put(object_key(key), msgspec.json.encode(longer))
+        put_record(nodes.store, object_key(key), longer)
     assert cost_of(nodes.opened, job_).startswith("8.")
 
 

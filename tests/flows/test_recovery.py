@@ -15,6 +15,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.records import put_record
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import LOST_S, Job, Stop, new_job_id
 from torpor.control.watch_report import WatchedJob, WatchReport
@@ -88,7 +89,7 @@ def _job(opened: OpenWorkspace, silent_s: float = 0.0, **changes: Any) -> Job:
 
 def _put(opened: OpenWorkspace, job: Job) -> Job:
     key = ObjectKey(f"workspaces/{job.workspace}/jobs/open/{job.id}")
-    opened.store.put(key, msgspec.json.encode(job))
+    put_record(opened.store, key, job)
     return job
 
 

@@ -23,6 +23,7 @@ from tasks.step import Step
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.plain_flows import plain
+from tests.fixtures.records import put_record
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.fixtures.world import WORKSPACE, Access, World
@@ -180,7 +181,7 @@ def test_what_another_run_has_taken_over_is_left_to_it(lab: Lab) -> None:
     claim = ObjectKey(f"workspaces/{NAME}/claim")
     with plain(opened), held_and_cleared(opened, WORKSPACE, "run-1"):
         other = Claim("run-2", "another", ProcessRecord(1, 1), time.time())
-        opened.store.put(claim, msgspec.json.encode(other))
+        put_record(opened.store, claim, other)
         opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/theirs"), b"theirs")
     assert len(_left(lab)) == 2
 

@@ -117,6 +117,10 @@ class StoreUnreachable(StoreUnavailable):
     pass
 
 
+class RecordRefused(StoreError):
+    """No control side of this store signed what lies there: nothing is done that it says."""
+
+
 class StoreCorrupt(StoreError):
     retryable = True
 

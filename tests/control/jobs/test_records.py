@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.records import put_record
 from torpor.control.jobs.records import LOST_S, Job, Jobs, Stop, job_id, log_path, new_job_id
 from torpor.shared.errors import HandedOver, InvalidInput, StoreError, WorkspaceBusy
 from torpor.shared.values import ObjectKey, WorkspaceName, WorkspaceSpec
@@ -133,9 +134,8 @@ def test_a_write_that_arrives_late_stops_only_the_run_that_sent_it(
 ) -> None:
     """At a store that cannot refuse it."""
     mine = jobs.take(made(), "one")
-    late = msgspec.json.encode(mine)
     theirs = jobs.keep(jobs.take(silent(mine), "two"))
-    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), late)
+    put_record(memory_store, ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), mine)
     theirs = jobs.keep(theirs)
     assert jobs.open() == [theirs]
     with pytest.raises(HandedOver, match="driven by flow run two"):
@@ -167,8 +167,8 @@ def test_an_end_that_was_killed_half_way_is_an_end(
     ended = jobs.end(msgspec.structs.replace(mine, state="succeeded"))
     if not filed:
         memory_store.delete([ObjectKey(f"workspaces/demo/jobs/ended/{_ID}")])
-    left = msgspec.json.encode(mine if filed else ended)
-    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), left)
+    left = mine if filed else ended
+    put_record(memory_store, ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), left)
     assert jobs.of(_ID) == ended
     assert (jobs.open(), jobs.ended()) == ([], [ended])
     assert len(list(memory_store.list("workspaces/demo/jobs/"))) == (2 if filed else 1)
@@ -181,7 +181,7 @@ def test_jobs_are_listed_oldest_first(jobs: Jobs) -> None:
 
 
 def test_a_damaged_record_is_an_error_that_names_it(jobs: Jobs, memory_store: MemoryStore) -> None:
-    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), b"{}")
+    put_record(memory_store, ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), b"{}")
     with pytest.raises(StoreError, match=f"jobs/open/{_ID} .* is not what this torpor writes"):
         jobs.open()
 
@@ -208,7 +208,7 @@ def test_a_record_of_an_earlier_version_is_read(jobs: Jobs, memory_store: Memory
     for later in ("stopped", "kept_saves", "driven_for"):
         del written[later]
     key = ObjectKey(f"workspaces/demo/jobs/open/{_ID}")
-    memory_store.put(key, msgspec.json.encode(written))
+    put_record(memory_store, key, written)
     assert jobs.open() == [taken]
 
 

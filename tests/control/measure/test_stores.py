@@ -15,6 +15,7 @@ import pytest
 
 import tasks.measure
 from tests.fixtures.contested_store import HOUR_S, ContestedStore
+from tests.fixtures.records import put_record, read_record
 from tests.fixtures.stores import Server
 from torpor.control.measure import peers, scratch
 from torpor.control.measure.rounds import Rounds
@@ -79,17 +80,17 @@ def test_a_run_that_lost_its_name_while_it_slept_leaves_it_alone(seaweed: Server
     with scratch.held(store, NAME, "run-1") as ours:
         assert ours()
         other = scratch.Claim("run-2", "another", ProcessRecord(1, 1), time.time())
-        store.put(key, msgspec.json.encode(other))
+        put_record(store, key, other)
         assert not ours()
         ended = threading.Event()
         with patch.object(scratch, "BEAT_S", 0.01):
             scratch.keep(store, NAME, "run-1", ended)  # ends by itself
-    assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
+    assert msgspec.convert(read_record(store, key), scratch.Claim) == other
 
 
 def test_a_claim_that_cannot_be_read_counts_as_held(seaweed: Server) -> None:
     store = seaweed.store()
-    store.put(ObjectKey(f"workspaces/{NAME}/claim"), b'{"of": "a later version"}')
+    put_record(store, ObjectKey(f"workspaces/{NAME}/claim"), {"of": "a later version"})
     with (
         pytest.raises(StoreError, match="then delete"),
         scratch.held(store, NAME, "run-2"),
@@ -120,7 +121,7 @@ def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> Non
     store = seaweed.store()
     boot = scratch.this_host() if where == "this host" else "00000000-another"
     dead = scratch.Claim("run-1", boot, ProcessRecord(1 << 22, 1), beat_unix=0.0)
-    store.put(ObjectKey(f"workspaces/{NAME}/claim"), msgspec.json.encode(dead))
+    put_record(store, ObjectKey(f"workspaces/{NAME}/claim"), dead)
     with scratch.held(store, NAME, "run-2"):
         pass
     assert list(store.list("")) == []
@@ -156,9 +157,9 @@ def test_of_two_that_find_a_dead_claim_one_holds_the_name() -> None:
     contested = ContestedStore()
     dead = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 5.0)
     key = ObjectKey(f"workspaces/{NAME}/claim")
-    contested.put(key, msgspec.json.encode(dead))
-    late = msgspec.json.encode(msgspec.structs.replace(dead, run="run-3"))
-    contested.meanwhile = lambda: contested.put(key, late)
+    put_record(contested, key, dead)
+    late = msgspec.structs.replace(dead, run="run-3")
+    contested.meanwhile = lambda: put_record(contested, key, late)
     with (
         pytest.raises(WorkspaceBusy, match="at the same time"),
         scratch.held(contested, NAME, "run-2"),

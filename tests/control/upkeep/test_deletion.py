@@ -9,6 +9,7 @@ import pytest
 
 from tests.fixtures.faulty_stores import ShortListings
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.records import put_record, read_record
 from torpor.control.store.deletion_records import Deletions
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import MOST_REASON, pin, pinned, unpin
@@ -48,7 +49,7 @@ def test_a_deletion_takes_the_manifest_and_the_receipt_and_leaves_a_record(
     assert after - before == {record}
     deletion = Deletions(store, DEMO).of(first)
     assert deletion is not None and (deletion.snapshot, deletion.why) == (first, "a test")
-    store.put(record, store.get(record, max_bytes=1000).replace(b'"version":1', b'"version":2'))
+    put_record(store, record, read_record(store, record) | {"version": 2})
     with pytest.raises(StoreError, match=f"{record} in .* is not what this torpor writes"):
         Deletions(store, DEMO).of(first)
     with pytest.raises(SnapshotMissing, match=f"no snapshot {first} in {store.address}"):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fixtures.manifests import PLAIN, honest
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.records import put_record
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.memory import md5_of
 from torpor.control.store.receipts import newest_verified, verified_snapshots
@@ -77,7 +78,7 @@ def test_a_receipt_of_an_older_version_learns_what_the_snapshot_holds_and_keeps_
     (stored,) = store.list("workspaces/demo/verified/")
     ((_, whole),) = verified_snapshots(store, DEMO)
     older = {**msgspec.to_builtins(whole), "files": None, "bytes": None, "new_bytes": None}
-    store.put(stored.key, msgspec.json.encode(older))
+    put_record(store, stored.key, older)
     _verify(store, snapshot)
     assert [*verified_snapshots(store, DEMO)] == [(snapshot, whole)]
     assert (whole.machine, whole.made_by, whole.files) == ("m-1", "backup", 1)

@@ -15,6 +15,7 @@ from tests.fixtures.clocked_agent import ClockedStore, NearAgent, killed_at_requ
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.faulty_stores import DyingStore, Killed, ShortListings
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.records import put_record, read_record
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import let_settle
 from torpor.control.safety import verify_snapshot
@@ -48,6 +49,7 @@ from torpor.control.upkeep.prune import (
 from torpor.shared.errors import (
     InvalidInput,
     ManifestInvalid,
+    RecordRefused,
     SnapshotDamaged,
     SnapshotMissing,
     StoreCorrupt,
@@ -321,10 +323,15 @@ def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None
     store.delete([stranger])
     (mark,) = read_marks(store, WORKSPACE)
     text = store.get(mark.key, max_bytes=1 << 20)
-    store.put(mark.key, text.replace(b'"version":1', b'"version":2'))
+    put_record(store, mark.key, read_record(store, mark.key) | {"version": 2})
     with pytest.raises(StoreError, match="not a mark that this torpor can read"):
         prune(machine)
     with pytest.raises(StoreError, match="not a mark"):
+        machine.hibernated()
+    store.put(mark.key, text.replace(b'"version":1', b'"version":2'))
+    with pytest.raises(RecordRefused, match=mark.key):
+        prune(machine)
+    with pytest.raises(RecordRefused, match=mark.key):
         machine.hibernated()
     assert packs(store) == before
     store.put(mark.key, text)

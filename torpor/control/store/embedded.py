@@ -69,14 +69,15 @@ class EmbeddedStore:
                 return server
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def settings(self, bucket: str, prefix: str = "") -> S3Settings:
-        """How to connect to it."""
+    def settings(self, bucket: str, prefix: str = "", root: bytes | None = None) -> S3Settings:
+        """How to connect to it. ``root``: as in S3Settings."""
         return S3Settings(
             bucket=bucket,
             access_key=self.access_key,
             secret_key=self.secret_key,
             endpoint_url=self.endpoint_url,
             prefix=prefix,
+            root=root,
         )
 
     def make_bucket(self, name: str, *, wait_s: float = 5.0) -> None:

@@ -13,7 +13,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from torpor.control.store.records import refused
 from torpor.control.store.seam import ObjectStore
+from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
 from torpor.shared.errors import StoreError, StoreMissing
 from torpor.shared.format.names import marks_prefix
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, learned, new_snapshot_id
@@ -70,7 +72,8 @@ def write_mark(
     names = [SnapshotId(mark.key.rsplit("/", 1)[-1]) for mark in earlier]
     name = new_snapshot_id(datetime.now(timezone.utc), max(names, default=None))
     key = ObjectKey(marks_prefix(workspace) + name)
-    store.put(key, msgspec.json.encode(_Body(1, list(unnamed), list(retired))))
+    body = msgspec.json.encode(_Body(1, list(unnamed), list(retired)))
+    store.put(key, store.signer.sign(key, body))
     return key
 
 
@@ -95,10 +98,13 @@ def marked_packs(store: ObjectStore, workspace: WorkspaceName) -> set[bytes]:
 
 
 def _read(store: ObjectStore, key: ObjectKey, made_unix: float) -> Mark:
-    blob = store.get(key, max_bytes=_MOST_BYTES)
+    blob = store.get(key, max_bytes=_MOST_BYTES + ENVELOPE_BYTES)
     try:
-        body = msgspec.json.decode(blob, type=learned(_Body))
+        body = msgspec.json.decode(store.signer.check(key, blob), type=learned(_Body))
         return Mark(key, made_unix, _ids(body.unnamed), _ids(body.retired))
+    except (Unsigned, Forged) as why:
+        advice = "while no prune of an older torpor runs"
+        raise refused(store, key, why, advice) from None
     except (msgspec.MsgspecError, ValueError) as error:
         raise StoreError(
             f"{key} in {store.address} is not a mark that this torpor can read ({error}): use the "

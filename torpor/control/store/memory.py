@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from torpor.control.store.clock import SAME_S
 from torpor.control.store.s3 import LONGEST_GRANT_S
+from torpor.control.store.signatures import ROOT_BYTES, Signer
 from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,
@@ -44,6 +45,7 @@ class MemoryStore:
         self._lock = threading.RLock()
         self._objects: dict[ObjectKey, tuple[StoredObject, bytes]] = {}
         self._secret = secrets.token_bytes(16)
+        self.signer = Signer(secrets.token_bytes(ROOT_BYTES), "")
         self._server: _GrantServer | None = None
 
     @property

@@ -3,7 +3,8 @@
 A snapshot without a receipt exists, and a restore reads it. But it counts for nothing: a run may
 have been killed before its check, the check may have failed, a machine may have made it by itself,
 or an older version of torpor. ``safety.verify_snapshot`` alone writes receipts. No machine gets a
-grant for one. A receipt is of one manifest: another one under the same name has none.
+grant for one, and each is signed (signatures.py). A receipt is of one manifest: another one under
+the same name has none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.control.store.seam import ObjectStore
+from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
 from torpor.control.store.snapshots import manifests, root_of
 from torpor.shared.errors import (
     InvalidInput,
@@ -117,7 +119,8 @@ def write_receipt(
         return
     first = there is None and not machine  # another run may know the machine, and write now
     with suppress(ObjectExists):
-        store.put(_key(workspace, snapshot), msgspec.json.encode(receipt), if_absent=first)
+        key = _key(workspace, snapshot)
+        store.put(key, store.signer.sign(key, msgspec.json.encode(receipt)), if_absent=first)
 
 
 def _older(
@@ -157,7 +160,7 @@ def withdraw_receipt(store: ObjectStore, workspace: WorkspaceName, snapshot: Sna
 def receipt_bytes(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bytes:
     """The receipt as it is stored, to put it back; empty if there is none."""
     try:
-        return store.get(_key(workspace, snapshot), max_bytes=_MOST_BYTES)
+        return store.get(_key(workspace, snapshot), max_bytes=_MOST_BYTES + ENVELOPE_BYTES)
     except StoreMissing:
         return b""
 
@@ -234,11 +237,13 @@ def _is_of(store: ObjectStore, receipt: Receipt, manifest: StoredObject) -> bool
 
 
 def _read(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> Receipt | None:
-    """None also for one that this version cannot read: the snapshot is verified again."""
+    """None also for one that this version cannot read, or that no control side of this store has
+    signed: the snapshot is verified again."""
+    key = _key(workspace, snapshot)
     try:
-        blob = store.get(_key(workspace, snapshot), max_bytes=_MOST_BYTES)
-        return msgspec.json.decode(blob, type=learned(Receipt))
-    except (StoreMissing, StoreCorrupt, msgspec.MsgspecError, UnicodeDecodeError):
+        body = store.signer.check(key, receipt_bytes(store, workspace, snapshot))
+        return msgspec.json.decode(body, type=learned(Receipt))
+    except (StoreCorrupt, Unsigned, Forged, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -1,8 +1,9 @@
-"""Records that several runs write: small JSON objects, replaced only as they were read.
+"""Records that several runs write: small JSON objects, signed, and replaced only as they were read.
 
-A write names the version that it replaces, so a late or second writer is refused and reads again.
-Times in records (fields named ``*_unix``) are by the store's clock; in memory they are by this
-host's, so that it can compare them with its own.
+A record whose signature does not fit is an error that names it: nothing is done that it says, and
+it is not taken for absent. A write names the version that it replaces, so a late or second writer
+is refused and reads again. Times in records (fields named ``*_unix``) are by the store's clock; in
+memory they are by this host's, so that it can compare them with its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import StoreError, StoreMissing, StoreUnavailable
+from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
+from torpor.shared.errors import RecordRefused, StoreError, StoreMissing, StoreUnavailable
 from torpor.shared.values import ObjectKey, learned
 
 TRIES: Final = 10
@@ -33,12 +35,16 @@ class Records(Generic[Record]):
         self._advice = advice
 
     def read(self, key: ObjectKey) -> tuple[Record, str] | None:
-        """The record and its version; None if it is absent. StoreError if it is damaged."""
+        """The record and its version; None if it is absent. RecordRefused if no control side of
+        this store signed it, StoreError if it is damaged."""
         try:
-            body, version = self._store.read(key, max_bytes=self._most_bytes)
+            blob, version = self._store.read(key, max_bytes=self._most_bytes + ENVELOPE_BYTES)
+            body = self._store.signer.check(key, blob)
             found = msgspec.json.decode(body, type=learned(self._kind))
         except StoreMissing:
             return None
+        except (Unsigned, Forged) as why:
+            raise refused(self._store, key, why, self._advice) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self.damaged(key, error) from None
         return _moved(found, -self._store.clock_ahead_s()), version
@@ -52,15 +58,15 @@ class Records(Generic[Record]):
 
     def create(self, key: ObjectKey, record: Record) -> None:
         """Write one that is not there yet; ObjectExists if it is."""
-        self._store.put(key, self._encoded(record), if_absent=True)
+        self._store.put(key, self._encoded(key, record), if_absent=True)
 
     def replace(self, key: ObjectKey, record: Record, version: str) -> None:
         """Write over the version that was read; ObjectChanged if another run wrote since."""
-        self._store.put(key, self._encoded(record), if_version=version)
+        self._store.put(key, self._encoded(key, record), if_version=version)
 
     def put(self, key: ObjectKey, record: Record) -> None:
         """Write, whatever is there."""
-        self._store.put(key, self._encoded(record))
+        self._store.put(key, self._encoded(key, record))
 
     def contested(self, key: ObjectKey) -> StoreUnavailable:
         """The error after TRIES changes that other runs overtook."""
@@ -69,8 +75,19 @@ class Records(Generic[Record]):
             "changed it; try again, and see which runs work on it"
         )
 
-    def _encoded(self, record: Record) -> bytes:
-        return msgspec.json.encode(_moved(record, self._store.clock_ahead_s()))
+    def _encoded(self, key: ObjectKey, record: Record) -> bytes:
+        body = msgspec.json.encode(_moved(record, self._store.clock_ahead_s()))
+        return self._store.signer.sign(key, body)
+
+
+def refused(store: ObjectStore, key: ObjectKey, why: object, advice: str) -> RecordRefused:
+    """The error of an object that no control side of this store has signed as it is."""
+    return RecordRefused(
+        f"{key} in {store.address} is not believed: {why}. A control side of yours that runs an "
+        "older torpor, or that signs with another key, writes such records: bring it up to date. "
+        f"Else somebody else has written to the bucket: {advice}, delete the object, and replace "
+        "the bucket's access key"
+    )
 
 
 def _moved(record: Record, by_s: float) -> Record:

@@ -26,6 +26,7 @@ from torpor.control.store.s3_requests import (
     headers_of,
     is_missing_object,
 )
+from torpor.control.store.signatures import Signer
 from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,
@@ -55,7 +56,8 @@ _session_lock = threading.Lock()  # a session makes one client at a time
 class S3Settings:
     """Where a store is and how to sign for it. ``endpoint_url`` None means AWS.
 
-    A request is sent at most ``attempts`` times, ``read_timeout_s`` each.
+    A request is sent at most ``attempts`` times, ``read_timeout_s`` each. ``root``: the 32 bytes
+    that the store's records are signed with; None where no record is read or written.
     """
 
     bucket: str
@@ -65,6 +67,7 @@ class S3Settings:
     region: str = "us-east-1"
     prefix: str = ""
     session_token: str | None = field(default=None, repr=False)
+    root: bytes | None = field(default=None, repr=False)
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     attempts: int = ATTEMPTS
@@ -91,7 +94,13 @@ class S3Store:
     """
 
     def __init__(
-        self, client: S3Client, bucket: str, prefix: str = "", *, attempts: int = ATTEMPTS
+        self,
+        client: S3Client,
+        bucket: str,
+        prefix: str = "",
+        *,
+        attempts: int = ATTEMPTS,
+        root: bytes | None = None,
     ) -> None:
         """``client`` must carry ``client_config``: it sends each request once, and without the
         checksums that break stores beside AWS. From now on it sends bodies without asking."""
@@ -107,6 +116,7 @@ class S3Store:
         client.meta.events.register_last("after-call.s3", self._hear_date)
         self._client = client
         self._bucket = bucket
+        self._signer = None if root is None else Signer(root, f"{bucket}/{self._base}")
         self._requests = S3Requests(client, bucket, self._base, self.address, Retries(attempts))
         self._lock = threading.Lock()
         self._capabilities: Capabilities | None = None
@@ -130,7 +140,13 @@ class S3Store:
                 verify=settings.verify_tls,
                 config=client_config(settings),
             )
-        return cls(client, settings.bucket, settings.prefix, attempts=settings.attempts)
+        return cls(
+            client,
+            settings.bucket,
+            settings.prefix,
+            attempts=settings.attempts,
+            root=settings.root,
+        )
 
     def __repr__(self) -> str:
         return f"S3Store({self.address})"
@@ -138,6 +154,12 @@ class S3Store:
     @property
     def address(self) -> str:
         return f"{self._client.meta.endpoint_url}/{self._bucket}/{self._base}".rstrip("/")
+
+    @property
+    def signer(self) -> Signer:
+        if self._signer is None:
+            raise InvalidInput(f"nobody gave {self.address} a key that signs its records")
+        return self._signer
 
     def close(self) -> None:
         """Close idle connections; the next call opens new ones. Not in the seam."""

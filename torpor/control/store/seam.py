@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from torpor.control.store.signatures import Signer
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject
 
@@ -20,6 +21,10 @@ class ObjectStore(Protocol):
     @property
     def address(self) -> str:
         """For messages: endpoint, bucket and prefix, never a credential."""
+
+    @property
+    def signer(self) -> Signer:
+        """Signs and checks the records of this store. InvalidInput where nobody gave it a key."""
 
     def probe(self) -> Capabilities:
         """Write, read and delete scratch objects to see what the store can do.
