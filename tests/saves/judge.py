@@ -27,7 +27,8 @@ class Version:
 
 @dataclass(eq=False)
 class Save:
-    """A snapshot that the store has accepted. ``owed``: what its machine owed when it was made, and
+    """A snapshot that the store has accepted. ``verified``: by the run that made it: its machine
+    compares the next ones with it. ``owed``: what its machine owed when it was made, and
     the last save of each that held it."""
 
     snapshot: SnapshotId
@@ -101,10 +102,13 @@ class Judge:
                 del self._lines[machine][version]
 
     def delete(self, snapshot: SnapshotId, listed: Iterable[SnapshotId]) -> None:
-        """The user has deleted it by name: nobody is owed what it alone had."""
-        left = [self.saves[one].tree for one in listed if one in self.saves]
+        """The user has deleted it by name: nobody is owed what it alone had, nor what else is equal
+        to it has."""
+        gone = self.saves[snapshot].tree
+        trees = [self.saves[one].tree for one in listed if one in self.saves]
+        left = [tree for tree in trees if tree != gone]
         for version in self._holders:
-            held = self.saves[snapshot].tree.get(version.path) == version.content
+            held = gone.get(version.path) == version.content
             if held and not any(tree.get(version.path) == version.content for tree in left):
                 version.over = version.over or "its user deleted the snapshot"
 
@@ -124,11 +128,13 @@ class Judge:
     def woken(
         self, tree: Tree, named: Collection[SnapshotId], listed: Collection[SnapshotId]
     ) -> list[str]:
-        """What a wake with this tree brings nowhere and names nowhere."""
+        """What a wake with this tree brings nowhere and names nowhere, or names in vain."""
         there = [self.saves[name].tree for name in named if name in listed and name in self.saves]
         known = [self.saves[name] for name in listed if name in self.saves]
         every = [save.tree for save in known]
         verified = [save.tree for save in known if save.verified]
+        gone = [name for name in named if name not in listed]
+        violations = [f"{name} is named, and does not exist" for name in gone]
         lost: dict[tuple[str, SnapshotId, str], list[Version]] = {}
         for version, holder in self._holders.items():
             if version.over or _has(version, [tree, *there]):
@@ -140,7 +146,7 @@ class Judge:
             else:
                 how = "is brought by no wake, and named by none"
             lost.setdefault((version.machine, holder.snapshot, how), []).append(version)
-        return [
+        return violations + [
             f"{_named(versions)}, which machine {machine} saved last in {snapshot}, {how}"
             for (machine, snapshot, how), versions in lost.items()
         ]

@@ -59,26 +59,28 @@ class Killed(BaseException):
 
 @dataclass
 class Own:
-    """A machine, and what it has to save by itself. ``saves``: how many the store has accepted."""
+    """A machine, and what it has to save by itself. ``sent``: how many snapshots it has made;
+    ``newest``: the number of the newest that the store has accepted."""
 
     near: NearMachine
     rented: bool = True
     book: StandBy | None = None
     given_unix: float = 0.0
     made: list[str] = field(default_factory=list)
-    saves: int = 0
+    sent: int = 0
+    newest: int = 0
 
 
 @dataclass
 class Late:
-    """A manifest on its way, whose sender has ended. ``tree``: what it holds; ``saves``: how many
-    saves its machine had made before, and what it ``owed`` then."""
+    """A manifest on its way, whose sender has ended. ``tree``: what it holds; ``number``: how many
+    snapshots its machine had made with it, and what that ``owed`` then."""
 
     grant: Grant
     blob: bytes
     machine: MachineId
     tree: Tree
-    saves: int
+    number: int
     owed: dict[Version, Save]
 
 
@@ -96,7 +98,7 @@ class Round:
         self._late: list[Late] = []
         self._number = 0
         self._passed_s = 0.0
-        self._ended: dict[MachineId, int] = {}
+        self._ended: dict[MachineId, Own] = {}
         self._opened = lab.opened = replace(lab.opened, log_in=self._log_in)
 
     def run(self) -> None:
@@ -269,7 +271,8 @@ class Round:
             with patch.object(Transfer, "put", put):
                 done = self._rescue(own)
         except Killed:
-            self._late.append(Late(*held[0], machine, tree, own.saves, self._judge.owed(machine)))
+            own.sent += 1
+            self._late.append(Late(*held[0], machine, tree, own.sent, self._judge.owed(machine)))
             return str(held[0][0].key)
         if done.error:
             own.book = None
@@ -282,9 +285,9 @@ class Round:
         late = self._late.pop(self._rng.randrange(len(self._late)))
         self._lab.store.put(late.grant.key, late.blob)
         (snapshot,) = _SNAPSHOT.findall(late.grant.key)
-        own = self._machines.get(late.machine)
-        saves = self._ended[late.machine] if own is None else own.saves
-        if saves == late.saves:
+        own = self._machines.get(late.machine) or self._ended[late.machine]
+        if own.newest < late.number:
+            own.newest = late.number
             self._judge.accept(late.machine, snapshot, late.tree, verified=False)
         else:
             self._judge.arrive(late.machine, snapshot, late.tree, late.owed)
@@ -423,7 +426,7 @@ class Round:
         self._judge.begin(machine, basis)
 
     def _forget(self, machine: MachineId) -> None:
-        self._ended[machine] = self._machines.pop(machine).saves
+        self._ended[machine] = self._machines.pop(machine)
 
     def _learn(self, machine: MachineId, tree: Tree | None = None) -> None:
         """What the machine has stored since the last look."""
@@ -433,7 +436,8 @@ class Round:
             if snapshot not in self._judge.saves:
                 now = self._tree(machine) if tree is None else tree
                 self._judge.accept(machine, snapshot, now, verified=snapshot in verified)
-                self._machines[machine].saves += 1
+                own = self._machines[machine]
+                own.newest = own.sent = own.sent + 1
 
     def _place(self, machine: MachineId) -> Path:
         return self._machines[machine].near.user_home / "workspace"

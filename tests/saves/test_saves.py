@@ -37,7 +37,8 @@ def test_the_judge_wants_what_was_saved_last_in_the_wake_or_named() -> None:
     (wrong,) = judge.woken(NOTES, [], [ONE, TWO])
     assert "1 files such as notes" in wrong
     assert judge.woken(NOTES, [TWO], [ONE, TWO]) == []
-    (gone,) = judge.woken(NOTES, [TWO], [ONE])
+    in_vain, gone = judge.woken(NOTES, [TWO], [ONE])
+    assert f"{TWO} is named, and does not exist" in in_vain
     assert "is in no snapshot" in gone
 
 
