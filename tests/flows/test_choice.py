@@ -16,6 +16,7 @@ from flows import backup, job
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
+from tests.fixtures.lab_saves import killed_backup
 from tests.fixtures.plain_flows import (
     hibernate_plainly,
     replicate_plainly,
@@ -28,9 +29,8 @@ from tests.jobs import training
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import book_for
 from torpor.control.store.marks import COMMIT_S
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import MachineId, SnapshotId, new_snapshot_id
+from torpor.shared.values import MachineId, new_snapshot_id
 from torpor.shared.wire.job import OwnSave, SaveGrant, StandBy
 
 
@@ -49,11 +49,12 @@ def _woken(lab: Lab) -> MachineId:
     return MachineId(wake_plainly(lab.opened).machine)
 
 
-def _book(lab: Lab) -> StandBy:
-    """What a machine gets to save by itself, with the name of a save that was signed earlier."""
+def _book(lab: Lab, minutes: int = 5) -> StandBy:
+    """What a machine gets to save by itself, with the name of a save that was signed so long
+    ago."""
     name = lab.opened.spec.name
     book = book_for(lab.store, lab.opened.spec, lab.opened.key, "", None)
-    early = new_snapshot_id(datetime.now(timezone.utc) - timedelta(minutes=5))
+    early = new_snapshot_id(datetime.now(timezone.utc) - timedelta(minutes=minutes))
     grant = lab.store.grant("PUT", manifest_key(name, early), expires_s=COMMIT_S, replaces=True)
     return msgspec.structs.replace(book, saves=[SaveGrant(early, int(time.time()), grant)])
 
@@ -67,30 +68,12 @@ def _own_save(lab: Lab, machine: MachineId, book: StandBy | None = None) -> OwnS
     return lab.market.near[machine].save_by_itself(book or _book(lab))
 
 
-class _Killed(BaseException):
-    """The run ends as by SIGKILL."""
-
-
-def _killed_backup(lab: Lab) -> SnapshotId:
-    """Its run is killed after the commit and before the check."""
-
-    def before(step: str) -> None:
-        if step == "verify":
-            raise _Killed
-
-    known = snapshot_ids(lab.store, lab.opened.spec.name)
-    with PlainRunner(lab.opened, wait_factor=0.001, before=before), pytest.raises(_Killed):
-        backup.fn("demo")
-    (made,) = set(snapshot_ids(lab.store, lab.opened.spec.name)) - {*known}
-    return made
-
-
 def test_a_wake_takes_what_a_machine_saved_after_a_backup_that_was_killed(lab: Lab) -> None:
     """The names of the machine's saves were signed before that backup."""
     machine = _woken(lab)
     book = _book(lab)
     _write(lab, machine, "before")
-    killed = _killed_backup(lab)
+    killed = killed_backup(lab)
     _write(lab, machine, "hours-of-work")
     save = _own_save(lab, machine, book)
     assert save.snapshot < killed
@@ -128,9 +111,9 @@ def test_a_wake_names_what_each_other_lost_machine_saved_by_itself(
     hibernate_plainly(lab.opened)
     machines = [MachineId(one.machine) for one in replicate_plainly(lab.opened, count=2).replicas]
     saves = []
-    for machine in machines:
+    for number, machine in enumerate(machines):
         _write(lab, machine, f"work-of-{machine}")
-        saves.append(_own_save(lab, machine).snapshot)
+        saves.append(_own_save(lab, machine, _book(lab, 5 - number)).snapshot)
     lab.lose_machines()
     woken = wake_plainly(lab.opened)
     assert woken.snapshot == saves[1]
