@@ -15,6 +15,7 @@ from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
 from torpor.control.upkeep.deletion import delete_snapshot, expire, record_lost
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
+from torpor.control.upkeep.last_holders import hold_back
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
@@ -45,10 +46,12 @@ def judge_snapshots(
         for rental in opened.rentals.open()
         if rental.machine is not None
     }
+    stored = [*taken]
     if and_a_new_one:
         of = machine or (next(iter(rented)) if len(rented) == 1 else "")
         taken.append(_a_new_one(taken, of, time.time() + ahead_s))
-    return judge(taken, retention, pinned(opened.store, opened.spec.name), saves, rented)
+    verdicts = judge(taken, retention, pinned(opened.store, opened.spec.name), saves, rented)
+    return hold_back(opened.store, opened.spec.name, opened.seal, stored, verdicts)
 
 
 def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:

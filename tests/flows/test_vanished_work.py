@@ -11,7 +11,7 @@ import pytest
 
 from flows import backup, delete_snapshots
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.lab_saves import save_by_schedule
+from tests.fixtures.lab_saves import killed_backup, save_by_schedule
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.control.reports import HibernateReport
@@ -428,6 +428,25 @@ def test_a_folder_that_only_autosaves_hold_stays_in_the_last_of_them_until_its_u
     assert _holds(lab, "data/399.txt") == [holder]
     run_plainly(lab.opened, delete_snapshots, snapshots=[holder])
     assert not any(holder in line for line in wake_plainly(lab.opened).warnings)
+
+
+def test_what_a_killed_backup_alone_holds_outlives_retention_and_is_named(lab: Lab) -> None:
+    """The next backup verifies it, and its machine has compared nothing with it."""
+    place = _woken(lab)
+    _fill(place / "data", 40)
+    holder = killed_backup(lab)
+    shutil.rmtree(place / "data")
+    for number in range(2):
+        (place / "notes").write_text(f"without the data {number}")
+        report = run_plainly(lab.opened, backup, keep_last=1)
+        assert isinstance(report, BackupReport)
+        assert holder not in report.deleted
+        assert report.hibernated is not None
+        assert any(holder in line for line in report.hibernated.warnings)
+        (verdict,) = [one for one in report.verdicts if one.snapshot == holder]
+    assert verdict.reasons == ["it alone holds 40 files that newer ones miss"]
+    lab.lose_machines()
+    assert any(holder in line for line in wake_plainly(lab.opened).warnings)
 
 
 def test_a_wake_names_what_the_save_that_it_leaves_aside_misses(lab: Lab) -> None:

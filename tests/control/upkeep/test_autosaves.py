@@ -22,12 +22,13 @@ from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep import last_holders as last_holders_module
 from torpor.control.upkeep.autosaves import KEPT, delete_superseded, last_holders, thin
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
+from torpor.control.upkeep.last_holders import hold_back
 from torpor.control.upkeep.lineage import choose
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.control.upkeep.retention import Retention, judge
 from torpor.shared.format.lineage import MOST_SAVES
-from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.names import manifest_key, pack_id_of
 from torpor.shared.values import ObjectKey, SnapshotId
 from torpor.shared.wire.job import OwnSave, StandBy
 
@@ -218,6 +219,60 @@ def test_the_last_autosave_with_what_later_ones_miss_stays_through_any_number_of
     assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == [holder]
     pin(store, DEMO, holder, "put aside")
     assert last_holders(store, PLAIN, newest) == []
+
+
+def test_an_autosave_that_the_store_completes_late_is_named_for_what_newer_ones_miss(
+    store: MemoryStore,
+) -> None:
+    base = put_save(store, 0, [])
+    verified_save(store, base, "backup")
+    late = put_save(store, 10, [base], holds=40, own_save=1, autosave=1)
+    on_its_way = store.get(manifest_key(DEMO, late), max_bytes=1 << 20)
+    store.delete([manifest_key(DEMO, late)])
+    newest, _ = open_manifest(store, DEMO, put_save(store, 20, [base], saves=[late]), PLAIN)
+    store.put(manifest_key(DEMO, late), on_its_way)
+    assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == [late]
+
+
+def test_a_snapshot_that_is_equal_to_an_autosave_stands_for_it_where_another_machine_missed_files(
+    store: MemoryStore,
+) -> None:
+    """The machine that made the autosave was hibernated, and its replica lost most of it."""
+    base = put_save(store, 0, [])
+    verified_save(store, base, "backup")
+    save = put_save(store, 10, [base], holds=40, own_save=1, autosave=1)
+    equal = put_save(store, 20, [base], saves=[save], holds=40, content=save)
+    of_replica = put_save(store, 30, [base], saves=[save])
+    assert delete_superseded(store, verified_save(store, equal, "hibernate"), PLAIN).deleted == [
+        save
+    ]
+    newest, _ = open_manifest(store, DEMO, of_replica, PLAIN)
+    (found,) = last_holders(store, PLAIN, newest)
+    assert (found.snapshot, found.missed.files) == (equal, 39)
+
+
+def test_retention_keeps_what_alone_holds_most_of_a_workspace_and_says_so(
+    store: MemoryStore,
+) -> None:
+    """Of two that hold the same, the newer one; where a later one holds it again, neither."""
+    line: list[SnapshotId] = []
+
+    def stored(minutes: float, holds: int) -> SnapshotId:
+        line.insert(0, put_save(store, minutes, [*line], holds=holds))
+        verified_save(store, line[0], "backup")
+        return line[0]
+
+    def judged() -> dict[SnapshotId, list[str]]:
+        taken = [*taken_snapshots(store, DEMO, PLAIN, ["~/workspace"])]
+        verdicts = judge(taken, Retention(last=1), {})
+        verdicts = hold_back(store, DEMO, PLAIN, taken, verdicts)
+        return {one.snapshot: one.reasons for one in verdicts}
+
+    older, holder, newest = stored(0, 40), stored(10, 41), stored(20, 2)
+    assert judged()[holder] == ["it alone holds 39 files that newer ones miss"]
+    assert (judged()[older], bool(judged()[newest])) == ([], True)
+    stored(30, 41)
+    assert (judged()[holder], judged()[older]) == ([], [])
 
 
 def test_an_autosave_that_is_not_whole_stands_for_no_older_one(

@@ -5,13 +5,13 @@ Rules 11 and 13 of docs/contributing/safety.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from torpor.control.safety import Verified, check_whole
-from torpor.control.store.receipts import agent_of, is_autosave, verified_snapshots
+from torpor.control.store.receipts import Receipt, agent_of, is_autosave, verified_snapshots
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
@@ -29,7 +29,7 @@ KEPT: Final = 3
 
 
 class Holder(NamedTuple):
-    """A snapshot that nobody has verified, most often an autosave. It alone holds what a newer one
+    """A snapshot, most often an autosave that nobody has verified. It alone holds what a newer one
     lacks, though nobody has deleted that. ``agent``: what its machine calls itself."""
 
     snapshot: SnapshotId
@@ -65,8 +65,9 @@ def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> Sup
 
 
 def last_holders(store: ObjectStore, seal: Seal, newest: Manifest) -> list[Holder]:
-    """The snapshots that nobody has verified, that ``newest`` goes on from, and that alone hold
-    what it lacks: autosaves, and what a backup left that was killed before its check."""
+    """The snapshots that ``newest`` goes on from and that alone hold what it lacks, where no report
+    has said so: autosaves, what a backup left that was killed before its check, and what is equal
+    to one of these and outlived it."""
     times = snapshot_times(store, newest.workspace)
     pins = pinned_ids(store, newest.workspace)  # put aside on purpose
     return [
@@ -82,7 +83,8 @@ def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[Snaps
     times = snapshot_times(store, workspace)
     of: dict[str, _Line] = {}
     deleted = []
-    for save in _unverified(store, workspace, seal, _newest_first(times)):
+    receipts = dict(verified_snapshots(store, workspace))
+    for save in _unreported(store, workspace, seal, _newest_first(times), receipts):
         if not is_autosave(save):
             continue
         line = of.setdefault(agent_of(save), _Line(save.snapshot))
@@ -114,23 +116,31 @@ class _Line:
 def _judged(
     store: ObjectStore, seal: Seal, newest: Manifest, times: Mapping[SnapshotId, float]
 ) -> Iterator[tuple[Manifest, Holder | None]]:
-    """The older snapshots of the line of ``newest`` that nobody has verified, newest first, and
-    what it misses of each."""
+    """The older snapshots of the line of ``newest`` of which no report has said what it misses,
+    newest first, and what it misses of each. A snapshot of another line that is equal to one of
+    them stands for that one where it is gone."""
     workspace, named, line = newest.workspace, lineage_of(newest).names, lineage_of(newest)
     made = times.get(newest.snapshot, 0.0)
+    receipts = dict(verified_snapshots(store, workspace))
+    equal = {
+        snapshot
+        for snapshot, receipt in receipts.items()
+        if receipt.line is not None and snapshot != newest.snapshot
+        if snapshot not in named and receipt.line.content in named - times.keys()
+    }
     # A lineage names the last MOST_SAVES autosaves: what stays is older than those at some time.
     oldest = min(line.saves) if len(line.saves) == MOST_SAVES else ""
     older = [
         snapshot
         for snapshot in _newest_first(times)
-        if times[snapshot] <= made and (snapshot in named or snapshot < oldest)
+        if snapshot in named | equal or (times[snapshot] <= made and snapshot < oldest)
     ]
     keepers = Keepers(store, seal, newest)
     agents: dict[str, float] | None = None
-    for save in _unverified(store, workspace, seal, older):
+    for save in _unreported(store, workspace, seal, older, receipts, equal):
         snapshot = save.snapshot
-        if snapshot not in named:
-            agents = _agents(store, newest, times) if agents is None else agents
+        if snapshot not in named | equal:
+            agents = _agents(newest, times, receipts) if agents is None else agents
             if times[snapshot] > agents.get(agent_of(save), 0.0):
                 continue  # of another line, as far as is known
         lost = keepers.missed_with(save)
@@ -143,25 +153,33 @@ def _newest_first(times: Mapping[SnapshotId, float]) -> list[SnapshotId]:
 
 
 def _agents(
-    store: ObjectStore, newest: Manifest, times: Mapping[SnapshotId, float]
+    newest: Manifest,
+    times: Mapping[SnapshotId, float],
+    receipts: Mapping[SnapshotId, Receipt],
 ) -> dict[str, float]:
     """The machines of a snapshot and of its verified ancestors, and when the store got the last
     snapshot of each: an older autosave of such a machine is of the same line."""
     found = {agent_of(newest): times.get(newest.snapshot, 0.0)}
-    ancestors = {*lineage_of(newest).ancestors}
-    for snapshot, receipt in verified_snapshots(store, newest.workspace, ancestors.__contains__):
-        found[receipt.agent] = max(found.get(receipt.agent, 0.0), times.get(snapshot, 0.0))
+    for snapshot in receipts.keys() & set(lineage_of(newest).ancestors):
+        agent = receipts[snapshot].agent
+        found[agent] = max(found.get(agent, 0.0), times.get(snapshot, 0.0))
     return found
 
 
-def _unverified(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, among: list[SnapshotId]
+def _unreported(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    among: list[SnapshotId],
+    receipts: Mapping[SnapshotId, Receipt],
+    equal: Set[SnapshotId] = frozenset(),
 ) -> Iterator[Manifest]:
-    """The manifests of those that nobody has verified, and of autosaves, one at a time."""
-    receipts = verified_snapshots(store, workspace)
-    others = {snapshot for snapshot, receipt in receipts if not receipt.autosave}
+    """The manifests of those that nobody has verified, of autosaves and of ``equal`` ones, and of
+    what another run has verified than the one that made it: its machine has compared no later
+    snapshot with it. One at a time."""
     for snapshot in among:
-        if snapshot in others:
+        receipt = receipts.get(snapshot)
+        if receipt and receipt.made_by and not receipt.autosave and snapshot not in equal:
             continue
         with suppress(SnapshotError):  # it is not known to be one
             yield open_manifest(store, workspace, snapshot, seal)[0]

@@ -3,19 +3,20 @@ their user deletes them by name. Rule 13 of docs/contributing/safety.md."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Sequence, Set
 from contextlib import suppress
 from typing import Final
 
 from torpor.control.safety import check_whole
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_ids
+from torpor.control.upkeep.retention import Judged, Taken
 from torpor.shared.errors import SnapshotError
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import lineage_of
+from torpor.shared.format.lineage import Lineage, Work, chain, lineage_of
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.missed import Missed, Missing, Tree, missed
-from torpor.shared.values import SnapshotId
+from torpor.shared.values import SnapshotId, WorkspaceName
 
 MOST_COMPARED: Final = 64
 """Pairs of saves that stay, each of which reads a manifest again. A save beyond that stays."""
@@ -81,3 +82,39 @@ class Keepers:
             found = find_snapshot(self._store, self._newest.workspace, snapshot)
             self._read = (snapshot, Tree(check_whole(self._store, found, self._seal)))
         return self._read[1]
+
+
+def hold_back(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    taken: Sequence[Taken],
+    verdicts: Sequence[Judged],
+) -> list[Judged]:
+    """The verdicts, newest first; but what no rule keeps stays where it alone holds what is missed
+    in the oldest snapshot that stays and has its work."""
+    lines = {one.snapshot: one.lineage for one in taken if one.verified and one.lineage}
+    stay = [one.snapshot for one in verdicts if one.kept and one.snapshot in lines][::-1]
+    works = {snapshot: Work(chain(lines[snapshot], lines.get)) for snapshot in stay}
+    keepers: dict[SnapshotId, Keepers] = {}
+
+    def why_kept(snapshot: SnapshotId, line: Lineage) -> str:
+        heir = next((one for one in stay if works[one].has(line)), None)
+        if heir is None:
+            return ""
+        try:
+            if heir not in keepers:
+                keepers[heir] = Keepers(store, seal, open_manifest(store, workspace, heir, seal)[0])
+        except SnapshotError:
+            return f"what snapshot {heir} lacks of it is not known"
+        with suppress(SnapshotError):  # what cannot be read holds nothing
+            lost = keepers[heir].missed_with(open_manifest(store, workspace, snapshot, seal)[0])
+            return f"it alone holds {lost.files:,} files that newer ones miss" if lost else ""
+        return ""
+
+    found = []
+    for verdict in verdicts:
+        line = None if verdict.kept else lines.get(verdict.snapshot)
+        why = why_kept(verdict.snapshot, line) if line else ""
+        found.append(Judged(verdict.snapshot, [why]) if why else verdict)
+    return found

@@ -19,7 +19,8 @@ within the window is no longer judged alone: an ended machine's snapshots grow o
 workspace. An unverified snapshot displaces no verified one: the rules look at the verified ones
 alone, too.
 
-What the rules would delete stays while it has work that no other snapshot has (lineage.py).
+What the rules would delete stays while it has work that no other snapshot has (lineage.py), and
+while it alone holds what newer ones miss (last_holders.py).
 """
 
 from __future__ import annotations
