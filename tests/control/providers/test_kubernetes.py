@@ -51,10 +51,14 @@ MACHINES = Machines(price_usd_h=2.30, gpu="H100 SXM")
 class TestKubernetes(ContainerContract):
     label_cells: ClassVar = {"labels"}
     id_cells: ClassVar = {"metadata", "name", "uid"}
-    spoils_offers = False  # an offer is made of several lists
+    offers_by_row = False  # a node that cannot be read leaves the others
     row = "kubernetes"
     queues = True
     login = "registry-login"
+
+    def with_an_odd_offer(self, body: Any) -> Any:
+        body["items"] = [*body["items"], {"metadata": {"name": "odd", "labels": None}}]
+        return body
 
     def ask_for_login(self, shop: Shop) -> None:
         shop.fake.pull_secrets = [self.login]

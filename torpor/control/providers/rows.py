@@ -263,7 +263,11 @@ def _is_struct(kind: Any) -> bool:
 
 def _id_in(told: object) -> str:
     """What a row that cannot be read says of its id, for people."""
-    return next(iter(_ids_in(told)), "")[:_TOLD_CHARACTERS]
+    row = told if isinstance(told, Mapping) else {}
+    meta = row.get("metadata")  # of Kubernetes
+    more = [row.get("InstanceType"), meta.get("name") if isinstance(meta, Mapping) else None]
+    found = [*_ids_in(told), *(name for name in more if isinstance(name, str))]
+    return next(iter(found), "")[:_TOLD_CHARACTERS]
 
 
 def _ids_in(told: object) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +13,7 @@ from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import DLAMI_CUDA, Ec2Setup, Image
 from torpor.control.providers.gpus import Gpu, parse_gpu
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import CreateFailed
 from torpor.shared.values import Want
 
@@ -73,7 +74,7 @@ class _Type(msgspec.Struct, rename="pascal"):
 
 
 class _Types(msgspec.Struct, rename="pascal"):
-    instance_types: list[_Type]
+    instance_types: list[Any]
     next_token: str = ""
 
 
@@ -83,7 +84,7 @@ class _Offering(msgspec.Struct, rename="pascal"):
 
 
 class _Offerings(msgspec.Struct, rename="pascal"):
-    instance_type_offerings: list[_Offering]
+    instance_type_offerings: list[Any]
     next_token: str = ""
 
 
@@ -107,14 +108,16 @@ class Ec2Offers:
 
     def found(self, want: Want) -> list[Offer]:
         zones = self._setup.network().subnets
-        wares = {ware.type.instance_type: ware for ware in self._wares(want)}
+        kinds, unread = self._kinds()
+        wares = {ware.type.instance_type: ware for ware in self._wares(want, kinds)}
+        found, odd_places = self._places(sorted(wares))
         places = [
             (wares[place.instance_type], place.location)
-            for place in self._places(sorted(wares))
-            if place.location in zones
+            for place in found
+            if place.instance_type in wares and place.location in zones
         ]
-        offers: list[Offer] = []
-        listed = self._prices.on_demand(self._types)
+        listed, odd_prices = self._prices.on_demand(self._types)
+        offers = [*unread, *odd_places, *odd_prices]
         if want.spot != "only":
             offers += [
                 self._offer(want, ware, zone, listed[ware.type.instance_type])
@@ -123,7 +126,9 @@ class Ec2Offers:
                 and "on-demand" in ware.type.supported_usage_classes
             ]
         if want.spot != "never":
-            bids = self._prices.spot(name for name, w in wares.items() if _has_spot(w.type))
+            sold = [name for name, ware in wares.items() if _has_spot(ware.type)]
+            bids, odd_bids = self._prices.spot(sold)
+            offers += odd_bids
             offers += [
                 self._offer(
                     want,
@@ -137,12 +142,16 @@ class Ec2Offers:
             ]
         return offers
 
-    def _wares(self, want: Want) -> Iterator[_Ware]:
+    def _kinds(self) -> tuple[list[_Type], list[Offer]]:
         asked = [{"Name": "instance-type", "Values": self._types or list(_WITH_GPU)}]
         pages = self._client.pages(_Types, "describe_instance_types", Filters=asked)
+        rows = (row for page in pages for row in page.instance_types)
+        return offer_rows(self._client.identity, _Type, rows)
+
+    def _wares(self, want: Want, kinds: Sequence[_Type]) -> Iterator[_Ware]:
         images: dict[str, Image | None] = {}
         default = self._setup.is_default(want.image)
-        for kind in (kind for page in pages for kind in page.instance_types):
+        for kind in kinds:
             item = kind.gpu_info.gpus[0] if kind.gpu_info and kind.gpu_info.gpus else None
             gpu = _gpu(kind.instance_type, item) if item is not None else None
             if item is not None and (gpu is None or (default and gpu.model in _TOO_OLD)):
@@ -154,7 +163,7 @@ class Ec2Offers:
             if image is not None:
                 yield _Ware(kind, gpu, item.count if item is not None else 0, image)
 
-    def _places(self, types: Sequence[str]) -> list[_Offering]:
+    def _places(self, types: Sequence[str]) -> tuple[list[_Offering], list[Offer]]:
         pages = [
             page
             for first in range(0, len(types), _VALUES)
@@ -165,7 +174,8 @@ class Ec2Offers:
                 Filters=[{"Name": "instance-type", "Values": types[first : first + _VALUES]}],
             )
         ]
-        return [place for page in pages for place in page.instance_type_offerings]
+        rows = (row for page in pages for row in page.instance_type_offerings)
+        return offer_rows(self._client.identity, _Offering, rows)
 
     def _offer(
         self, want: Want, ware: _Ware, zone: str, usd_h: float, most_usd_h: float | None = None

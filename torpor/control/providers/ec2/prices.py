@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 from torpor.control.providers.ec2.client import Ec2Client
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import offer_rows, unread_offer
 from torpor.shared.values import learned
 
 ADDRESS_USD_H: Final = 0.005
@@ -46,20 +48,23 @@ class _Listed(msgspec.Struct):
 
 
 class _Products(msgspec.Struct, rename="pascal"):
-    price_list: list[str]
+    price_list: list[Any]
     next_token: str = ""
 
 
 class _Spot(msgspec.Struct, rename="pascal"):
     instance_type: str
     availability_zone: str
-    spot_price: str
+    spot_price: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)?$")]
     timestamp: datetime
 
 
 class _SpotPage(msgspec.Struct, rename="pascal"):
-    spot_price_history: list[_Spot]
+    spot_price_history: list[Any]
     next_token: str = ""
+
+
+_Prices: TypeAlias = tuple[dict[str, float], list[Offer]]
 
 
 class Ec2Prices:
@@ -68,29 +73,34 @@ class Ec2Prices:
     def __init__(self, client: Ec2Client, clock: Callable[[], float] = time.time) -> None:
         self._client, self._clock = client, clock
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, dict[str, float]]] = {}
+        self._known: dict[str, tuple[float, _Prices]] = {}
 
-    def on_demand(self, types: Sequence[str]) -> dict[str, float]:
+    def on_demand(self, types: Sequence[str]) -> _Prices:
         """The price on demand by instance type: of ``types``, or, where that is empty, of all that
-        have a GPU."""
+        have a GPU. And an offer for each price that cannot be read."""
         if not types:
             return self._listed("instanceFamily", "GPU instance", **_LINUX)
-        found = (self._listed("instanceType", name, **_LINUX) for name in types)
-        return {name: price for prices in found for name, price in prices.items()}
+        found = [self._listed("instanceType", name, **_LINUX) for name in types]
+        prices = {name: price for listed, _ in found for name, price in listed.items()}
+        return prices, [offer for _, unread in found for offer in unread]
 
-    def spot(self, types: Iterable[str]) -> dict[tuple[str, str], float]:
-        """The spot price by instance type and zone."""
+    def spot(self, types: Iterable[str]) -> tuple[dict[tuple[str, str], float], list[Offer]]:
+        """The spot price by instance type and zone, and an offer for each that cannot be read."""
         newest: dict[tuple[str, str], _Spot] = {}
-        for row in self._history(sorted(types), self._clock()):
+        rows, unread = self._history(sorted(types), self._clock())
+        for row in rows:
             key = (row.instance_type, row.availability_zone)
             if key not in newest or newest[key].timestamp < row.timestamp:
                 newest[key] = row
-        return {key: float(row.spot_price) for key, row in newest.items()}
+        return {key: float(row.spot_price) for key, row in newest.items()}, unread
 
     def rise(self, kind: str, zone: str, begin_unix: float, end_unix: float) -> float:
         """How much higher the mean spot price of that time was than the one at its begin."""
         held: dict[float, float] = {}  # each price by the time since which it holds
-        rows = [row for row in self._history([kind], begin_unix) if row.availability_zone == zone]
+        found, unread = self._history([kind], begin_unix)
+        if unread:  # it may be of this zone and time
+            raise self._client.unexpected(unread[0].unread, "price history")
+        rows = [row for row in found if row.availability_zone == zone]
         for row in sorted(rows, key=lambda row: row.timestamp):
             held[max(begin_unix, row.timestamp.timestamp())] = float(row.spot_price)
         if not held:
@@ -104,8 +114,11 @@ class Ec2Prices:
         )
         return sum(rises) / max(end_unix - begin_unix, 1.0)
 
-    def _history(self, types: Sequence[str], since_unix: float) -> Iterator[_Spot]:
+    def _history(self, types: Sequence[str], since_unix: float) -> tuple[list[_Spot], list[Offer]]:
         """The spot prices since then, and those that held at that time: AWS shows them."""
+        return offer_rows(self._client.identity, _Spot, self._spot_rows(types, since_unix))
+
+    def _spot_rows(self, types: Sequence[str], since_unix: float) -> Iterator[object]:
         for first in range(0, len(types), _TYPES_AT_ONCE):
             pages = self._client.pages(
                 _SpotPage,
@@ -118,12 +131,12 @@ class Ec2Prices:
 
     def disk_usd_h(self, gib: float) -> float:
         """The price of a gp3 volume, with the throughput that comes with it."""
-        months = self._listed("volumeApiName", "gp3", productFamily="Storage").values()
+        months, _ = self._listed("volumeApiName", "gp3", productFamily="Storage")
         if not months:
             raise self._client.unexpected("no price of a gp3 volume", "the price list")
-        return gib * max(months) / _HOURS_A_MONTH
+        return gib * max(months.values()) / _HOURS_A_MONTH
 
-    def _listed(self, field: str, value: str, **more: str) -> dict[str, float]:
+    def _listed(self, field: str, value: str, **more: str) -> _Prices:
         """The price by instance type or volume type; the higher one where two are listed."""
         with self._lock:
             if value in self._known and self._clock() - self._known[value][0] < _FRESH_S:
@@ -138,21 +151,25 @@ class Ec2Prices:
                 ServiceCode="AmazonEC2", Filters=filters,
             )  # fmt: skip
             found: dict[str, float] = {}
+            unread: list[Offer] = []
             for text in (text for page in pages for text in page.price_list):
-                name, usd = self._price(text)
+                try:
+                    name, usd = _price(str(text))
+                except (msgspec.DecodeError, ValueError) as cause:
+                    unread.append(unread_offer(self._client.identity, value, str(cause)))
+                    continue
                 if name and usd > 0:
                     found[name] = max(usd, found.get(name, 0.0))
-            self._known[value] = (self._clock(), found)
-            return found
+            self._known[value] = (self._clock(), (found, unread))
+            return found, unread
 
-    def _price(self, text: str) -> tuple[str, float]:
-        try:
-            listed = msgspec.json.decode(text, type=learned(_Listed))
-            terms = listed.terms.on_demand.values()
-            dimensions = [d for term in terms for d in term.price_dimensions.values()]
-            prices = [float(d.price_per_unit.get("USD", 0)) for d in dimensions]
-        except (msgspec.DecodeError, ValueError) as cause:
-            raise self._client.unexpected(f"{cause} in {text}", "the price list") from cause
-        attributes = listed.product.attributes
-        name = attributes.get("instanceType") or attributes.get("volumeApiName") or ""
-        return name, max(prices, default=0.0)
+
+def _price(text: str) -> tuple[str, float]:
+    """The name of a product, and what it costs; DecodeError or ValueError where that is odd."""
+    listed = msgspec.json.decode(text, type=learned(_Listed))
+    terms = listed.terms.on_demand.values()
+    dimensions = [d for term in terms for d in term.price_dimensions.values()]
+    prices = [float(d.price_per_unit.get("USD", 0)) for d in dimensions]
+    attributes = listed.product.attributes
+    name = attributes.get("instanceType") or attributes.get("volumeApiName") or ""
+    return name, max(prices, default=0.0)

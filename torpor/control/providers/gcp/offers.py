@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from torpor.control.providers.gcp.client import GcpClient
 from torpor.control.providers.gcp.image import DEFAULT_CUDA, GcpImages, Image
 from torpor.control.providers.gpus import Gpu, parse_gpu
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import CreateFailed, InvalidInput
 from torpor.shared.values import Want
 
@@ -37,6 +38,8 @@ _WARE: Final = re.compile(
     r"(?P<type>[a-z][a-z0-9-]{1,62})(?:\+(?P<gpu>[a-z][a-z0-9-]{1,62})x(?P<count>[1-9]\d?))?"
     r"(?:/(?P<where>[a-z][a-z0-9]*-[a-z0-9-]{1,60}))?(?P<spot>/spot)?"
 )
+
+_Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 
 class Ware(NamedTuple):
@@ -115,20 +118,28 @@ class GcpOffers:
     def found(self, want: Want) -> list[Offer]:
         image = self._images.image(want.image)
         markets = {"never": [False], "only": [True]}.get(want.spot, [False, True])
-        return [
+        types, odd_types = self._rows(_Type, "machineTypes", {ware.type for ware in self.wares})
+        attached = {ware.accelerator for ware in self.wares if ware.cards}
+        gpus, odd_gpus = self._rows(_GpuType, "acceleratorTypes", attached)
+        cards = {(row.name, zone_of(row.zone)): row.maximum_cards_per_instance for row in gpus}
+        offers = [
             self._offer(want, image, ware, kind, gpu, usd_h, spot=spot)
-            for ware, kind, gpu in self._sold(want, image)
+            for ware, kind, gpu in self._sold(want, image, types, cards)
             for spot in markets
             if (usd_h := self._price(ware, region_of(kind.zone), zone_of(kind.zone), spot))
             is not None
         ]
+        return offers + odd_types + odd_gpus
 
-    def _sold(self, want: Want, image: Image) -> Iterator[tuple[Ware, _Type, Gpu | None]]:
-        """The wares in each zone, as far as the image runs on them."""
-        if not self.wares:
-            return
-        types = self._types()
-        cards = self._cards()
+    def _sold(
+        self,
+        want: Want,
+        image: Image,
+        types: Sequence[_Type],
+        cards: Mapping[tuple[str, str], int],
+    ) -> Iterator[tuple[Ware, _Type, Gpu | None]]:
+        """The wares in each zone, as far as the image runs on them. ``cards``: how many of an
+        accelerator a machine in a zone may have."""
         default = self._images.is_default(want.image)
         for ware in self.wares:
             for kind in types:
@@ -143,19 +154,13 @@ class GcpOffers:
                 if not (default and gpu is not None and gpu.model in _TOO_OLD):
                     yield ware, kind, gpu
 
-    def _types(self) -> list[_Type]:
-        names = sorted({ware.type for ware in self.wares})
-        asked = " OR ".join(f'(name = "{name}")' for name in names)
-        return [kind for _, kind in self._client.everywhere(_Type, "machineTypes", asked)]
-
-    def _cards(self) -> dict[tuple[str, str], int]:
-        """How many of an accelerator a machine in a zone may have."""
-        names = sorted({ware.accelerator for ware in self.wares if ware.cards})
-        if not names:
-            return {}
-        asked = " OR ".join(f'(name = "{name}")' for name in names)
-        rows = [row for _, row in self._client.everywhere(_GpuType, "acceleratorTypes", asked)]
-        return {(row.name, zone_of(row.zone)): row.maximum_cards_per_instance for row in rows}
+    def _rows(
+        self, shape: type[_Shape], word: str, names: Iterable[str]
+    ) -> tuple[list[_Shape], list[Offer]]:
+        """The rows of these names in all zones, and an offer for each that cannot be read."""
+        asked = " OR ".join(f'(name = "{name}")' for name in sorted(names))
+        rows: list[tuple[str, Any]] = self._client.everywhere(Any, word, asked) if asked else []
+        return offer_rows(self._client.identity, shape, (row for _, row in rows))
 
     def _price(self, ware: Ware, region: str, zone: str, spot: bool) -> float | None:
         """The narrowest price that the block states."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from torpor.control.providers.kubernetes.client import KubernetesClient
 from torpor.control.providers.kubernetes.objects import (
@@ -11,11 +13,13 @@ from torpor.control.providers.kubernetes.objects import (
     Conditioned,
     Machines,
     ManyConditioned,
-    Nodes,
+    Node,
     Object,
     Version,
 )
 from torpor.control.providers.market_client import Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import InvalidInput, ProviderDenied
 from torpor.shared.values import GIB
 
@@ -28,6 +32,17 @@ _GROUP: Final = KUEUE.partition("/")[0]
 _CLASSES: Final = ("gpu.nvidia.com/class", "nvidia.com/gpu.product",
                    "cloud.google.com/gke-accelerator")  # fmt: skip
 """Labels that name a node's GPU: CoreWeave's, NVIDIA's GPU Operator's, Google's."""
+
+
+class Nodes(NamedTuple):
+    """``unread``: for each node that cannot be read an offer that fits nobody."""
+
+    items: list[Node]
+    unread: list[Offer]
+
+
+class _Rows(msgspec.Struct):
+    items: list[Any]
 
 
 class Cluster:
@@ -70,20 +85,21 @@ class Cluster:
         """The nodes that fit the selector; None where they may not be listed."""
         selector = ",".join(f"{key}={value}" for key, value in self._machines.node_selector.items())
         params = {"labelSelector": selector} if selector else {}
-        answer = self._client.market.ask("GET", _NODES, Nodes, params=params)
-        if isinstance(answer, Nodes):
-            return answer
+        answer = self._client.market.ask("GET", _NODES, _Rows, params=params)
+        if isinstance(answer, _Rows):
+            return Nodes(*offer_rows(self._client.identity, Node, answer.items))
         if answer.status == 403:
             return None
         raise self._client.refused(answer, "list nodes")
 
-    def has(self, gpus: int) -> bool | None:
-        """Whether a node has so many. None where nobody knows: nodes may not be listed, or a pool
-        may grow from nothing."""
-        nodes = self.nodes()
+    def has(self, gpus: int, nodes: Nodes | None) -> bool | None:
+        """Whether a node has so many. None where nobody knows: nodes may not be listed, one of them
+        cannot be read, or a pool may grow from nothing."""
         if nodes is None or not nodes.items:
             return None
         most = max(node.has(self._machines.gpu_resource) for node in nodes.items)
+        if most < gpus and nodes.unread:
+            return None
         return most >= gpus if most or not gpus else None
 
     def default_disk_gib(self) -> float:
@@ -102,6 +118,7 @@ class Cluster:
             f"{len(nodes.items)} nodes fit the node selector, with {gpus} "
             f"{self._machines.gpu_resource}"
         ]
+        found += [f"node {node.id} cannot be read: {node.unread}" for node in nodes.unread]
         told = {
             f"{key}={node.metadata.labels[key]}"
             for node in nodes.items

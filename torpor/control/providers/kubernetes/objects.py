@@ -286,10 +286,6 @@ class Node(msgspec.Struct, frozen=True):
         return int(found[1]) << _SHIFTS[found[2]] if found else 0
 
 
-class Nodes(msgspec.Struct, frozen=True):
-    items: list[Node]
-
-
 class _Status(msgspec.Struct, frozen=True):
     conditions: list[Condition] = []
 

@@ -22,7 +22,7 @@ from torpor.control.providers.kubernetes.client import (
     fault_of,
     is_coreweave,
 )
-from torpor.control.providers.kubernetes.cluster import Cluster
+from torpor.control.providers.kubernetes.cluster import Cluster, Nodes
 from torpor.control.providers.kubernetes.jump import RIGHTS as JUMP_RIGHTS
 from torpor.control.providers.kubernetes.jump import JumpPod, is_owner
 from torpor.control.providers.kubernetes.objects import (
@@ -37,7 +37,6 @@ from torpor.control.providers.kubernetes.objects import (
     Machines,
     ManyConditioned,
     Metadata,
-    Nodes,
     Object,
     Objects,
     Pod,
@@ -208,11 +207,12 @@ class KubernetesProvider:
         return Account(name=self.identity, notes=notes)
 
     def offers(self, want: Want) -> list[Offer]:
-        """One machine of as many GPUs as are wanted."""
-        machines = self._machines
+        """One machine of as many GPUs as are wanted, and what cannot be read of nodes."""
+        machines, nodes = self._machines, self._cluster.nodes()
         count = min(want.gpu_count if want.gpu else 1, machines.most_gpus) if self._gpu else 0
         times = max(count, 1)
         return [
+            *(nodes.unread if nodes else ()),
             Offer(
                 id=_offer_id(self._gpu is not None, count, machines),
                 provider=self.identity,
@@ -224,12 +224,12 @@ class KubernetesProvider:
                 domain=f"{machines.gpu or 'no GPU'} x{count}",
                 priced_unix=time.time(),
                 spot=machines.spot,
-                available=self._cluster.has(count),
+                available=self._cluster.has(count, nodes),
                 architecture=machines.architecture,
                 cuda=machines.cuda,
                 ram_gib=machines.memory_gib * times,
                 cores=machines.cores * times,
-            )
+            ),
         ]
 
     def create(self, order: Order) -> Machine:
@@ -379,6 +379,9 @@ class KubernetesProvider:
             )
             for node in nodes.items
             if node.metadata.name not in used
+        ] + [
+            Residue(id=node.id, provider=self.identity, kind="node", label=None)
+            for node in nodes.unread
         ]
 
     def _state(self, job: Job, pods: list[Pod], *, pins: bool) -> Machine:
