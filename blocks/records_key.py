@@ -33,11 +33,16 @@ def records_key(bucket: str, prefix: str) -> bytes:
     """The key of this plain store; made where there is none. InvalidInput where the block holds
     something else."""
     name, of = secret_name(bucket, prefix), f"the plain store {_place(bucket, prefix)}"
-    if name not in saved_names(Secret):
+    try:
+        found = load_named(Secret, name, of=of)
+    except InvalidInput:
+        if name in saved_names(Secret):
+            raise
         made: Secret[Any] = Secret(value=SecretStr(secrets.token_hex(ROOT_BYTES)))
         with suppress(ValueError):  # another run has made it meanwhile: a name is there once
             made.save(name)
-    text = str(load_named(Secret, name, of=of).get())
+        found = load_named(Secret, name, of=of)
+    text = str(found.get())
     try:
         key = bytes.fromhex(text)
     except ValueError:

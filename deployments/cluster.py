@@ -52,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         teams = read_teams(Path(options.values))
         found, _ = own_deployments()  # before anything is changed
         register_types()
+        signed = sign_stores(older=bool(found), believe=options.believe_records)
         make_stacks()
         make_pools()
         deploy(Installation.here())
         offer_schedules()
         for team in teams:
             set_budget(team)
-        for line in sign_stores(older=bool(found), believe=options.believe_records):
-            print(line)
+        print(*signed, sep="\n")
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)
         return 1

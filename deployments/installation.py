@@ -18,9 +18,9 @@ from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
+"""Where the flows are: the clone, or the packages of an installed wheel."""
 BELIEVE: Final = "--believe-records"
 BELIEVE_HELP: Final = "sign every record of every store, whoever wrote it: after a key was lost"
-"""Where the flows are: the clone, or the packages of an installed wheel."""
 _POLL_S: Final = 0.2
 
 

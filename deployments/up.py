@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
+    if options.stay and options.believe_records:
+        parser.error(f"{BELIEVE} is for one `up`: run it without --stay")
     installation = Installation.here()
     try:
         if options.stay:

@@ -64,7 +64,7 @@ def main() -> None:
                 EmbeddedStore.start(Path(scratch) / "store", *keys, "torpor") as running,
                 opened_markets(machines) as markets,
             ):
-                store = S3Store.connect(running.settings("torpor"))
+                store = S3Store.connect(running.settings("torpor", root=bytes(32)))
                 figures = measure(markets, store, options.outside, options.times)
         finally:
             machines.end()

@@ -106,7 +106,7 @@ def test_a_damaged_pin_still_pins(store: MemoryStore) -> None:
     first, _ = _snapshots(store, 2)
     store.put(ObjectKey(f"workspaces/demo/pins/{first}"), b"\xff{")
     store.put(ObjectKey("workspaces/demo/pins/notes.txt"), b"somebody else's")
-    assert pinned(store, DEMO) == {first: "the reason cannot be read"}
+    assert pinned(store, DEMO) == {first: "torpor did not write its reason, or cannot read it"}
     with pytest.raises(SnapshotKept, match="is pinned"):
         delete_snapshot(store, DEMO, first)
 

@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from flows import verify
 from tests.fixtures.lab import Lab
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.records import read_record
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Job
 from torpor.control.store.receipts import newest_verified
+from torpor.control.upkeep.pins import is_own, pinned
 from torpor.control.upkeep.signing import is_signed_kind, sign_records
 from torpor.shared.errors import RecordRefused
-from torpor.shared.values import MIB, Endpoint, ObjectKey
+from torpor.shared.values import MIB, Endpoint, ObjectKey, SnapshotId
 
 HOST = Endpoint("192.0.2.1", 22, "me")
 
@@ -59,8 +61,8 @@ def test_its_records_are_refused_until_they_are_signed_once(older: Lab) -> None:
     assert newest_verified(lab.store, lab.opened.spec.name) is None  # it is verified again
     assert len(lab.machines()) == 1
     there = records(lab)
-    assert sorted(sign_records(lab.store)) == sorted(there)
-    assert sign_records(lab.store) == []
+    assert sorted(sign_records(lab.store).signed) == sorted(there)
+    assert sign_records(lab.store) == ([], {})
     assert KnownHosts(lab.store, lab.opened.spec.name).pinned(HOST).host_key == "ssh-ed25519 AAAA"
     (job,) = lab.opened.jobs.open()
     lab.opened.jobs.end(lab.opened.jobs.take(job, "run-1"))
@@ -78,14 +80,88 @@ def test_what_was_changed_is_signed_only_where_its_user_asks_for_it(older: Lab) 
     key = lab.opened.rentals.key(lab.opened.rentals.open()[0].label)
     blob = lab.store.get(key, max_bytes=MIB)
     lab.store.put(key, blob.replace(b'"state":"handed over"', b'"state":"abandoned"'))
-    assert sign_records(lab.store) == []
+    assert [*sign_records(lab.store).left] == [key]
     with pytest.raises(RecordRefused):
         lab.opened.rentals.open()
-    assert sign_records(lab.store, whatever=True) == [key]
+    assert sign_records(lab.store, whatever=True).signed == [key]
 
 
-def test_what_is_no_json_stays_as_it_is(lab: Lab) -> None:
-    key = ObjectKey("workspaces/demo/rentals/open/damaged")
-    lab.store.put(key, b"\xff{")
-    assert sign_records(lab.store, whatever=True) == []
-    assert lab.store.get(key, max_bytes=MIB) == b"\xff{"
+def test_what_is_no_record_stays_as_it_is_and_is_named(lab: Lab) -> None:
+    bodies = {"a": b"\xff{", "b": b"[" * 200_000, "c": bytes(40 * MIB)}
+    keys = {ObjectKey(f"workspaces/demo/jobs/open/{name}"): bodies[name] for name in bodies}
+    for key, body in keys.items():
+        lab.store.put(key, body)
+    done = sign_records(lab.store, whatever=True)
+    assert (done.signed, done.left.keys()) == ([], keys.keys())
+    assert {key: lab.store.get(key, max_bytes=50 * MIB) for key in keys} == keys
+
+
+def test_the_order_of_what_ended_outlives_the_signing(lab: Lab) -> None:
+    """The store has new times of all of them."""
+    rentals = lab.opened.rentals
+    for number in range(60):
+        rental = lab.record(state="handed over")
+        rentals.change(rental, state="ended", snapshot=f"s-{number:02}")
+    last = rentals.last_stored()
+    assert last is not None and last.snapshot == "s-59"
+    unsign(lab)
+    sign_records(lab.store)
+    assert rentals.last_stored() == last
+
+
+def test_what_a_run_writes_meanwhile_is_signed_in_another_pass(
+    older: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, plainly = older, type(older.store).put
+    late = ObjectKey("workspaces/demo/rentals/open/late")
+
+    def put(store: Any, key: ObjectKey, body: bytes, **how: Any) -> Any:
+        if store.head(late) is None:
+            plainly(store, late, b"{}")
+        return plainly(store, key, body, **how)
+
+    monkeypatch.setattr(type(lab.store), "put", put)
+    assert late in sign_records(lab.store).signed
+
+
+def test_only_the_workspaces_that_are_meant_are_signed(older: Lab) -> None:
+    assert sign_records(older.store, of=lambda name: name == "another").signed == []
+    assert sign_records(older.store, of=lambda name: name == "demo").signed
+
+
+# -- what somebody with the bucket's key writes
+
+
+@pytest.mark.parametrize("kind", ["rentals", "jobs"])
+def test_a_name_among_the_ended_ones_ends_nothing(older: Lab, kind: str) -> None:
+    """Before, a job's machine was ended, and a rental was forgotten, for the name of an object."""
+    lab = older
+    sign_records(lab.store)
+    (there,) = lab.store.list(f"workspaces/demo/{kind}/open/")
+    lab.store.put(ObjectKey(there.key.replace("/open/", "/ended/")), b"anything")
+    for run in (
+        lab.opened.rentals.open if kind == "rentals" else lab.opened.jobs.open,
+        lambda: hibernate_plainly(lab.opened),
+    ):
+        with pytest.raises(RecordRefused, match=f"{kind}/ended/"):
+            run()
+    assert len(lab.machines()) == 1
+
+
+def test_a_receipt_that_is_not_believed_is_written_again(lab: Lab) -> None:
+    machine = lab.rent().id
+    lab.workspace(machine).mkdir()
+    (lab.workspace(machine) / "kept.txt").write_text("stored")
+    slept = hibernate_plainly(lab.opened).snapshot
+    (receipt,) = lab.store.list("workspaces/demo/verified/")
+    lab.store.put(receipt.key, b"anything")
+    assert newest_verified(lab.store, lab.opened.spec.name) is None
+    run_plainly(lab.opened, verify)
+    assert newest_verified(lab.store, lab.opened.spec.name) == slept
+
+
+def test_the_reason_of_a_pin_that_torpor_did_not_write_is_not_shown(lab: Lab) -> None:
+    name, snapshot = lab.opened.spec.name, SnapshotId("20270101T000000Z-00000000")
+    lab.store.put(ObjectKey(f"workspaces/demo/pins/{snapshot}"), b'{"reason":"x","pinned_unix":1}')
+    assert "torpor did not write it" in pinned(lab.store, name)[snapshot]
+    assert not is_own(lab.store, name, snapshot)

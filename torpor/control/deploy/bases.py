@@ -15,7 +15,7 @@ from torpor.control.safety import Verified, check_whole
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
-from torpor.control.upkeep.pins import is_pinned, pin, pin_times, pinned, unpin
+from torpor.control.upkeep.pins import is_own, is_pinned, pin, pin_times, pinned, unpin
 from torpor.control.upkeep.prune import PruneRules, carry_out, plan_prune
 from torpor.shared.errors import (
     ManifestInvalid,
@@ -123,9 +123,13 @@ def expire(
 
 
 def _in_use(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """The pinned snapshots that are there, oldest first."""
+    """The snapshots that are there and that a deploy has pinned, oldest first."""
     pins = pin_times(store, workspace)
-    return [snapshot for snapshot in snapshot_times(store, workspace) if snapshot in pins]
+    return [
+        snapshot
+        for snapshot in snapshot_times(store, workspace)
+        if snapshot in pins and is_own(store, workspace, snapshot)
+    ]
 
 
 def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:

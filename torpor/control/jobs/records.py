@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from torpor.control.store.records import TRIES, Records
+from torpor.control.store.records import TRIES, Records, last_written
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     HandedOver,
@@ -232,9 +232,10 @@ class Jobs:
     def open(self) -> list[Job]:
         """Every job that has not ended, by their turns."""
         ended = set(self._names("ended"))
-        names = [name for name in self._names("open") if name not in ended]
         jobs = []
-        for name in names:
+        for name in self._names("open"):
+            if name in ended and self._records.read(self._key("ended", name)) is not None:
+                continue  # a name alone, which anybody may write, ends no job
             found = self._records.read(self._key("open", name))
             if found is not None and found[0].ended:
                 self._file(found[0])  # its run was killed half-way
@@ -245,11 +246,9 @@ class Jobs:
     def ended(self, most: int = MOST_ENDED) -> list[Job]:
         """The jobs that ended last, at most so many, oldest first."""
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
-        found = sorted(self._store.list(prefix), key=lambda stored: stored.modified_unix)
-        read = [self._records.read(stored.key) for stored in found[-most:]] if most else []
-        return sorted(
-            (record[0] for record in read if record), key=lambda record: record.ended_unix or 0.0
-        )
+        read = [self._records.read(key) for key in last_written(self._store.list(prefix), most)]
+        jobs = [record[0] for record in read if record is not None]
+        return sorted(jobs, key=lambda job: job.ended_unix or 0.0)[-most:] if most else []
 
     def take(self, job: Job, driver: str, driven_for: str = "", *, gone: bool = False) -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while

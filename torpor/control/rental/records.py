@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from torpor.control.providers.offers import Offer
-from torpor.control.store.records import TRIES, Records
+from torpor.control.store.records import TRIES, Records, last_written
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     HandedOver,
@@ -194,7 +194,9 @@ class Rentals:
         names = [key.rsplit("/", 1)[1] for key in keys if "/rentals/open/" in key]
         rentals = []
         for name in names:
-            found = None if name in ended else self._read(name, handed=name in handed)
+            if name in ended and self.ended(name) is not None:
+                continue  # a name alone, which anybody may write, ends no rental
+            found = self._read(name, handed=name in handed)
             if found is not None and found[0].state == "ended":
                 self._file(found[0])  # its run was killed half-way
             elif found is not None:
@@ -211,14 +213,10 @@ class Rentals:
     def last_stored(self) -> Rental | None:
         """The rental that ended last with its work in a snapshot; None if none of the newest ended
         ones has one."""
-        found = sorted(
-            self._store.list(self._prefix("rentals/ended/")), key=lambda ended: ended.modified_unix
-        )
-        for stored in found[: -_MOST_READ - 1 : -1]:
-            record = self._records.read(stored.key)
-            if record is not None and record[0].snapshot is not None:
-                return record[0]
-        return None
+        last = last_written(self._store.list(self._prefix("rentals/ended/")), _MOST_READ)
+        read = [self._records.read(key) for key in last]
+        stored = [record[0] for record in read if record is not None and record[0].snapshot]
+        return max(stored, key=lambda rental: rental.ended_unix or 0.0, default=None)
 
     def of(self, label: Label) -> Rental | None:
         """The rental of this label while it is open."""

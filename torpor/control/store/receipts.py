@@ -117,7 +117,8 @@ def write_receipt(
         )
     if there == receipt:
         return
-    first = there is None and not machine  # another run may know the machine, and write now
+    # Another run may know the machine, and write now. One that cannot be believed is replaced.
+    first = not machine and not receipt_bytes(store, workspace, snapshot)
     with suppress(ObjectExists):
         key = _key(workspace, snapshot)
         store.put(key, store.signer.sign(key, msgspec.json.encode(receipt)), if_absent=first)

@@ -8,6 +8,7 @@ memory they are by this host's, so that it can compare them with its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -15,10 +16,12 @@ import msgspec
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
 from torpor.shared.errors import RecordRefused, StoreError, StoreMissing, StoreUnavailable
-from torpor.shared.values import ObjectKey, learned
+from torpor.shared.values import ObjectKey, StoredObject, learned
 
 TRIES: Final = 10
 """How often a change is made again on top of another run's: each time, somebody has got on."""
+
+_SAME_MOMENT_S: Final = 2.0  # of two such times nobody can say which is later
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -80,13 +83,25 @@ class Records(Generic[Record]):
         return self._store.signer.sign(key, body)
 
 
+def last_written(found: Iterable[StoredObject], most: int) -> list[ObjectKey]:
+    """The ``most`` objects that were written last, oldest first, and what was written within the
+    same seconds as the first of them: the signing of older records writes many at once."""
+    by_time = sorted(found, key=lambda stored: stored.modified_unix)
+    if not most or not by_time:
+        return []
+    since_unix = by_time[-most:][0].modified_unix - _SAME_MOMENT_S
+    return [stored.key for stored in by_time if stored.modified_unix >= since_unix]
+
+
 def refused(store: ObjectStore, key: ObjectKey, why: object, advice: str) -> RecordRefused:
     """The error of an object that no control side of this store has signed as it is."""
     return RecordRefused(
-        f"{key} in {store.address} is not believed: {why}. A control side of yours that runs an "
-        "older torpor, or that signs with another key, writes such records: bring it up to date. "
-        f"Else somebody else has written to the bucket: {advice}, delete the object, and replace "
-        "the bucket's access key"
+        f"{key} in {store.address} is not believed: {why}. If you have just brought torpor up to "
+        "date, run `torpor up` once: it signs what is there. If the store's key, or the block that "
+        "signs a plain store's records, is another one now, or a control side of yours runs an "
+        "older torpor, put that right; `torpor up --believe-records` signs all again. Else "
+        f"somebody else has written to the bucket: {advice}, delete the object, and replace the "
+        "bucket's access key"
     )
 
 

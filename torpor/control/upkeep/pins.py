@@ -1,7 +1,7 @@
 """Pins: no flow deletes a pinned snapshot until it is unpinned.
 
-A pin is an object named like the snapshot, beside the snapshots. The name alone pins; the object's
-content is the reason, for people.
+A pin is an object named like the snapshot, beside the snapshots. The name alone pins: whoever can
+write in the bucket can keep a snapshot. The object's content is the reason, signed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.store.seam import ObjectStore
+from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
 from torpor.shared.errors import InvalidInput, SnapshotMissing, StoreCorrupt, StoreMissing
 from torpor.shared.format.names import manifest_key, snapshot_of
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName, learned
@@ -44,7 +45,8 @@ def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reas
     made = Pin(why, time.time())
     # Write the pin first, then look for the snapshot. A deletion looks for pins once more after
     # it has deleted, so one of the two always sees the other (deletion.py).
-    store.put(_key(workspace, snapshot), msgspec.json.encode(made))
+    key = _key(workspace, snapshot)
+    store.put(key, store.signer.sign(key, msgspec.json.encode(made)))
     if store.head(manifest_key(workspace, snapshot)) is None:
         unpin(store, workspace, snapshot)
         raise SnapshotMissing(
@@ -86,11 +88,24 @@ def pin_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, 
     return found
 
 
+def is_own(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
+    """Whether a control side of this store has pinned the snapshot."""
+    return _read(store, _key(workspace, snapshot)) is not None
+
+
 def _reason(store: ObjectStore, key: ObjectKey) -> str:
+    found = _read(store, key)
+    if found is None:  # it is pinned nevertheless
+        return "torpor did not write its reason, or cannot read it"
+    return found.reason
+
+
+def _read(store: ObjectStore, key: ObjectKey) -> Pin | None:
     try:
-        return msgspec.json.decode(store.get(key, max_bytes=_MOST_BYTES), type=learned(Pin)).reason
-    except (StoreMissing, StoreCorrupt, msgspec.MsgspecError):
-        return "the reason cannot be read"  # it is pinned nevertheless
+        blob = store.get(key, max_bytes=_MOST_BYTES + ENVELOPE_BYTES)
+        return msgspec.json.decode(store.signer.check(key, blob), type=learned(Pin))
+    except (StoreMissing, StoreCorrupt, Unsigned, Forged, msgspec.MsgspecError):
+        return None
 
 
 def _prefix(workspace: WorkspaceName) -> str:

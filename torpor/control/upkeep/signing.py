@@ -6,28 +6,59 @@ installation is brought up to date, once, and else only when its user asks for i
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import msgspec
 
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned, record_in
-from torpor.shared.errors import ObjectChanged, StoreMissing
-from torpor.shared.values import MIB, ObjectKey
+from torpor.shared.errors import ObjectChanged, StoreCorrupt, StoreMissing
+from torpor.shared.values import MIB, ObjectKey, WorkspaceName
 
-_KINDS: Final = frozenset({"rentals", "jobs", "hosts", "verified", "deleted", "marks", "claim"})
-"""What is signed of a workspace, by the first word of its name (``workspaces/NAME/KIND``)."""
+_KINDS: Final = frozenset(
+    {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "claim"}
+)
+"""What is signed of a workspace, by the word after its name (``workspaces/NAME/KIND``)."""
 _CANARIES: Final = "canaries/"
 _MOST_BYTES: Final = 33 * MIB  # a mark of prune; all others are small
+_PASSES: Final = 5  # a run that goes on may write an unsigned record after it was listed
 
 
-def sign_records(store: ObjectStore, *, whatever: bool = False) -> list[ObjectKey]:
-    """Sign every unsigned record of the store; returns their names. ``whatever``: also those that
-    another key signed, or that were changed. A record that a run writes meanwhile, and an object
-    that is no JSON, stay as they are. Idempotent."""
-    there = [found.key for prefix in ("workspaces/", _CANARIES) for found in store.list(prefix)]
-    return [key for key in there if is_signed_kind(key) and _sign(store, key, whatever)]
+class Signed(NamedTuple):
+    """The records that were signed, and those that were left as they are, with the reason."""
+
+    signed: list[ObjectKey]
+    left: dict[ObjectKey, str]
+
+
+def sign_records(
+    store: ObjectStore,
+    *,
+    whatever: bool = False,
+    of: Callable[[WorkspaceName], bool] = lambda name: True,
+) -> Signed:
+    """Sign every unsigned record of the store, in the order in which they were written, until a
+    pass finds none. ``whatever``: also those that another key signed, or that were changed. ``of``:
+    whether a workspace's records are meant. Idempotent."""
+    signed: list[ObjectKey] = []
+    for _ in range(_PASSES):
+        found = [one for prefix in ("workspaces/", _CANARIES) for one in store.list(prefix)]
+        left: dict[ObjectKey, str] = {}
+        before = len(signed)
+        for stored in sorted(found, key=lambda one: one.modified_unix):
+            if not is_signed_kind(stored.key) or not of(_workspace(stored.key)):
+                continue
+            try:
+                if _sign(store, stored.key, whatever):
+                    signed.append(stored.key)
+            except (Forged, ObjectChanged, StoreCorrupt, msgspec.MsgspecError, ValueError) as error:
+                left[stored.key] = str(error)
+            except RecursionError:
+                left[stored.key] = "it is nested too deeply"
+        if len(signed) == before:
+            break
+    return Signed(signed, left)
 
 
 def is_signed_kind(key: ObjectKey) -> bool:
@@ -36,23 +67,26 @@ def is_signed_kind(key: ObjectKey) -> bool:
     return key.startswith(_CANARIES) or (len(parts) > 2 and parts[2] in _KINDS)
 
 
+def _workspace(key: ObjectKey) -> WorkspaceName:
+    return WorkspaceName("" if key.startswith(_CANARIES) else key.split("/")[1])
+
+
 def _sign(store: ObjectStore, key: ObjectKey, whatever: bool) -> bool:
+    """Whether it was signed now. Raises what keeps it as it is."""
     try:
         blob, version = store.read(key, max_bytes=_MOST_BYTES)
     except StoreMissing:
-        return False  # a run has moved it meanwhile, and signed it
+        return False  # a run has moved it meanwhile
     try:
         store.signer.check(key, blob)
     except Unsigned:
         record = blob
     except Forged:
         if not whatever:
-            return False
+            raise
         record = record_in(blob)
     else:
         return False
-    with suppress(ObjectChanged, msgspec.MsgspecError, UnicodeDecodeError):
-        msgspec.json.decode(record)
-        store.put(key, store.signer.sign(key, record), if_version=version)
-        return True
-    return False
+    msgspec.json.decode(record)
+    store.put(key, store.signer.sign(key, record), if_version=version)
+    return True
