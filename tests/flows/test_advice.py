@@ -332,7 +332,9 @@ _REFUSALS: dict[str, Refusal] = {
         lambda desk: _write_at(desk, "confirm"), "stop the program", _stop_writing
     ),
     "written later, accepted": Refusal(
-        lambda desk: _write_at(desk, "confirm"), "accept these names", _accept_changed
+        lambda desk: _write_at(desk, "confirm"),
+        "accept these names in `accept_changed`",
+        _accept_changed,
     ),
     "quiesce fails, fixed": Refusal(_quiesce("false"), "Fix it", _quiesce("true")),
     "quiesce fails, removed": Refusal(_quiesce("false"), "remove `quiesce`", _quiesce()),

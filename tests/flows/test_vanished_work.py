@@ -245,6 +245,21 @@ def test_a_link_that_does_not_lead_to_what_the_directory_of_its_name_held_keeps_
     assert hibernate_plainly(opened, accept_lost=["~/workspace"]).destroyed
 
 
+def test_a_directory_that_was_renamed_beside_a_link_to_its_copy_keeps_the_machine(
+    lab: Lab, linked: Path
+) -> None:
+    """What its user did after the copy is there alone."""
+    hibernate_plainly(lab.opened, destroy=False)
+    shutil.copytree(linked / "workspace", linked / "copy")
+    (linked / "workspace/later.txt").write_text("work of an hour")
+    (linked / "workspace").rename(linked / "old")
+    (linked / "workspace").symlink_to("copy")
+    with pytest.raises(UnsavedWork, match=rf"{linked}/workspace was a directory"):
+        hibernate_plainly(lab.opened)
+    shutil.rmtree(linked / "old")
+    assert hibernate_plainly(lab.opened).destroyed
+
+
 def test_a_link_that_leads_to_the_old_directory_again_keeps_no_machine(
     lab: Lab, linked: Path
 ) -> None:

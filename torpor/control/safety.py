@@ -363,7 +363,7 @@ def warrant_to_destroy(
             f"{confirmed.unaccepted_count} names changed on machine {machine.id} after snapshot "
             f"{verified.snapshot} was made: {', '.join(confirmed.unaccepted)}. The machine was "
             "not destroyed: stop the program that writes there (a quiesce hook can), or accept "
-            "these names, and hibernate again"
+            "these names in `accept_changed`, and hibernate again"
         )
     reason = f"snapshot {verified.snapshot} is verified and the newest"
     return Warrant(_MINT, machine, reason, _LastLook(ask), verified.snapshot)

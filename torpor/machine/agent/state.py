@@ -93,14 +93,28 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
     files: list[tuple[bytes, int, int]] | None = None
 
     def is_at(self, place: bytes) -> bool:
-        """Whether ``place`` is that directory, or has at least half of these files as they were."""
+        """Whether ``place`` is that directory, or has at least half of these files as they were,
+        and the directory itself does not lie beside its old place under another name: later work
+        may be there."""
         with suppress(OSError):
             found = os.stat(place)
             if self.inode and (found.st_dev, found.st_ino) == (self.device, self.inode):
                 return True
-        if self.files is None:
+        return self._has_files(place) and not any(map(self._has_files, self._beside()))
+
+    def _has_files(self, place: bytes) -> bool:
+        if not self.files:
             return False
         return 2 * sum(map(partial(_is_there, place), self.files)) >= len(self.files)
+
+    def _beside(self) -> list[bytes]:
+        """What has its inode, in the directory that it was in."""
+        try:
+            with os.scandir(os.path.dirname(self.root)) as names:
+                same = [name for name in names if name.inode() == self.inode]
+                return [name.path for name in same if not name.is_symlink()]
+        except OSError:
+            return []
 
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
