@@ -52,7 +52,7 @@ class Judge:
         """The machine goes on from a snapshot."""
         owed = self.saves[basis].owed if basis else {}
         self._had[machine] = set(self.saves[basis].tree if basis else ())
-        self._lines[machine] = {v: holder for v, holder in owed.items() if not v.over}
+        self._lines[machine] = dict(owed)  # also what another machine has deleted since
 
     def accept(self, machine: str, snapshot: SnapshotId, tree: Tree, *, verified: bool) -> None:
         """The store has a snapshot that the machine made of ``tree`` after all of its others."""

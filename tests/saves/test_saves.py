@@ -71,3 +71,12 @@ def test_the_judge_knows_what_a_second_machine_goes_on_from() -> None:
     judge.accept("one", THREE, {"notes": b"of one"}, verified=False)
     (wrong,) = judge.woken({"notes": b"of two"}, [], [TWO, THREE])
     assert "which machine one saved last" in wrong
+
+
+def test_the_judge_owes_nobody_what_one_machine_has_deleted_and_others_still_hold() -> None:
+    judge = _judge((ONE, {**NOTES, "old": b"old"}))
+    judge.begin("two", ONE)
+    judge.accept("one", TWO, NOTES, verified=True)
+    judge.begin("three", ONE)
+    judge.accept("three", THREE, {**NOTES, "old": b"old"}, verified=True)
+    assert judge.woken(NOTES, [], [ONE, TWO, THREE]) == []
