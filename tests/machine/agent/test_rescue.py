@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from tests.fixtures.contested_store import HOUR_S
@@ -319,6 +320,15 @@ class Pauses:
     def said(self) -> list[str]:
         return self._said.read_text().split() if self._said.exists() else []
 
+    def waiting(self) -> list[psutil.Process]:
+        """The processes that wait to resume it."""
+        folder = json.dumps(str(self.record.parent))
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if any(folder in argument for argument in process.info["cmdline"] or ())
+        ]
+
     def save_is_killed(self) -> None:
         """The saving process gets SIGKILL when the save command has run."""
         saves = process_saves(self._saver.engine.home)
@@ -337,6 +347,23 @@ def test_a_save_whose_process_gets_sigterm_resumes_what_it_paused(saver: Saver) 
     saver.change()
     saver.whole(saves.save(SIGNAL).saved)
     assert pauses.said == ["paused", "resumed"]
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_a_scheduled_save_starts_the_process_that_resumes_what_a_killed_one_paused(
+    saver: Saver,
+) -> None:
+    """The process that waited beside the killed save was killed, too."""
+    pauses = Pauses(saver)
+    pauses.save_is_killed()
+    (killed,) = pauses.waiting()
+    killed.kill()
+    killed.wait()
+    saves = process_saves(saver.engine.home)
+    saves.stand_by(saver.book())
+    assert saves.save(Notice("schedule", "a save is due", 0.0)).error == ""
+    (waiting,) = pauses.waiting()
+    waiting.kill()  # it would wait for a minute
 
 
 @pytest.mark.usefixtures("needs_server")
