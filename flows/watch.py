@@ -28,6 +28,7 @@ from tasks.watch import (
     list_all_machines,
     look_at,
     renew_deadline,
+    seen,
 )
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
@@ -35,7 +36,7 @@ from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import Watched, WatchedJob, WatchReport
-from torpor.shared.errors import NotDelivered, TorporError
+from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName, names_of
 
 
@@ -118,7 +119,7 @@ def watch(
             for name, why in unread.items()
         ),
         *(
-            in_use(opened[_name(one)], one, look.result(), newest, over, dry_run, only_report)
+            in_use(opened[_name(one)], one, seen(look), newest, over, dry_run, only_report)
             for one, look in looks
         ),
         *not_there(standing, opened, newest, over),
@@ -223,7 +224,7 @@ def _renew(
         try:
             if has_deadline(workspace, one.machine):
                 renew_deadline(workspace, one.machine)
-        except TorporError as error:
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
             runner().log.error("the deadline of machine %s stands: %s", one.machine.id, error)
             faults.append(error)
 

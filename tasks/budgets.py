@@ -16,6 +16,7 @@ from tasks.events import BudgetExhausted, BudgetReached, WorkspaceEvent, emit
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, standing
@@ -23,7 +24,7 @@ from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, res
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import Offers, Tried
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
-from torpor.shared.errors import BudgetExceeded, StoreError, TorporError
+from torpor.shared.errors import BudgetExceeded, TorporError
 from torpor.shared.values import MachineId, ObjectKey
 
 
@@ -92,8 +93,8 @@ def look_at_budgets(
     unread: list[str] = []
     try:
         budgets = opened[0].budgets() if opened else []  # the same ones for every workspace
-    except TorporError as error:
-        return BudgetsSeen([], [], [f"no budget can be read: {error}"])
+    except Exception as error:  # noqa: BLE001 - unknown is not spent
+        return BudgetsSeen([], [], [f"no budget can be read: {trouble(error)}"])
     unread += [one.trouble for one in budgets if one.trouble]
     for one in budgets:
         of = [
@@ -103,14 +104,14 @@ def look_at_budgets(
             continue
         try:
             rentals = one.rentals(now_unix)
-        except TorporError as error:
-            unread.append(f"budget {one.budget.name} cannot be read: {error}")
+            now = standing(one.budget, rentals, now_unix)
+            at_unix = exhausted_unix(one.budget, rentals, now_unix)
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+            unread.append(f"budget {one.budget.name} cannot be read: {trouble(error)}")
             continue
-        now = standing(one.budget, rentals, now_unix)
         _tell_of_most(of[0], now)
         if now.share >= WARN_SHARE:
             reached.append(now)
-        at_unix = exhausted_unix(one.budget, rentals, now_unix)
         if at_unix is not None and at_unix - now_unix <= MOST_S:
             found.append(RunningOut(now, at_unix))
     return BudgetsSeen(found, reached, unread)
@@ -124,9 +125,10 @@ def newest_stored_bytes(opened: OpenWorkspace) -> int:
         if newest is None:
             return 0
         manifest, _ = open_manifest(opened.store, opened.spec.name, newest, opened.seal)
-    except TorporError as error:
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        why = trouble(error)
         runner().log.warning(
-            "how long a hibernation of workspace %s takes is not known: %s", opened.spec.name, error
+            "how long a hibernation of workspace %s takes is not known: %s", opened.spec.name, why
         )
         return 0
     return sum(chunk.stored for chunk in manifest.chunks)
@@ -190,10 +192,11 @@ def _tell_once(opened: OpenWorkspace, now: Standing, what: str, event: Workspace
     try:
         if opened.store.head(key) is not None:
             return
-    except StoreError as error:
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        why = trouble(error)
         runner().log.warning(
-            "whether the event of budget %s was sent before is not known: %s", of.name, error
+            "whether the event of budget %s was sent before is not known: %s", of.name, why
         )
     emit(event)
-    with suppress(StoreError):  # else it is sent again
+    with suppress(Exception):  # else it is sent again
         opened.store.put(key, msgspec.json.encode({"message": now.message()}))

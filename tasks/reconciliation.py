@@ -5,6 +5,7 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 from tasks.machines import open_session, renting
@@ -121,10 +122,12 @@ def open_rentals(opened: OpenWorkspace) -> list[Rental]:
 
 def listed(
     providers: Sequence[Provider],
+    rentals: Sequence[Rental] = (),
 ) -> tuple[dict[str, Listing], dict[str, TorporError]]:
     """The machines and the residue by the identity of each provider that answered, and the error of
-    each that did not. A provider that lists a machine which cannot be read is among both."""
-    answers = ask_all(providers, _listing)
+    each that did not. A provider that lists a machine which cannot be read is among both. Each is
+    told first which machines the open ``rentals`` adopted there."""
+    answers = ask_all(providers, partial(_listing, rentals=rentals))
     found: dict[str, Listing] = {}
     silent: dict[str, TorporError] = {}
     for provider, answer in zip(providers, answers, strict=True):
@@ -138,7 +141,10 @@ def listed(
     return found, silent
 
 
-def _listing(provider: Provider) -> tuple[list[Machine], list[Residue], MachineUnread | None]:
+def _listing(
+    provider: Provider, rentals: Sequence[Rental]
+) -> tuple[list[Machine], list[Residue], MachineUnread | None]:
+    recall([provider], rentals)
     try:
         return provider.list_own(), provider.residue(), None
     except MachineUnread as error:
@@ -147,8 +153,7 @@ def _listing(provider: Provider) -> tuple[list[Machine], list[Residue], MachineU
 
 def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, Listing]:
     providers = opened.markets.every()
-    recall(providers, rentals)
-    found, silent = listed(providers)
+    found, silent = listed(providers, rentals)
     for identity, error in silent.items():
         left_out = identity not in found
         if left_out and identity in {provider.identity for provider in opened.providers}:

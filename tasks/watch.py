@@ -16,8 +16,9 @@ from tasks.jobs import read_activity
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
 from tasks.retries import ONCE
-from tasks.runner import runner
+from tasks.runner import Pending, runner
 from tasks.step import step
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.alerts.delivery import Alert
 from torpor.control.alerts.watch import of_lost
@@ -25,7 +26,6 @@ from torpor.control.idleness import OWN_WORK, Verdict, judge
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
-from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot, snapshot_times
@@ -78,10 +78,9 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
     for opened in workspaces:
         try:
             rentals += open_rentals(opened)
-        except TorporError as error:
-            unread[opened.spec.name] = str(error)
-    recall(known.values(), rentals)
-    after, silent = listed([*known.values()])
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+            unread[opened.spec.name] = str(trouble(error))
+    after, silent = listed([*known.values()], rentals)
     read = [opened for opened in workspaces if opened.spec.name not in unread]
     found = compare(
         after.keys(),
@@ -92,8 +91,17 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
         [one for _, residue in after.values() for one in residue],
     )
     of = {name: opened for opened in read for name in names_of(opened.spec.name)}
+    left: list[Finding] = []
+    for finding in found:
+        try:
+            is_over = _is_over(of, finding)
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+            unread[of[WorkspaceName(finding.workspace)].spec.name] = str(trouble(error))
+            is_over = False
+        if not is_over:
+            left.append(finding)
     return AllMachines(
-        [one for one in found if not _is_over(of, one)],
+        left,
         closed | {identity: str(error) for identity, error in silent.items()},
         unread,
     )
@@ -135,8 +143,9 @@ def _close(
         first = partial(_foretell, of[name], alerts, newest)
         held = renting(of[name].under(name))
         return held.close_if_gone(rental, shown=machine, first=first), alerts
-    except TorporError as error:
-        runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, error)
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        why = trouble(error)
+        runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, why)
         return False, [] if isinstance(error, HandedOver) else alerts  # another run has ended it
 
 
@@ -161,7 +170,8 @@ def _unverified_unix(opened: OpenWorkspace) -> float | None:
     store, name = opened.store, opened.spec.name
     try:
         times, sure = snapshot_times(store, name), newest_verified(store, name)
-    except TorporError:
+    except Exception as error:  # noqa: BLE001 - the loss is told of without it
+        trouble(error)
         return None
     last = max(times, key=lambda snapshot: (times[snapshot], snapshot), default=None)
     return None if last is None or sure is None or last == sure else times[last]
@@ -207,8 +217,16 @@ def look_at(
                 )
             finally:
                 over.cancel()
-    except TorporError as error:
-        return MachineLook(Verdict("unknown", str(error)))
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        return MachineLook(Verdict("unknown", str(trouble(error))))
+
+
+def seen(look: Pending[MachineLook]) -> MachineLook:
+    """What a look that was submitted has seen; Unknown also where the look itself failed."""
+    try:
+        return look.result()
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        return MachineLook(Verdict("unknown", str(trouble(error))))
 
 
 @step("see that it is idle", retries=ONCE)
@@ -278,12 +296,20 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
         stored = choose(opened.store, opened.spec.name, opened.seal).snapshot
         if stored is not None and held == stored.snapshot:
             held = None
-    except TorporError as error:
-        return LeftLook(None, error=str(error))
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        return LeftLook(None, error=str(trouble(error)))
     newest = activity.samples[-1:]
     people = any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) for one in newest)
     used = people or activity.job_s is not None or activity.served_s is not None
     return LeftLook(activity.runs, used, holds=held)
+
+
+def seen_left(look: Pending[LeftLook]) -> LeftLook:
+    """As ``seen``."""
+    try:
+        return look.result()
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        return LeftLook(None, error=str(trouble(error)))
 
 
 @step("find newest snapshot")

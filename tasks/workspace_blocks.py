@@ -10,6 +10,7 @@ from tasks.phases import phase
 from tasks.retries import FIRST_OF_STORE
 from tasks.runner import runner
 from tasks.step import step
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Capabilities
@@ -29,8 +30,8 @@ def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, 
         for name in names:
             try:
                 opened[name] = open_workspace(name)
-            except TorporError as error:
-                closed[name] = error
+            except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+                closed[name] = trouble(error)
     return opened, closed
 
 

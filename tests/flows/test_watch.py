@@ -117,6 +117,22 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
 
 
+def test_a_hostile_machine_is_unknown_and_the_other_one_is_judged(world: World) -> None:
+    """Its host answers the probe what no probe says, and then goes on and on."""
+    opened = world.wanting(idle=_RULES)
+    busy, lies, shouts = (_rented(world, gpu=80) for _ in range(3))
+    for machine, script in (
+        (lies, "print('\\ntorpor-probe {\"version\": 5}'); raise SystemExit(0)"),
+        (shouts, "print('\\ntorpor-probe ', end='')\nfor _ in range(2000): print('[' * 2**16)"),
+    ):
+        (world.home(machine) / "json.py").write_text(script)  # which the probe's Python imports
+    report = _watch(opened)
+    assert _of(report, busy).kind == "busy"
+    for machine in (lies, shouts):
+        assert _of(report, machine).kind == "unknown"
+        assert "has no Python" in _of(report, machine).reason
+
+
 def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     lab: Lab, opened: OpenWorkspace, tmp_path: Path
 ) -> None:

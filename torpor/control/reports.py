@@ -25,12 +25,20 @@ ALL: Final = "all workspaces"
 
 def moment(unix: float) -> str:
     """A time for people."""
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return _at(unix, "%Y-%m-%d %H:%M UTC")
 
 
 def exact_moment(unix: float) -> str:
     """A time for people, to the second."""
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return _at(unix, "%Y-%m-%d %H:%M:%S UTC")
+
+
+def _at(unix: float, form: str) -> str:
+    """What a machine or a market says may be no time."""
+    try:
+        return datetime.fromtimestamp(unix, timezone.utc).strftime(form)
+    except (OverflowError, ValueError, OSError):
+        return f"a time that no clock shows ({unix:g})"
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -56,7 +56,8 @@
     ├── DeployFailed            a server did not come up, or gave a wrong answer
     │   └── StartedTooEarly     it wrote where files were still restored; start it after that
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
-    └── RunCancelled            the user or the control side stopped the run
+    ├── RunCancelled            the user or the control side stopped the run
+    └── Unforeseen              none of ours: what one machine, market or store said raised it
 
     * retryable: the same call may succeed later.
 
@@ -67,7 +68,7 @@ a user for an error of this tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class TorporError(Exception):
@@ -310,10 +311,31 @@ class RunCancelled(TorporError):
     pass
 
 
+class Unforeseen(TorporError):
+    pass
+
+
+_LONGEST: Final = 10_000  # characters of a message that is not ours
+
+
+def as_ours(error: Exception) -> TorporError:
+    """The error itself, or Unforeseen for one that is not of this tree: whoever looks at several
+    machines, workspaces or markets goes on with the others."""
+    if isinstance(error, TorporError):
+        return error
+    return Unforeseen(f"{type(error).__name__}: {error}"[:_LONGEST])
+
+
 def from_wire(wire: dict[str, str]) -> TorporError:
-    """Rebuild an error that the agent sent; an unknown class becomes a plain MachineError."""
-    known = {cls.__name__: cls for cls in _descendants(TorporError)}
-    return known.get(wire.get("type", ""), MachineError)(wire.get("message", "no message"))
+    """Rebuild an error that the agent sent. A class that no agent raises, such as a
+    market's, becomes a plain MachineError: no machine says what happened on the control side."""
+    known = {cls.__name__: cls for of in _OF_AN_AGENT for cls in _descendants(of)}
+    known |= {cls.__name__: cls for cls in (InvalidInput, WorkspaceInvalid, RunCancelled)}
+    message = wire.get("message", "no message")[:_LONGEST]
+    return known.get(wire.get("type", ""), MachineError)(message)
+
+
+_OF_AN_AGENT: Final = (MachineError, SnapshotError, StoreError)
 
 
 def _descendants(cls: type[TorporError]) -> list[type[TorporError]]:

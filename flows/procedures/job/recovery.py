@@ -13,13 +13,13 @@ from tasks.events import JobFailing, emit
 from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
 from tasks.runs import CONTINUING, GONE, JobRun, RunState
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.listing import QueuedJob
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import LOST_S, Job
 from torpor.control.reports import moment
 from torpor.control.watch_report import WatchedJob
-from torpor.shared.errors import TorporError
 from torpor.shared.values import WorkspaceName
 
 TELL_EVERY: Final = 3
@@ -110,8 +110,8 @@ def see_jobs(
     for one, look in looks:
         try:
             jobs = look.result().open
-        except TorporError as error:
-            troubles[one.spec.name] = str(error)
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+            troubles[one.spec.name] = str(trouble(error))
         else:
             first = jobs[0].id if jobs else ""
             found += [JobSeen(one, job, "" if job.id == first else first) for job in jobs]
@@ -183,5 +183,5 @@ def _left_no_record(run: JobRun, blocks: Mapping[str, OpenWorkspace]) -> bool:
     opened = blocks.get(str(run.parameters.get("workspace")))
     try:
         return opened is not None and record_of(opened, run) is None
-    except TorporError:  # its store does not answer, which the look at its jobs tells
+    except Exception:  # noqa: BLE001 - its store does not answer, which the look at its jobs tells
         return False

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from tasks.events import BackupMissed, emit
 from tasks.retention import look_at_newest
 from tasks.runner import runner
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
-from torpor.shared.errors import SnapshotError, TorporError
+from torpor.shared.errors import SnapshotError
 from torpor.shared.values import WorkspaceName
 
 
@@ -31,8 +32,8 @@ def missed_backups(
     for name, look in looks:
         try:
             look.result()
-        except TorporError as error:
-            why = str(error)
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+            why = str(trouble(error))
             runner().log.warning("workspace %s has missed its backup: %s", name, why)
             emit(BackupMissed(workspace=name, expected_hours=hours, message=why))
             (missed if isinstance(error, SnapshotError) else unread)[name] = why

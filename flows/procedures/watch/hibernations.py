@@ -12,12 +12,12 @@ from flows.hibernate import hibernate
 from tasks.budgets import look_at_budgets, newest_stored_bytes, stop_jobs, tell_of_end
 from tasks.events import MachineIdle, emit
 from tasks.runner import runner
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import OWN_WORK
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import Watched
-from torpor.shared.errors import TorporError
 from torpor.shared.values import Label, MachineId
 
 AGAIN_S: Final = 900
@@ -82,8 +82,8 @@ def hibernate_over_budget(
     )
     try:
         jobs = stop_jobs(opened, machine, one.over)
-    except TorporError as error:
-        faults.append(error)
+    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        faults.append(trouble(error))
         step = f"it was not hibernated: whether a job runs on it is not known: {error}"
         return msgspec.structs.replace(one, next_step=step)
     if jobs:

@@ -16,7 +16,7 @@ from tasks.alert_delivery import Told
 from tasks.alert_server import LiveRun
 from tasks.restore import NEWEST
 from tasks.runner import runner
-from tasks.watch import LeftLook, look_at_left
+from tasks.watch import LeftLook, look_at_left, seen_left
 from tasks.workspace import OpenWorkspace
 from torpor.control.alerts.watch import LEFT_S
 from torpor.control.reconciliation import Finding
@@ -83,7 +83,7 @@ def see_left(
             name,
             machine,
             rental,
-            look.result() if look else None,
+            seen_left(look) if look else None,
             live and [run for run in live if _may_use(run, rental, (name, *named[name]))],
             opened[name].spec.when_left
             if name not in torn and (name in stored or _holds_nothing(rental))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from tasks.trouble import trouble
 from tasks.watch import AllMachines, MachineLook, newest_made_unix
 from tasks.workspace import OpenWorkspace
 from torpor.control.reconciliation import Finding
 from torpor.control.watch_report import Watched
-from torpor.shared.errors import TorporError
 from torpor.shared.values import Label, MachineId, WorkspaceName
 
 _NEXT: Final = {
@@ -31,8 +31,8 @@ def newest_snapshots(
     for name, look in looks:
         try:
             found[name] = look.result()
-        except TorporError as error:
-            troubles[name] = str(error)
+        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+            troubles[name] = str(trouble(error))
     return found, troubles
 
 

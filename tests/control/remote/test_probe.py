@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from tests.fixtures.sshd import Sshd
@@ -88,9 +89,52 @@ def test_an_unfit_machine_is_refused(sshd: Sshd, facts: dict[str, Any], words: s
     assert not (sshd.home / ".torpor").exists()
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"version": 5}',
+        "[" * 200_000,
+        '{"version": ' + "[" * 5_000 + "]" * 5_000 + "}",
+        "[" + "{}," * 80_000 + "{}]",
+        json.dumps({**_FACTS, "bundles": 5}),
+        json.dumps({**_FACTS, "free_bytes": -1}),
+        json.dumps({**_FACTS, "free_bytes": float("nan")}),
+        json.dumps({**_FACTS, "libc": "glibc " + "9" * 5_000}),
+        json.dumps({**_FACTS, "libc": "glibc 2.x"}),
+        json.dumps({**_FACTS, "home": 7}),
+        json.dumps({"version": [3, 11, 2]}),
+    ],
+)
+def test_an_answer_that_no_probe_gives_makes_the_machine_unfit(sshd: Sshd, told: str) -> None:
+    answer = sshd.folder / "answer"
+    answer.write_text(f"torpor-probe {told}\n")
+    liar = sshd.folder / "python-that-lies"
+    liar.write_text(f"#!/bin/sh\ncat {answer}\n")
+    liar.chmod(0o755)
+    with pytest.raises(MachineUnfit):
+        _open(sshd, str(liar))
+    assert not (sshd.home / ".torpor").exists()
+
+
+@pytest.mark.parametrize("told", ["[" * 100_000, "[]", '{"error": 5}', '{"error": {"type": []}}'])
+def test_an_answer_that_no_installation_gives_makes_the_machine_unfit(
+    sshd: Sshd, told: str, agent_source: Path, bundle_cache: Path
+) -> None:
+    """Its probe is honest."""
+    answers = [sshd.folder / "probe", sshd.folder / "install"]
+    answers[0].write_text("torpor-probe " + json.dumps({**_FACTS, "home": str(sshd.home)}) + "\n")
+    answers[1].write_text(f"torpor-install {told}\n")
+    liar = sshd.folder / "python-that-lies"
+    liar.write_text(f"#!/bin/sh\ncat {answers[0]}\nmv {answers[1]} {answers[0]}\ncat >/dev/null\n")
+    liar.chmod(0o755)
+    with pytest.raises(MachineUnfit, match="answers what torpor's installation does not say"):
+        _open(sshd, str(liar), source=agent_source, cache=bundle_cache)
+
+
 @pytest.mark.parametrize("nvidia", [True, False])
 def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = probe_module.check({**_FACTS, "nvidia": nvidia}, "python3", "here")
+    told = msgspec.convert({**_FACTS, "nvidia": nvidia}, probe_module.Facts)
+    machine = probe_module.check(told, "python3", "here")
     assert machine.platform.gpu is nvidia
     exists = Mock(return_value=nvidia)
     monkeypatch.setattr(os.path, "exists", exists)

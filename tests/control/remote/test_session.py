@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +28,9 @@ from torpor.shared.errors import (
     AgentLost,
     InvalidInput,
     MachineError,
+    MachineUnfit,
     RunCancelled,
+    Unforeseen,
     WorkspaceAsleep,
 )
 from torpor.shared.values import Grant, ObjectKey
@@ -181,6 +184,35 @@ def test_a_reason_not_to_connect_again_ends_the_open_calls(
         with pytest.raises(WorkspaceAsleep, match="another run") as caught:
             answer.result(PATIENCE_S)
     assert caught.value.snapshot == asleep.snapshot
+
+
+@pytest.mark.parametrize("told", ['{"version": 5}', "[" * 200_000])
+def test_a_machine_that_turns_hostile_before_a_session_connects_again_ends_the_open_calls(
+    opened: Opener, agent_home: Path, sshd: Sshd, told: str
+) -> None:
+    lie, python = sshd.folder / "lie", sshd.folder / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ -e {lie} ]; then cat {lie}; else exec {sys.executable} "$@"; fi\n'
+    )
+    python.chmod(0o755)
+    with running(opened(candidates=(str(python),)), agent_home) as answer:
+        lie.write_text(f"torpor-probe {told}\n")
+        sshd.drop_connections()
+        with pytest.raises(MachineUnfit, match="has no Python"):
+            answer.result(PATIENCE_S)
+
+
+def test_an_error_that_is_not_ours_ends_the_open_calls_too(
+    opened: Opener, agent_home: Path, sshd: Sshd
+) -> None:
+    def check() -> None:
+        raise TypeError("'int' object is not subscriptable")
+
+    with running(opened(check=check), agent_home) as answer:
+        sshd.drop_connections()
+        with pytest.raises(Unforeseen, match="TypeError: 'int' object"):
+            answer.result(PATIENCE_S)
+        (agent_home / "go").touch()
 
 
 def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:

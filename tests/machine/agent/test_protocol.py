@@ -11,7 +11,14 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import MAX_LOG_BYTES, Log, scrub
 from torpor.machine.agent.machine import machine_id
 from torpor.shared.errors import InvalidInput
-from torpor.shared.wire.protocol import Envelope, Said, encode_line, parse_line, parse_said
+from torpor.shared.wire.protocol import (
+    MAX_VALUES,
+    Envelope,
+    Said,
+    encode_line,
+    parse_line,
+    parse_said,
+)
 from torpor.shared.wire.request import Event, parse_request
 from torpor.shared.wire.snapshot import StorePart
 
@@ -53,6 +60,13 @@ def test_a_name_of_any_bytes_survives_the_wire() -> None:
     name = b"caf\xe9".decode(errors="surrogateescape")
     said = parse_said(encode_line(Said(id="r", result={"roots": [name]})))
     assert said is not None and said.result == {"roots": [name]}
+
+
+def test_a_line_of_many_values_is_no_message() -> None:
+    """16 MiB of empty objects would take half a GiB of the control side's memory."""
+    for value in (b"{}", b"[]", b"0"):
+        many = b",".join([value] * (MAX_VALUES + 1))
+        assert parse_said(b'{"id":"r","result":{"a":[' + many + b"]}}") is None
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 import asyncssh
+import msgspec
 
 from torpor.control.remote.bundle import Bundle
 from torpor.control.remote.probe import Probed
 from torpor.control.remote.ssh import execute
 from torpor.shared.errors import AgentLost, MachineUnfit, from_wire
+from torpor.shared.values import learned
+from torpor.shared.wire.protocol import parse_json
 
 INSTALL_S: Final = 600.0  # 10 MB over the worst link that is worth using
 _MARK: Final = b"torpor-install "
@@ -82,6 +84,10 @@ except OSError as error:
 """
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    error: dict[str, str] | None = None
+
+
 async def install(
     connection: asyncssh.SSHClientConnection, where: str, machine: Probed, bundle: Bundle
 ) -> str:
@@ -98,12 +104,21 @@ async def install(
     )
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
-            answer = json.loads(line[len(_MARK) :])
-            if "error" not in answer:
+            answer = _answer(line[len(_MARK) :])
+            if answer is None:
+                raise MachineUnfit(f"{where} answers what torpor's installation does not say")
+            if answer.error is None:
                 return folder
-            error = from_wire(answer["error"])
+            error = from_wire(answer.error)
             raise type(error)(f"{where}: {error}")
     if done.exit == -1:
         raise AgentLost(f"{where}: the connection was lost while the agent was installed")
     words = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
     raise MachineUnfit(f"{where}: installing the agent failed (exit {done.exit}): {words}")
+
+
+def _answer(text: bytes) -> _Answer | None:
+    try:
+        return msgspec.convert(parse_json(text), learned(_Answer))
+    except ValueError:
+        return None

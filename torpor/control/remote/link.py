@@ -19,8 +19,10 @@ from torpor.control.remote.ssh import Completed, Identity, connect, execute
 from torpor.shared.errors import (
     AgentLost,
     MachineDenied,
+    MachineError,
     MachineUnfit,
     TorporError,
+    as_ours,
     from_wire,
 )
 from torpor.shared.values import KIB, Endpoint
@@ -196,9 +198,13 @@ async def open_link(route: Route, pin: Callable[[str], None]) -> tuple[Link, Hel
     except BaseException as error:
         connection.abort()
         await connection.wait_closed()
-        if isinstance(error, (asyncssh.Error, OSError)) and not isinstance(error, TorporError):
+        if not isinstance(error, Exception) or isinstance(error, TorporError):
+            raise
+        if isinstance(error, (asyncssh.Error, OSError)):
             raise AgentLost(f"{route.where}: the connection was lost: {error}") from error
-        raise
+        raise MachineError(
+            f"{route.where} answers what torpor does not know: {as_ours(error)}"
+        ) from error
 
 
 async def _attach(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
 import asyncssh
+import msgspec
 
 from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Platform
 from torpor.control.remote.ssh import execute
 from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
-from torpor.shared.values import MIB
+from torpor.shared.values import MIB, learned
+from torpor.shared.wire.protocol import parse_json
+from torpor.shared.wire.request import Count
 
 PYTHON_CANDIDATES: Final = (
     "python3",
@@ -23,6 +26,7 @@ PROBE_S: Final = 30.0
 NEEDED_BYTES: Final = 128 * MIB  # the bundle unpacked, its archive, journals and the log
 DEFAULT_HOME: Final = "~/.torpor"
 _MARK: Final = b"torpor-probe "  # a login shell may print more
+_GLIBC: Final = re.compile(r"glibc (\d{1,4})\.(\d{1,4})(?:\.\S*)?", re.ASCII)
 
 # Constant, never formatted. Runs on any Python since 2.7, so that it can report an old one.
 SCRIPT: Final = r"""
@@ -62,6 +66,29 @@ sys.stdout.write("\ntorpor-probe " + json.dumps(facts) + "\n")
 """
 
 
+_Word = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the script writes. A machine writes it: what does not fit is no answer."""
+
+    version: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=3)]
+    home: _Word
+    implementation: _Word
+    system: _Word
+    machine: _Word
+    bits: Count
+    missing: Annotated[list[_Word], msgspec.Meta(max_length=100)]
+    libc: Annotated[str, msgspec.Meta(max_length=100)]
+    free_bytes: Annotated[int, msgspec.Meta(ge=0)]  # of some network file systems: 2^63
+    writable: bool
+    in_the_way: bool
+    nvidia: bool
+    bundles: Annotated[list[_Word], msgspec.Meta(max_length=100)]
+    user_home: _Word
+    cuda: Count
+
+
 @dataclass(frozen=True)
 class Probed:
     """A machine where the agent can run."""
@@ -91,12 +118,12 @@ async def probe(
         if facts is None:
             continue
         found.append(facts)
-        if tuple(facts["version"][:2]) in PYTHONS:
+        if tuple(facts.version[:2]) in PYTHONS:
             return check(facts, python, where)
     uname = await execute(connection, ["uname", "-s", "-m"], timeout_s=PROBE_S)
     words = uname.stdout.decode("utf-8", "replace").split()[-2:]
     system = " ".join(words) if uname.exit == 0 and words else "no Unix (uname does not run)"
-    versions = sorted({".".join(map(str, facts["version"])) for facts in found})
+    versions = sorted({".".join(map(str, facts.version)) for facts in found})
     there = f"only Python {', '.join(versions)}" if versions else "no Python"
     raise MachineUnfit(
         f"{where} ({system}) has {there}: the agent needs CPython {PYTHONS[0][0]}.{PYTHONS[0][1]} "
@@ -105,57 +132,53 @@ async def probe(
     )
 
 
-async def _ask(
-    connection: asyncssh.SSHClientConnection, python: str, home: str
-) -> dict[str, Any] | None:
+async def _ask(connection: asyncssh.SSHClientConnection, python: str, home: str) -> Facts | None:
     argv = [python, "-s", "-E", "-c", SCRIPT, home]
     done = await execute(connection, argv, timeout_s=PROBE_S)
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
             try:
-                facts = json.loads(line[len(_MARK) :])
+                return msgspec.convert(parse_json(line[len(_MARK) :]), learned(Facts))
             except ValueError:
                 return None
-            return facts if isinstance(facts, dict) and "version" in facts else None
     return None
 
 
-def check(facts: dict[str, Any], python: str, where: str) -> Probed:
+def check(facts: Facts, python: str, where: str) -> Probed:
     """What the script found, if the agent can run there."""
-    version, libc = tuple(facts["version"][:2]), str(facts["libc"]).split()
-    if facts["system"] != "Linux" or facts["implementation"] != "CPython" or facts["bits"] != 64:
+    if facts.system != "Linux" or facts.implementation != "CPython" or facts.bits != 64:
         raise MachineUnfit(
-            f"{where} runs {facts['bits']}-bit {facts['implementation']} on {facts['system']}: the "
+            f"{where} runs {facts.bits}-bit {facts.implementation} on {facts.system}: the "
             "agent needs 64-bit CPython on Linux"
         )
-    glibc = tuple(int(n) for n in libc[-1].split(".")[:2]) if libc[:1] == ["glibc"] else ()
+    libc = facts.libc.strip()
+    named = _GLIBC.fullmatch(libc)
+    glibc = tuple(map(int, named.groups())) if named else ()
     if glibc < OLDEST_GLIBC:
         raise MachineUnfit(
-            f"{where} has {' '.join(libc) or 'no glibc (musl?)'}: the agent's wheels need glibc "
+            f"{where} has {libc or 'no glibc (musl?)'}: the agent's wheels need glibc "
             f"{OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]} or later; take a Debian, Ubuntu or similar image"
         )
-    if facts["missing"]:
+    if facts.missing:
         raise MachineUnfit(
-            f"{where}: its {python} lacks the modules {', '.join(facts['missing'])}: install the "
+            f"{where}: its {python} lacks the modules {', '.join(facts.missing)}: install the "
             "whole Python there"
         )
-    home = str(facts["home"])
-    if facts["in_the_way"] or not facts["writable"] or not home.startswith("/"):
+    home = facts.home
+    if facts.in_the_way or not facts.writable or not home.startswith("/"):
         raise MachineUnfit(f"{where}: the agent's folder {home} cannot be written there")
-    if facts["free_bytes"] < NEEDED_BYTES:
+    if facts.free_bytes < NEEDED_BYTES:
         raise DiskFull(
-            f"{where}: {facts['free_bytes'] // MIB} MiB are free for {home}, the agent needs "
+            f"{where}: {facts.free_bytes // MIB} MiB are free for {home}, the agent needs "
             f"{NEEDED_BYTES // MIB} MiB: free some space or take a machine with a larger disk"
         )
     return Probed(
         python=python,
-        platform=Platform(
-            (int(version[0]), int(version[1])), str(facts["machine"]), bool(facts["nvidia"])
-        ),
+        platform=Platform((facts.version[0], facts.version[1]), facts.machine, facts.nvidia),
         home=home,
-        free_bytes=int(facts["free_bytes"]),
-        bundles=frozenset(str(name) for name in facts["bundles"]),
+        free_bytes=facts.free_bytes,
+        bundles=frozenset(facts.bundles),
         glibc=".".join(map(str, glibc)),
-        cuda=int(facts["cuda"]),
-        user_home=str(facts["user_home"]),
+        cuda=facts.cuda,
+        user_home=facts.user_home,
     )

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,7 +18,7 @@ from torpor.control.remote.install import INSTALL_S
 from torpor.control.remote.link import Link, Route, open_link
 from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed
 from torpor.control.remote.ssh import Completed, Identity
-from torpor.shared.errors import AgentLost, TorporError, from_wire
+from torpor.shared.errors import AgentLost, TorporError, as_ours, from_wire
 from torpor.shared.values import Endpoint
 from torpor.shared.wire.protocol import (
     PING_LINE,
@@ -279,12 +279,11 @@ class SshSession:
 
     async def _listen(self, link: Link) -> None:
         try:
-            async for said in link.messages():
-                waiting = self._waiting.get(said.id or "")
-                if waiting is not None:
-                    waiting.take(said)
-        except TorporError:  # the link is gone: repeat unanswered requests
-            pass
+            with suppress(Exception):  # the link is gone: repeat unanswered requests
+                async for said in link.messages():
+                    waiting = self._waiting.get(said.id or "")
+                    if waiting is not None:
+                        waiting.take(said)
         finally:
             if self._link is link:
                 self._link = None
@@ -318,9 +317,9 @@ class SshSession:
             try:
                 await asyncio.to_thread(self._check)
                 await self._connect()
-            except TorporError as error:
-                if not error.retryable:
-                    self._fail_all(error)
+            except Exception as error:  # noqa: BLE001 - callers would wait for ever
+                if not (ours := as_ours(error)).retryable:
+                    self._fail_all(ours)
                     return
                 cause = str(error)
             else:

@@ -10,7 +10,13 @@ from typing import Final, TypeVar
 
 from torpor.control.providers.seam import Adopts, Provider
 from torpor.control.rental.records import Rental, Rentals
-from torpor.shared.errors import InvalidInput, MachineUnread, ProviderUnavailable, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineUnread,
+    ProviderUnavailable,
+    TorporError,
+    as_ours,
+)
 from torpor.shared.values import Machine
 
 ANSWER_S: Final = 60.0
@@ -84,14 +90,14 @@ def ask_all(
     timeout_s: float = ANSWER_S,
 ) -> list[Answer | TorporError]:
     """Ask all at once; each answers, fails, or has not answered in time (ProviderUnavailable).
-    An error that is not of ours is raised."""
-    answers: queue.SimpleQueue[tuple[int, Answer | BaseException]] = queue.SimpleQueue()
+    Whatever error one raises is that one's: Unforeseen, where it is not ours."""
+    answers: queue.SimpleQueue[tuple[int, Answer | TorporError]] = queue.SimpleQueue()
 
     def ask(number: int) -> None:
         try:
             answers.put((number, question(providers[number])))
-        except BaseException as error:  # noqa: BLE001 - it is raised on the caller's thread
-            answers.put((number, error))
+        except Exception as error:  # noqa: BLE001 - one market stops no run that asks several
+            answers.put((number, as_ours(error)))
 
     for number in range(len(providers)):  # a thread that hangs keeps nobody from ending
         threading.Thread(target=ask, args=(number,), name="market", daemon=True).start()
@@ -102,8 +108,6 @@ def ask_all(
             number, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             break
-        if isinstance(answer, BaseException) and not isinstance(answer, TorporError):
-            raise answer
         heard[number] = answer
     return [
         heard.get(

@@ -17,6 +17,9 @@ from torpor.shared.wire.request import Event, Request
 
 PROTOCOL: Final = 1
 MAX_LINE_BYTES: Final = 16 * MIB
+MAX_VALUES: Final = 1_000_000
+"""Values in one line of a machine: they take at most 0.3 GiB where the line has 16 MiB. The longest
+that an agent sends, four and a half hours of its sampler, has 250,000."""
 MAX_ID_CHARS: Final = 200
 EVENTS_PER_S: Final = 4
 PING_S: Final = 15.0
@@ -91,9 +94,21 @@ def parse_line(line: bytes) -> Envelope | Cancel | Ping:
 def parse_said(line: bytes) -> Said | None:
     """Parse an agent's line; None for a line that is no message, such as a login shell's."""
     try:
-        return msgspec.convert(json.loads(line, parse_constant=_no_number), learned(Said))
-    except (ValueError, RecursionError):  # a ValidationError is a ValueError
+        return msgspec.convert(parse_json(line), learned(Said))
+    except ValueError:  # a ValidationError is a ValueError
         return None
+
+
+def parse_json(text: bytes) -> Any:
+    """JSON that a machine sent; ValueError where it is none, holds more than MAX_VALUES values, or
+    is nested too deeply."""
+    values = sum(map(text.count, (b",", b"[", b"{")))
+    if values > MAX_VALUES:
+        raise ValueError(f"JSON of more than {MAX_VALUES} values")
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
 
 
 def _no_number(text: str) -> float:
