@@ -124,7 +124,7 @@ def newest_stored_bytes(opened: OpenWorkspace) -> int:
         newest = newest_snapshot(opened.store, opened.spec.name)
         if newest is None:
             return 0
-        manifest, _ = open_manifest(opened.store, opened.spec.name, newest, opened.seal)
+        manifest, _ = open_manifest(opened.store, opened.spec.name, newest, opened.seal, facts=())
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         why = trouble(error)
         runner().log.warning(

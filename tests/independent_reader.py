@@ -93,7 +93,7 @@ class Keys:
 def _unpacked(frame: bytes, size: int, rule: str = "C6", bomb: bool = False) -> bytes:
     try:
         require(zstandard.frame_content_size(frame) == size, "O9" if bomb else rule, "its size")
-        require(not bomb or size <= max(64 * MIB, 1000 * len(frame)), "O10")
+        require(not bomb or size <= max(16 * MIB, 1000 * len(frame)), "O10")
         plain = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RefusedError(f"{rule}: {error}") from None
@@ -109,15 +109,33 @@ def read_manifest(blob: bytes, keys: Keys, workspace: str, snapshot: str) -> Man
     require(flags or not any(key_id), "O5")
     require(bool(flags) == (keys.sealing is not None), "O6")
     require(key_id == keys.id, "O7")
-    body = _unpacked(keys.open(blob[60:], blob[:60], "O8"), size, "O11", bomb=True)
+    frame = keys.open(blob[60:], blob[:60], "O8")
+    body = _unpacked(frame, size, "O11", bomb=True)
     require(keys.name(body) == root, "O12")
     try:
         manifest = msgspec.msgpack.decode(body, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(f"O13: {error}") from None
     require((manifest.workspace, manifest.snapshot) == (workspace, snapshot), "O14")
+    require(len(manifest.roots) <= 100_000 and len(manifest.skipped) <= 1_000_000, "O16")
+    require(max(len(manifest.environment), len(manifest.statistics)) <= 10_000, "O16")
+    hashes = len(manifest.chunks) + len(manifest.packs)
+    require((hashes - 100_000) * 24 <= len(frame), "O16")
+    require(_values(manifest.environment, 8) <= 200_000, "O17")
     check_claims(manifest)
     return manifest
+
+
+def _values(value: Any, depth: int) -> int:
+    """How many values there are in it, with itself and keys."""
+    if not isinstance(value, (list, dict)):
+        require(value is None or isinstance(value, (bool, int, float, str, bytes)), "O17")
+        return 1
+    require(depth > 0, "O17")
+    if isinstance(value, list):
+        return 1 + sum(_values(one, depth - 1) for one in value)
+    require(all(isinstance(key, str) for key in value), "O17")
+    return 1 + sum(1 + _values(one, depth - 1) for one in value.values())
 
 
 def check_claims(m: Manifest) -> None:

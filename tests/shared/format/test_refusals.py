@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +30,12 @@ from torpor.shared.format.manifest import (
     SYMLINK,
     Chunk,
     Extent,
+    Manifest,
     Skipped,
     decode_manifest,
     encode_manifest,
 )
-from torpor.shared.values import GIB, MIB
+from torpor.shared.values import GIB, KIB, MIB
 
 ROOT = Path(__file__).resolve().parents[3]
 SEALED = Seal(bytes(range(32)))
@@ -91,8 +93,63 @@ def _of_a_dictionary() -> bytes:
 
 
 def _bomb() -> bytes:
-    size = 65 * MIB
+    size = 17 * MIB
     return object_of(b"", frame=_frame(bytes(size)), body_bytes=size)
+
+
+def _array(row: bytes, count: int) -> bytes:
+    return b"\xdd" + struct.pack(">I", count) + row * count
+
+
+def _with(field: str, packed: bytes) -> Callable[[], bytes]:
+    """An honest manifest but for the bytes of one field."""
+    at = Manifest.__struct_fields__.index(field)
+    before, after = (
+        b"".join(map(msgspec.msgpack.encode, fields)) for fields in (FIELDS[:at], FIELDS[at + 1 :])
+    )
+    return lambda: object_of(bytes([0x90 | len(FIELDS)]) + before + packed + after)
+
+
+_ENCODE = msgspec.msgpack.encode
+FIGURES = {str(number): number for number in range(10_001)}
+BOMBS = {
+    "arrays in the environment": _with("environment", b"\x81\xa1x" + _array(b"\x90", 16_000_000)),
+    "maps in the environment": _with("environment", b"\x81\xa1x" + _array(b"\x80", 16_000_000)),
+    "maps in maps": _with("environment", b"\x81\xa1x" + _array(b"\x81\xa1y\x80", 4_000_000)),
+    "entries": _with("entries", _array(b"\x90", 16_000_000)),
+    "roots": _with("roots", _array(b"\xa2~a", 5_000_000)),
+    "skipped names": _with("skipped", _array(b"\x93\0\xc4\0\xa0", 2_000_000)),
+    "chunks": _with("chunks", _array(_ENCODE([b"", 0, 0, 0, 0, 0]), 1_500_000)),
+    "packs": _with("packs", _array(_ENCODE([b"", 0, b""]), 2_000_000)),
+    "figures": _with("statistics", b"\xdf" + struct.pack(">I", 2_000_000) + b"\xa0\0" * 2_000_000),
+    "fields": lambda: object_of(_array(b"\xc0", 16_000_000)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_manifest_of_a_few_kilobytes_takes_few_megabytes(kind: str) -> None:
+    """It took 5 GB of the control side, which reads what machines write."""
+    blob = BOMBS[kind]()
+    assert len(blob) < 64 * KIB
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestInvalid):
+            decode_manifest(blob, PLAIN, "it")
+        assert tracemalloc.get_traced_memory()[1] < 64 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_environment_that_an_agent_records_is_read() -> None:
+    packages = {f"package-{n}": "1.2.3" for n in range(20_000)}
+    facts = {"python_packages": packages, "apt_packages": packages, "used": bytes(10_000_000)}
+    deep: dict[str, Any] = {"a": {"b": [{"c": [{"d": [1.5, None, True, b"x", -(10**18)]}]}]}}
+    manifest = honest(environment=facts | deep | {"long": "x" * 70_000, "e": list(range(-40, 300))})
+    blob = encode_manifest(manifest, PLAIN)[0]
+    assert decode_manifest(blob, PLAIN, "it")[0].environment == manifest.environment
+    assert decode_manifest(blob, PLAIN, "it", ("e", "f"))[0].environment == {
+        "e": manifest.environment["e"]
+    }
 
 
 FIRST, *REST = FIELDS[7]
@@ -149,6 +206,15 @@ OBJECTS = [
     BadObject("O13", _body(FIELDS[:-1]), "is not a manifest"),
     BadObject("O13", _body([*FIELDS[:4], "1800000000", *FIELDS[5:]]), "is not a manifest"),
     BadObject("O13", _body(_with_first_entry([*FIRST, 0])), "is not a manifest"),
+    BadObject("O16", BOMBS["roots"], "of `roots`, at most 100000"),
+    BadObject("O16", BOMBS["skipped names"], "of `skipped`, at most 1000000"),
+    BadObject("O16", _with("statistics", _ENCODE(FIGURES)), "of `statistics`, at most 10000"),
+    BadObject("O16", BOMBS["chunks"], "chunks and packs in"),
+    BadObject("O13", BOMBS["entries"], "in fewer bytes than they have"),
+    BadObject("O17", BOMBS["arrays in the environment"], "more than 200000 values"),
+    BadObject("O17", _with("environment", b"\x81\xa1x" + b"\x91" * 8 + b"\xc0"), "no reader takes"),
+    BadObject("O17", _with("environment", b"\x81\xa1x\x81\1\2"), "no reader takes"),
+    BadObject("O17", _with("environment", b"\x81\xa1x\xd4\5\0"), "no reader takes"),
     BadObject("O13", _body(_with_first_entry(FIRST[:7])), "is not a manifest"),
     *(
         BadObject("O13", _body([*FIELDS[:n], [[*FIELDS[n][0], 0]], *FIELDS[n + 1 :]]), "length")

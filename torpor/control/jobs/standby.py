@@ -127,7 +127,7 @@ def is_own_save(
     that lies could name any other one, also an earlier job's, which is not this job's to delete."""
     if made_at(snapshot).timestamp() < int(since_unix):
         return False
-    manifest, _ = open_manifest(store, workspace, snapshot, seal)
+    manifest, _ = open_manifest(store, workspace, snapshot, seal, facts=())
     return bool(manifest.statistics.get(OWN_SAVE))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreMissing
@@ -92,9 +92,12 @@ def open_manifest(
     snapshot: SnapshotId,
     seal: Seal,
     paths: Sequence[str] | None = None,
+    *,
+    facts: Collection[str] | None = None,
 ) -> tuple[Manifest, bytes]:
     """A checked manifest and its root hash, by its name alone; ``paths`` as in read_manifest.
-    Raises SnapshotMissing, ManifestInvalid and WrongKey."""
+    ``facts``: read only these of its environment record. Raises SnapshotMissing, ManifestInvalid
+    and WrongKey."""
     what = _what(store, workspace, snapshot)
     try:
         blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
@@ -102,7 +105,7 @@ def open_manifest(
         raise SnapshotMissing(
             f"{what} is gone: it was deleted meanwhile; list the snapshots"
         ) from None
-    manifest, root = decode_manifest(blob, seal, what)
+    manifest, root = decode_manifest(blob, seal, what, facts)
     check_manifest(manifest, what)
     if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
         raise ManifestInvalid(

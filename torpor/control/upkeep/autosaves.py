@@ -19,11 +19,13 @@ from torpor.control.upkeep.last_holders import Keepers
 from torpor.control.upkeep.pins import pinned_ids
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import MOST_SAVES, lineage_of
+from torpor.shared.format.lineage import LINEAGE, MOST_SAVES, lineage_of
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.format.missed import Missed
+from torpor.shared.format.missed import MISSING, Missed
 from torpor.shared.values import SnapshotId, WorkspaceName
 
+_FACTS: Final = (LINEAGE, MISSING)
+"""All that is read of the environment record of a save, which a machine makes by itself."""
 KEPT: Final = 3
 """Each machine keeps so many: a wake uses an older one where the newest is not whole."""
 
@@ -182,7 +184,7 @@ def _unreported(
         if receipt and receipt.made_by and not receipt.autosave and snapshot not in equal:
             continue
         with suppress(SnapshotError):  # it is not known to be one
-            yield open_manifest(store, workspace, snapshot, seal)[0]
+            yield open_manifest(store, workspace, snapshot, seal, facts=_FACTS)[0]
 
 
 def _whole(

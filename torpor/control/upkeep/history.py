@@ -85,7 +85,7 @@ def newest_that_counts(
     faults = []
     for snapshot in reversed(newer):
         try:
-            if is_autosave(open_manifest(store, workspace, snapshot, seal)[0]):
+            if is_autosave(open_manifest(store, workspace, snapshot, seal, facts=())[0]):
                 continue
             verify_snapshot(store, find_snapshot(store, workspace, snapshot), seal, paths=paths)
         except (ManifestInvalid, SnapshotDamaged, WrongKey) as fault:

@@ -36,7 +36,7 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import OWN_SAVE, Lineage, Work, chain, lineage_of
+from torpor.shared.format.lineage import LINEAGE, OWN_SAVE, Lineage, Work, chain, lineage_of
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
@@ -406,7 +406,7 @@ def _unverified(
     work of its own."""
     unix = found.modified_unix
     try:
-        manifest, _ = open_manifest(store, workspace, snapshot, seal)
+        manifest, _ = open_manifest(store, workspace, snapshot, seal, facts=(LINEAGE,))
     except SnapshotMissing:
         return None
     except (ManifestInvalid, WrongKey):

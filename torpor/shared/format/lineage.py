@@ -23,7 +23,7 @@ OWN_SAVE: Final = "own_save"
 """In a manifest's statistics: the machine made the snapshot by itself."""
 MOST_SAVES: Final = 100
 """Over an hour of autosaves, each of which is superfluous soon."""
-_KEY: Final = "lineage"
+LINEAGE: Final = "lineage"
 """Its name in the environment record, where a reader of any torpor takes it for a fact more."""
 
 
@@ -81,13 +81,13 @@ class Lineage(msgspec.Struct, frozen=True):
         facts = {"content": self.content, "ancestors": self.ancestors, "whole": self.whole}
         if self.saves or self.autosave:
             facts |= {"saves": self.saves, "autosave": self.autosave}
-        return {_KEY: facts}
+        return {LINEAGE: facts}
 
 
 def recorded(manifest: Manifest) -> Lineage | None:
     """The lineage that a manifest says; None where it says none. A machine writes it, so what does
     not fit is none."""
-    said = manifest.environment.get(_KEY)
+    said = manifest.environment.get(LINEAGE)
     if not isinstance(said, dict):
         return None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
@@ -33,10 +33,21 @@ from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
 VERSION: Final = 1
 MAGIC: Final = b"TORPOR\r\n"
 MAX_BODY_BYTES: Final = 2 * GIB
-BOMB_BYTES: Final = 64 * MIB
+BOMB_BYTES: Final = 16 * MIB
 BOMB_RATIO: Final = 1000
-"""A body over 64 MiB is at most so many times as long as its frame: 60 KiB of frame can hide 2 GiB
+"""A body over 16 MiB is at most so many times as long as its frame: 60 KiB of frame can hide 2 GiB
 of zeros, and a million entries take more than a byte each."""
+MAX_ROOTS: Final = 100_000
+MAX_SKIPPED: Final = 1_000_000
+MAX_FIGURES: Final = 10_000
+MAX_FACTS: Final = 10_000
+MAX_FACT_VALUES: Final = 200_000
+"""Of the environment in all, its keys too: 20,000 packages of each kind are 80,000."""
+MAX_FACT_DEPTH: Final = 8
+HASH_BYTES: Final = 24
+"""A chunk and a pack have 32 random bytes each, which no frame makes much shorter: it has at least
+so many for each of them, but for the first HASHES_FREE."""
+HASHES_FREE: Final = 100_000
 MAX_CHUNK_BYTES: Final = 16 * MIB
 HOLE: Final = -1
 
@@ -120,6 +131,7 @@ class ReadContents(Computed[Content]):
 
 
 _LARGE: Final = 1024  # bytes of an entry
+_LEAST_ENTRY: Final = 10  # bytes
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_content: Final = msgspec.msgpack.Decoder(Content).decode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
@@ -338,8 +350,22 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 _FIELDS: Final = Manifest.__struct_fields__
 _ENTRIES: Final = _FIELDS.index("entries")
-_NO_ENTRIES: Final = b"\x90"
+_ENVIRONMENT: Final = _FIELDS.index("environment")
+_NO_ENTRIES: Final = msgspec.Raw(b"\x90")
+_NO_FACTS: Final = msgspec.Raw(b"\x80")
+_MOST: Final = {
+    "roots": MAX_ROOTS,
+    "skipped": MAX_SKIPPED,
+    "environment": MAX_FACTS,
+    "statistics": MAX_FIGURES,
+}
 _DECODER = msgspec.msgpack.Decoder(Manifest)
+_RAW_FACTS: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_decode_fact: Final = msgspec.msgpack.Decoder().decode
+
+
+_NESTS: Final = {list, dict}
+_PLAIN: Final = {type(None), bool, int, float, str, bytes}
 
 
 def encode_manifest(manifest: Manifest, seal: Seal) -> tuple[bytes, bytes]:
@@ -369,13 +395,102 @@ def _body(manifest: Manifest) -> list[bytes | bytearray]:
     return [bytes([0x90 | len(_FIELDS)]) + before, *rows.packed(), after]
 
 
-def _decoded(body: bytes) -> Manifest:
+def _decoded(body: bytes, frame_bytes: int, facts: Collection[str] | None) -> Manifest:
+    if _count(msgspec.Raw(body)) != len(_FIELDS):
+        raise msgspec.ValidationError(f"it is no array of {len(_FIELDS)} fields")
     fields = _RAWS.decode(body)
-    if len(fields) != len(_FIELDS):
-        return _DECODER.decode(body)  # which says what is wrong
+    _check_counts(dict(zip(_FIELDS, fields, strict=True)), frame_bytes)
+    environment = _facts_of(fields[_ENVIRONMENT], facts)
     entries = Entries.unpacked(fields[_ENTRIES])
-    fields[_ENTRIES] = msgspec.Raw(_NO_ENTRIES)
-    return msgspec.structs.replace(_DECODER.decode(_encode(fields)), entries=entries)
+    fields[_ENTRIES], fields[_ENVIRONMENT] = _NO_ENTRIES, _NO_FACTS
+    return msgspec.structs.replace(
+        _DECODER.decode(_encode(fields)), entries=entries, environment=environment
+    )
+
+
+def _check_counts(fields: Mapping[str, msgspec.Raw], frame_bytes: int) -> None:
+    """Before anything is made of them: objects take many times the bytes of their records."""
+    for name, most in _MOST.items():
+        if (count := _count(fields[name])) > most:
+            raise msgspec.ValidationError(f"{count} of `{name}`, at most {most} are read")
+    hashes = _count(fields["chunks"]) + _count(fields["packs"])
+    if (hashes - HASHES_FREE) * HASH_BYTES > frame_bytes:
+        raise msgspec.ValidationError(f"{hashes} chunks and packs in {frame_bytes} bytes")
+    if (count := _count(fields["entries"])) * _LEAST_ENTRY > len(memoryview(fields["entries"])):
+        raise msgspec.ValidationError(f"{count} entries in fewer bytes than they have")
+
+
+def _facts_of(packed: msgspec.Raw, wanted: Collection[str] | None) -> dict[str, Any]:
+    """The environment record, or those ``wanted`` of it."""
+    if len(memoryview(packed)) > MAX_FACT_VALUES:  # else there are no more: a value has a byte
+        _check_values(memoryview(packed), MAX_FACT_VALUES)
+    named = _RAW_FACTS.decode(packed).items()
+    found = {name: _decode_fact(raw) for name, raw in named if wanted is None or name in wanted}
+    _check_nesting(found, MAX_FACT_DEPTH)
+    return found
+
+
+def _check_nesting(value: dict[Any, Any] | list[Any], depth: int) -> None:
+    """ValidationError unless it holds plain values, and arrays and maps that are ``depth`` deep."""
+    inside: Collection[Any] = value if isinstance(value, list) else value.values()
+    kinds = {*map(type, inside)}
+    if (
+        not depth
+        or kinds - _PLAIN - _NESTS
+        or (inside is not value and {*map(type, value)} - {str})
+    ):
+        raise msgspec.ValidationError("`environment` has a value that no reader takes")
+    if kinds & _NESTS:
+        for one in inside:
+            if isinstance(one, (list, dict)):
+                _check_nesting(one, depth - 1)
+
+
+def _count(packed: msgspec.Raw) -> int:
+    """How many elements a MessagePack array has, or pairs a map; 0 of anything else."""
+    with memoryview(packed) as whole:
+        return _inside(whole, 0)[0]
+
+
+def _inside(packed: memoryview, at: int) -> tuple[int, int]:
+    """As _count, of the value there, and where what is inside begins; 0 of anything else."""
+    form = packed[at]
+    if form & 0xF0 in (0x80, 0x90):
+        return form & 0x0F, at + 1
+    if form in (0xDC, 0xDE):
+        return struct.unpack_from(">H", packed, at + 1)[0], at + 3
+    if form in (0xDD, 0xDF):
+        return struct.unpack_from(">I", packed, at + 1)[0], at + 5
+    return 0, 0
+
+
+def _check_values(packed: memoryview, most: int) -> None:
+    """ValidationError where a MessagePack value holds more than ``most``, itself and keys too."""
+    at, left, seen = 0, 1, 0
+    while left:
+        left, seen = left - 1, seen + 1
+        if seen + left > most:
+            raise msgspec.ValidationError(f"`environment` has more than {most} values")
+        count, inside = _inside(packed, at)
+        if inside:
+            is_map = packed[at] & 0xF0 == 0x80 or packed[at] in (0xDE, 0xDF)
+            left, at = left + count * (1 + is_map), inside
+        else:
+            at += _length(packed, at)
+
+
+def _length(packed: memoryview, at: int) -> int:
+    """The bytes of the MessagePack value there, which is no array and no map."""
+    form = packed[at]
+    if form < 0x80 or form >= 0xE0 or form in (0xC0, 0xC1, 0xC2, 0xC3):
+        return 1
+    if form & 0xE0 == 0xA0:
+        return 1 + (form & 0x1F)
+    if 0xCA <= form <= 0xD8:  # numbers, and extensions of a fixed length
+        return (5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18)[form - 0xCA]
+    width = 1 << (form - (0xD9 if form >= 0xD9 else 0xC4 if form < 0xC7 else 0xC7))
+    extra = 1 if 0xC7 <= form <= 0xC9 else 0  # the kind of an extension
+    return 1 + width + extra + int.from_bytes(packed[at + 1 : at + 1 + width], "big")
 
 
 def manifest_root(blob: bytes, what: str) -> bytes:
@@ -383,8 +498,11 @@ def manifest_root(blob: bytes, what: str) -> bytes:
     return _header(blob, what)[2]
 
 
-def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes]:
-    """Open, check the root hash and the types; ``what`` names the object in errors.
+def decode_manifest(
+    blob: bytes, seal: Seal, what: str, facts: Collection[str] | None = None
+) -> tuple[Manifest, bytes]:
+    """Open, check the root hash and the types; ``what`` names the object in errors. ``facts``: read
+    only these of the environment record.
 
     Raises ManifestInvalid or WrongKey. The caller still runs ``checks.check_manifest`` before it
     trusts a field.
@@ -417,8 +535,8 @@ def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes
     if seal.name(body) != root:
         raise ManifestInvalid(f"{what} is damaged: its content does not match its root hash")
     try:
-        return _decoded(body), root
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        return _decoded(body, len(frame), facts), root
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as exc:
         raise ManifestInvalid(f"{what} is not a manifest of version {VERSION}: {exc}") from None
 
 

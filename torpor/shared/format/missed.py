@@ -41,7 +41,7 @@ _OWN: Final = re.compile(
 )
 """Torpor's own files: logs, which are written again, and what was frozen of programs, which is gone
 once they go on."""
-_KEY: Final = "missing"
+MISSING: Final = "missing"
 """Its name in the environment record, where a reader of any torpor takes it for a fact more."""
 _MOST_PLACES: Final = 100
 _NAMED: Final = 3
@@ -87,14 +87,14 @@ def missing_record(places: Sequence[Missing]) -> dict[str, Any]:
     """What the environment record of a manifest keeps; nothing where nothing is missing."""
     if not places:
         return {}
-    return {_KEY: msgspec.to_builtins(places[:_MOST_PLACES], builtin_types=[bytes])}
+    return {MISSING: msgspec.to_builtins(places[:_MOST_PLACES], builtin_types=[bytes])}
 
 
 def recorded_missing(manifest: Manifest) -> list[Missing]:
     """The places that a manifest says were missing. A machine writes it, so what does not fit is
     none."""
     try:
-        places = msgspec.convert(manifest.environment.get(_KEY, []), learned(list[Missing]))
+        places = msgspec.convert(manifest.environment.get(MISSING, []), learned(list[Missing]))
     except msgspec.ValidationError:
         return []
     return [place for place in places if 0 <= place.root < len(manifest.roots)]
