@@ -7,6 +7,7 @@ ProcessRecord in a file.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -64,13 +65,28 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-def all_processes() -> dict[psutil.Process, set[bytes]]:
-    """Every process with the ``NAME=value`` words of its environment, where we may read them."""
+def all_processes(*, others_too: bool = False) -> dict[psutil.Process, set[bytes]]:
+    """Every process with the ``NAME=value`` words of its environment: of this account's, as any
+    account can start a process with any words. ``others_too``: also of those of other accounts that
+    we may read, for whoever ends what a machine has left."""
     found = {}
     for pid in psutil.pids():
         with contextlib.suppress(psutil.NoSuchProcess):
-            found[psutil.Process(pid)] = _environment(pid)
+            process = psutil.Process(pid)
+            words = _environment(pid)
+            found[process] = words if not words or others_too or _is_own(pid) else set()
     return found
+
+
+def _is_own(pid: int) -> bool:
+    """Whether it acts for this account. The owner of its folder does not say that: it is root
+    where the process has asked the kernel for it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except _NOT_THERE:
+        return False
+    _, _, uids = status.partition(b"\nUid:")
+    return uids.split()[1:2] == [b"%d" % os.geteuid()]
 
 
 def with_descendants(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.contracts.store_contract import KEY
+from tests.fixtures.ordinary_user import as_nobody
 from tests.fixtures.waiting import until
 from torpor.control.store import embedded
 from torpor.control.store.embedded import EmbeddedStore
@@ -36,7 +41,11 @@ def test_it_keeps_its_data_and_takes_new_credentials(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_server")
-def test_its_secret_is_in_no_repr_argument_or_environment(tmp_path: Path) -> None:
+def test_its_secret_is_in_no_repr_argument_or_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the login of Prefect, which the supervisor's environment has."""
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "torpor:s3cr3t-key")
     with EmbeddedStore.start(tmp_path, "AKONE", "s3cr3t-key", "bucket") as running:
         seen = b"".join(
             Path(f"/proc/{running.pid}/{name}").read_bytes() for name in ("cmdline", "environ")
@@ -56,13 +65,57 @@ def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("needs_server")
 def test_what_a_killed_server_leaves_in_tmp_is_removed(tmp_path: Path) -> None:
     running = EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket")
-    port = running.endpoint_url.rpartition(":")[2]
-    assert list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
+    ports = json.loads((tmp_path / "embedded.json").read_text())["ports"]
+
+    def sockets() -> list[Path]:
+        return [one for port in ports for one in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
+
+    assert sockets()
     os.kill(running.pid, signal.SIGKILL)
     running.stop()
     assert not _alive(running.pid)
-    assert not list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
+    assert not sockets()
     assert not list(Path("/tmp").glob(f"weed*.{running.pid}"))
+
+
+_START = """
+import sys
+from pathlib import Path
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Store
+from torpor.shared.values import object_key
+with EmbeddedStore.start(Path(sys.argv[1]), "AKONE", "secret-one", "bucket") as running:
+    S3Store.connect(running.settings("bucket")).put(object_key("kept"), b"kept")
+"""
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_sockets_that_another_account_has_made_in_tmp_keep_it_from_nothing() -> None:
+    """A store of an ordinary user, who may not remove them; root has made them."""
+    folder = Path(tempfile.mkdtemp(prefix="torpor-"))
+    home = folder / "home"
+    home.mkdir()
+    folder.chmod(0o711)
+    argv = [*(as_nobody(folder, home) if os.geteuid() == 0 else ()), sys.executable, "-c", _START]
+    made: list[socket.socket] = []
+    names: list[str] = []
+    try:
+        for _ in range(2):
+            done = subprocess.run([*argv, str(home / "store")], capture_output=True, check=False)
+            assert done.returncode == 0, done.stderr.decode()
+            for port in json.loads((home / "store" / "embedded.json").read_text())["ports"]:
+                for what in ("", "-grpc"):
+                    for role in ("s3", "filer", "master", "volume", "admin"):
+                        names.append(f"/tmp/seaweedfs-{role}{what}-{port}.sock")
+                        made.append(socket.socket(socket.AF_UNIX))
+                        with suppress(OSError):  # it is there
+                            made[-1].bind(names[-1])
+    finally:
+        for one in made:
+            one.close()
+        for name in names:
+            Path(name).unlink(missing_ok=True)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.usefixtures("needs_server")

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.other_account import process_of_another
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
 from torpor.machine.supervisor import log
+from torpor.machine.supervisor.processes import MARK, of_job
 from torpor.shared.errors import InvalidInput
 from torpor.shared.wire.job import JobLook, JobState
 
@@ -185,3 +187,16 @@ def test_another_jobs_processes_are_left_alone(machine: Machine) -> None:
 def test_a_grace_is_bounded(machine: Machine, grace_s: float) -> None:
     with pytest.raises(InvalidInput):
         machine.stop(grace_s)
+
+
+def test_a_process_of_another_account_is_none_of_a_jobs(tmp_path: Path) -> None:
+    """Any account can start one whose environment names the job's folder."""
+    with process_of_another({MARK: str(tmp_path)}) as pid:
+        until(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes(), "it has begun")
+        assert pid not in of_job(tmp_path, None, None)
+    own = subprocess.Popen(SLEEPS, env={MARK: str(tmp_path)})
+    try:
+        until(lambda: of_job(tmp_path, None, None) == [own.pid], "its own one counts")
+    finally:
+        own.kill()
+        own.wait()

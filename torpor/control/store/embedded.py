@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torpor.control.own_server import STARTED_BY
 from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.processes import ProcessRecord
 from torpor.control.store import embedded_keys
@@ -32,6 +33,8 @@ TRIES = 3  # another program may take a free port before the server does
 _PORTS = ("s3", "master", "filer", "volume", "admin")
 _KEPT = 2 * len(_PORTS) - 2  # nothing outside knows the last two, those of its administration
 _GRPC = 10_000  # its own workers look for the administration's gRPC this far above its HTTP
+_PASSED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "GOMAXPROCS", "GOMEMLIMIT", STARTED_BY)
+"""All that the server gets of an environment."""
 _STATE, _CONFIG, _LOG = "embedded.json", "identities.json", "embedded.log"
 
 
@@ -159,8 +162,9 @@ def stop(folder: Path) -> bool:
         while _is_alive(pid, started) and time.monotonic() < deadline:
             time.sleep(0.02)
     for port in state["ports"]:  # its sockets, which remain after a kill
-        for leftover in Path("/tmp").glob(f"seaweedfs-*-{int(port)}.sock"):  # noqa: S108
-            leftover.unlink(missing_ok=True)
+        for leftover in _sockets(int(port)):
+            with contextlib.suppress(PermissionError):  # another account has made it
+                leftover.unlink(missing_ok=True)
     return was_alive
 
 
@@ -187,7 +191,19 @@ def _kept_ports(folder: Path) -> list[int]:
             f"{folder / _STATE} before that: the store gets another port, and you must change the "
             "blocks of your own that name this one"
         )
-    return ports if all(is_free(port) for port in ports) else ports[:1]
+    return ports if all(map(_is_usable, ports)) else ports[:1]
+
+
+def _is_usable(port: int) -> bool:
+    """Whether the server can listen there, and no other account has made a socket in /tmp by which
+    the server would keep from starting."""
+    mine = os.geteuid()
+    return is_free(port) and (not mine or all(one.lstat().st_uid == mine for one in _sockets(port)))
+
+
+def _sockets(port: int) -> list[Path]:
+    """The Unix sockets in /tmp that belong to a port."""
+    return [*Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]  # noqa: S108
 
 
 def _launch(
@@ -199,7 +215,8 @@ def _launch(
 ) -> EmbeddedStore:
     """Start the server on the ports that are ``kept``, in their order, and on free ones."""
     folder = folder.resolve()
-    admin, *others = sorted({*free_ports(_KEPT + 1)} - {*kept})
+    free = [port for port in free_ports(2 * _KEPT) if _is_usable(port)]
+    admin, *others = sorted({*free} - {*kept})
     ports = [*[*kept, *others][:_KEPT], admin, admin + _GRPC]
     config = folder / _CONFIG  # not the environment, which other processes can read
     config.touch(mode=0o600)
@@ -222,6 +239,10 @@ def _launch(
         f"-s3.allowedOrigins=http://127.0.0.1:{ports[0]}",  # no web page of another
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
+        # Beside its files, and not in /tmp, where another account may have made one of that name.
+        "-s3.localSocket=s3.sock",
+        "-filer.localSocket=filer.sock",
+        "-s3.localFilerSocket=filer.sock",
         "-webdav=false",
         "-admin.ui=false",
         "-master.telemetry=false",
@@ -231,8 +252,8 @@ def _launch(
     ]
     for name, port, grpc in zip(_PORTS, ports[::2], ports[1::2], strict=True):
         argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
-    # Those would win over its file of settings, which has the keys.
-    ours = {name: value for name, value in environment.items() if not name.startswith("WEED_")}
+    # No login of Prefect's, and nothing that would win over its file of settings.
+    ours = {name: value for name, value in environment.items() if name in _PASSED}
     with (folder / _LOG).open("ab") as log:
         # A session of its own: Ctrl-C at the demo must not end the store before the demo is done.
         process = subprocess.Popen(

@@ -93,7 +93,7 @@ def of_job(folder: Path, command: ProcessId | None, supervisor: ProcessId | None
         for pid, process in seen.items()
         if pid in children
         or process.session == session
-        or mark in _environment(pid)
+        or (mark in _environment(pid) and _is_own(pid))
         or (within is not None and _namespace(pid) == within)
     ]
 
@@ -223,6 +223,16 @@ def _namespace(pid: int) -> str | None:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except _GONE:
         return None
+
+
+def _is_own(pid: int) -> bool:
+    """Whether it acts for this account: any account can start a process with any environment."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except _GONE:
+        return False
+    _, _, uids = status.partition(b"\nUid:")
+    return uids.split()[1:2] == [b"%d" % os.geteuid()]
 
 
 def _environment(pid: int) -> list[bytes]:

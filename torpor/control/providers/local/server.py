@@ -74,7 +74,7 @@ def server_lives(server: ServerRecord) -> bool:
 
 def machine_processes(folder: MachineFolder, machine: MachineId) -> list[psutil.Process]:
     """Every live process of the machine: what carries its mark, its server, and what they began."""
-    found = all_processes()
+    found = all_processes(others_too=True)
     mark = f"{MARK}={machine}".encode()
     own = {process for process, words in found.items() if mark in words}
     server = folder.read_server()
