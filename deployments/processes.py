@@ -18,8 +18,8 @@ from typing import Final
 import psutil
 
 from deployments.installation import CHECKOUT, Installation
-from torpor.control.own_server import STARTED_BY
 from torpor.control.processes import (
+    STARTED_BY,
     ProcessRecord,
     all_processes,
     end_processes,

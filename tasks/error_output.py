@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from torpor.shared.errors import TorporError
+from torpor.shared.plain_text import plain
 
 LOGGERS: Final = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 _SHOWN_MOST: Final = 1000
@@ -79,7 +80,7 @@ class _MessageOnly(logging.Filter):
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if isinstance(error, TorporError):
-        print(f"torpor: {kind.__name__}: {error}", file=sys.stderr)
+        print(plain(f"torpor: {kind.__name__}: {error}"), file=sys.stderr)
     elif notes := [note for note in getattr(error, "__notes__", []) if _INTERRUPTED in note]:
         print(notes[0], file=sys.stderr)
     else:

@@ -20,7 +20,8 @@ TOPS = ("torpor", "gpu_kernels", "blocks", "tasks", "flows", "deployments", "ben
 
 FLOORS: dict[str, dict[str, set[str]]] = {
     "shared": {  # runs on the machine and beside the flows
-        "errors": set(),
+        "plain_text": set(),
+        "errors": {"plain_text"},
         "values": {"errors"},
         "codecs": {"values", "errors"},
         "format": {"codecs", "values", "errors"},
@@ -46,7 +47,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "store_prices": set(),
         "store": {"ports", "processes"},
         "supervision": {"processes"},
-        "own_server": {"supervision"},
+        "own_server": {"processes", "supervision"},
         "own_packages": set(),
         "disk_space": set(),
         "hosts": {"store"},

@@ -13,6 +13,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, Group
 
+from torpor.shared.plain_text import plain
 from torpor_cli import (
     adoption,
     installation,
@@ -112,7 +113,7 @@ def _run(arguments: list[str]) -> int:
         code, words = explained(error)
         if not words:
             raise
-        print(f"torpor: {words}", file=sys.stderr)
+        print(f"torpor: {plain(words)}", file=sys.stderr)
         return code
 
 

@@ -119,6 +119,8 @@ def refresh(workspace: str, machine: str = "") -> Path:
         f"    User {way.user}\n"
         f'    IdentityFile "{key}"\n'
         "    IdentitiesOnly yes\n"
+        "    ForwardAgent no\n"
+        "    ForwardX11 no\n"
         f"    HostKeyAlias torpor-{name}\n"
         f'    UserKnownHostsFile "{known}"\n'
         "    GlobalKnownHostsFile none\n"

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from torpor.shared.errors import TorporError
+from torpor.shared.plain_text import plain, plain_json
 
 _WIDE: Final = 10_000
 """Columns of a pipe: nothing is cut off for a program that reads."""
@@ -23,7 +24,7 @@ def print_report(report: Any, *, as_json: bool) -> None:
     elif hasattr(report, "rows"):
         print_rows(report.rows(), report.title())
     elif hasattr(report, "to_string"):
-        print(report.to_string(index=False))
+        print(plain(report.to_string(index=False)))
     elif isinstance(report, list | tuple):
         print_rows([_row(item) for item in report])
     elif report is not None:
@@ -36,7 +37,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
     from rich.table import Table
 
     if title:
-        print(title)
+        print(plain(title))
     if not rows:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -66,7 +67,7 @@ def shown_progress() -> Iterator[None]:
 
         def hears(description: str, percent: float) -> None:
             if description not in tasks:
-                tasks[description] = bars.add_task(description, total=100.0)
+                tasks[description] = bars.add_task(plain(description), total=100.0)
             bars.update(tasks[description], completed=percent)
 
         with progress_told_to(hears):
@@ -97,17 +98,18 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
-            print(f"torpor: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            words = plain(record.getMessage())
+            print(f"torpor: {record.levelname.lower()}: {words}", file=sys.stderr)
 
 
 def _json(report: Any) -> str:
     if hasattr(report, "to_json"):
-        return str(report.to_json(orient="records", date_format="iso"))
+        return plain_json(report.to_json(orient="records", date_format="iso"))
     try:
         encoded = msgspec.json.encode(report, enc_hook=str)
     except TypeError as error:
         raise TorporError(f"a {type(report).__name__} has no form in JSON: {error}") from error
-    return msgspec.json.format(encoded).decode()
+    return plain_json(msgspec.json.format(encoded).decode())
 
 
 def _row(item: Any) -> Mapping[str, Any]:
@@ -119,4 +121,4 @@ def _row(item: Any) -> Mapping[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else plain(str(value))

@@ -58,6 +58,13 @@ def test_ssh_goes_through_the_jump_host_of_a_machine(
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     assert said(endpoint).stdout == "there\n"
+    users = state / "users"
+    wishes = "Host *\n    ForwardAgent yes\n    ForwardX11 yes\n"
+    users.write_text(f'Include "{logins.refresh("mywork")}"\n\n{wishes}')
+    for name in ("mywork", "mywork.jump"):  # neither gets the user's keys or windows
+        argv = ["ssh", "-G", "-F", str(users), name]
+        taken = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        assert "forwardagent no\n" in taken and "forwardx11 no\n" in taken
     assert "Accepted publickey" in jump.log.read_text()
     false_jump = msgspec.structs.replace(jump.endpoint, host_key=sshd.host_key)
     refused = said(msgspec.structs.replace(endpoint, jump=false_jump))

@@ -23,8 +23,11 @@ from deployments.server import SETTINGS
 from deployments.worker import POOLS
 from tests.fixtures.containerfile import steps
 from tests.fixtures.helm import CHART, FILES, NAMESPACE, VALUES, Helm
+from torpor.control.providers.kubernetes.jump import LABEL
 from torpor.control.providers.kubernetes.jump import RIGHTS as JUMP_RIGHTS
 from torpor.control.providers.kubernetes.provider import QUEUE_RIGHTS, RIGHTS
+from torpor.control.providers.labels import label_tags
+from torpor.shared.values import Label, WorkspaceName
 
 Object = dict[str, Any]
 PAGE = CHECKOUT / "docs" / "guide" / "markets" / "kubernetes.md"
@@ -159,9 +162,41 @@ def test_without_machines_there_is_no_role(helm: Helm) -> None:
     }
 
 
+def test_machines_reach_no_metadata_service_and_jump_pods_nothing_but_machines(
+    helm: Helm,
+) -> None:
+    more = "{networkPolicy: {machinesNotTo: [10.0.0.0/8], machinePorts: [8888]}}"
+    found = [one for one in helm.objects("full", more) if one["kind"] == "NetworkPolicy"]
+    places = {
+        (one["metadata"]["namespace"], one["metadata"]["name"]): one["spec"]
+        for one in found
+        if one["metadata"]["name"] != "torpor"
+    }
+    spaces = {one["metadata"]["namespace"] for one in helm.objects("full") if one["kind"] == "Role"}
+    assert places.keys() == {
+        (at, f"torpor-{what}") for at in spaces for what in ("machines", "jump")
+    }
+    label = Label("me", WorkspaceName("demo"), "0" * 12)
+    for (_, name), spec in places.items():
+        (selected,) = spec["podSelector"]["matchExpressions"]
+        assert selected["key"] in (label_tags(label) if "machines" in name else (LABEL,))
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        to = [one for rule in spec["egress"] for one in rule["to"]]
+        wide = [one["ipBlock"] for one in to if one.get("ipBlock", {}).get("cidr") == "0.0.0.0/0"]
+        assert [block["except"][::2] for block in wide] == (
+            [["169.254.169.254/32", "10.0.0.0/8"]] if "machines" in name else []
+        )
+        ports = [port["port"] for rule in spec["ingress"] for port in rule.get("ports", ())]
+        assert ports == (["ssh", 8888] if "machines" in name else ["ssh"])
+
+
 def test_nobody_reaches_the_workers_but_prometheus(helm: Helm) -> None:
     policies = {
-        file: next(one["spec"] for one in helm.objects(file) if one["kind"] == "NetworkPolicy")
+        file: next(
+            one["spec"]
+            for one in helm.objects(file)
+            if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "torpor"
+        )
         for file in FILES
     }
     assert policies["minimal"]["ingress"] == policies["team"]["ingress"] == []
@@ -174,7 +209,11 @@ def test_nobody_reaches_the_workers_but_prometheus(helm: Helm) -> None:
     assert _ports(policies["full"]) == [443, 22, 6443]
     url = "http://prefect-server.prefect2:4200/api"
     narrow = f"{{prefect: {{url: '{url}'}}, networkPolicy: {{ports: [22, 443]}}}}"
-    (policy,) = [one for one in helm.objects("team", narrow) if one["kind"] == "NetworkPolicy"]
+    (policy,) = [
+        one
+        for one in helm.objects("team", narrow)
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "torpor"
+    ]
     assert _ports(policy["spec"]) == [4200, 22, 443]
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 import tomllib
 
+from torpor.control.processes import STARTED_BY
 from torpor.control.supervision import state_folder
 
 HOST: Final = "127.0.0.1"
@@ -18,8 +19,6 @@ PORT_FILE: Final = "server.port"
 LOGIN_FILE: Final = "login"
 API_URL: Final = "PREFECT_API_URL"
 PROFILE: Final = "PREFECT_PROFILE"
-STARTED_BY: Final = "TORPOR_STARTED_BY"
-"""In the environment of all processes that an installation starts."""
 
 _announced: set[str] = set()
 

@@ -19,6 +19,8 @@ import psutil
 
 from torpor.shared.errors import ProviderError
 
+STARTED_BY: Final = "TORPOR_STARTED_BY"
+"""In the environment of all processes that an installation starts."""
 _ROUNDS: Final = 8  # a process that forks while it is hunted is caught by a later round
 _POLL_S: Final = 0.02
 _EXEC_S: Final = 1.0  # a process starts a program in less than a millisecond of its CPU time

@@ -70,6 +70,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+from torpor.shared.plain_text import plain
+
 
 class TorporError(Exception):
     """Base of the tree. ``retryable`` says whether the same call may succeed later."""
@@ -331,7 +333,7 @@ def from_wire(wire: dict[str, str]) -> TorporError:
     market's, becomes a plain MachineError: no machine says what happened on the control side."""
     known = {cls.__name__: cls for of in _OF_AN_AGENT for cls in _descendants(of)}
     known |= {cls.__name__: cls for cls in (InvalidInput, WorkspaceInvalid, RunCancelled)}
-    message = wire.get("message", "no message")[:_LONGEST]
+    message = plain(wire.get("message", "no message")[:_LONGEST])
     return known.get(wire.get("type", ""), MachineError)(message)
 
 

@@ -20,6 +20,13 @@ def test_a_progress_bar_shows_its_last_state() -> None:
     assert [*Lines("log").feed("10 %\r50 %\r90 %\n")] == ["90 %"]
 
 
+def test_what_a_terminal_would_obey_is_shown() -> None:
+    """OSC 52 writes into the clipboard; a right-to-left override hides what a line says."""
+    said = "\x1b]52;c;ZWNobyBvd25lZA==\x07 \x9b31m caf\u00e9\t\u202etxt\n"
+    shown = r"\x1b]52;c;ZWNobyBvd25lZA==\x07 \x9b31m café" + "\t" + r"\u202etxt"
+    assert [*Lines("log").feed(said)] == [shown]
+
+
 def test_the_newest_lines_of_a_burst_are_shown_and_the_file_is_named() -> None:
     shown = [*Lines("~/w/job.log").feed("".join(f"{n}\n" for n in range(1000)))]
     assert len(shown) == MOST_LINES + 1

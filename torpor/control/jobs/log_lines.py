@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from torpor.control.variables import Secrets
+from torpor.shared.plain_text import plain
 
 MOST_LINES: Final = 40
 """The most lines of one look: Prefect keeps each as a record of its database."""
@@ -58,5 +59,5 @@ class Lines:
 
 
 def _short(line: str) -> str:
-    line = line.rpartition("\r")[2] or line  # a progress bar draws over itself
+    line = plain(line.rpartition("\r")[2] or line)  # a progress bar draws over itself
     return line if len(line) <= MOST_CHARS else f"{line[:MOST_CHARS]} ..."

@@ -11,6 +11,7 @@ from torpor.control.remote.bundle import Bundle
 from torpor.control.remote.probe import Probed
 from torpor.control.remote.ssh import execute
 from torpor.shared.errors import AgentLost, MachineUnfit, from_wire
+from torpor.shared.plain_text import plain
 from torpor.shared.values import learned
 from torpor.shared.wire.protocol import parse_json
 
@@ -113,7 +114,7 @@ async def install(
             raise type(error)(f"{where}: {error}")
     if done.exit == -1:
         raise AgentLost(f"{where}: the connection was lost while the agent was installed")
-    words = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
+    words = plain(" ".join(done.stderr.decode("utf-8", "replace").split())[-300:])
     raise MachineUnfit(f"{where}: installing the agent failed (exit {done.exit}): {words}")
 
 

@@ -25,6 +25,7 @@ from torpor.shared.errors import (
     as_ours,
     from_wire,
 )
+from torpor.shared.plain_text import plain
 from torpor.shared.values import KIB, Endpoint
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello, Said, parse_said
 
@@ -94,7 +95,7 @@ class Link:
         words = ""
         if self._process.stderr.at_eof() or noise <= _NOISE_BYTES:
             data = await asyncio.wait_for(self._process.stderr.read(4 * KIB), _CLOSE_S)
-            words = " ".join(data.decode("utf-8", "replace").split())[-300:]
+            words = plain(" ".join(data.decode("utf-8", "replace").split())[-300:])
         raise AgentLost(
             f"{self._where}: the agent did not answer: {words or 'the connection ended'}"
         )

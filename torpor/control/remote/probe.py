@@ -13,6 +13,7 @@ import msgspec
 from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Platform
 from torpor.control.remote.ssh import execute
 from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
+from torpor.shared.plain_text import plain
 from torpor.shared.values import MIB, learned
 from torpor.shared.wire.protocol import parse_json
 from torpor.shared.wire.request import Count
@@ -122,7 +123,7 @@ async def probe(
             return check(facts, python, where)
     uname = await execute(connection, ["uname", "-s", "-m"], timeout_s=PROBE_S)
     words = uname.stdout.decode("utf-8", "replace").split()[-2:]
-    system = " ".join(words) if uname.exit == 0 and words else "no Unix (uname does not run)"
+    system = plain(" ".join(words)) if uname.exit == 0 and words else "no Unix (uname does not run)"
     versions = sorted({".".join(map(str, facts.version)) for facts in found})
     there = f"only Python {', '.join(versions)}" if versions else "no Python"
     raise MachineUnfit(

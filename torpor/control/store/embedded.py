@@ -19,9 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torpor.control.own_server import STARTED_BY
 from torpor.control.ports import free_ports, holder, is_free
-from torpor.control.processes import ProcessRecord
+from torpor.control.processes import STARTED_BY, ProcessRecord
 from torpor.control.store import embedded_keys
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError

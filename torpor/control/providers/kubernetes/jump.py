@@ -27,8 +27,12 @@ from torpor.control.providers.seam import Order
 from torpor.shared.errors import CreateUncertain
 from torpor.shared.values import Endpoint
 
-IMAGE: Final = "testcontainers/sshd:1.3.0"
-"""An sshd on Alpine Linux, which Testcontainers and dstack use to forward connections."""
+IMAGE: Final = (
+    "testcontainers/sshd:1.3.0"
+    "@sha256:c50c0f59554dcdb2d9e5e705112144428ae9d04ac0af6322b365a18e24213a6a"
+)
+"""An sshd on Alpine Linux, which Testcontainers and dstack use to forward connections. It has the
+digest that dstack names: whoever can move a tag would stand before all machines."""
 RIGHTS: Final = (
     *(Right(verb, "deployments", "apps") for verb in ("create", "patch", "delete")),
     Right("patch", "secrets"),

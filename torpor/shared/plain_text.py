@@ -1,0 +1,29 @@
+"""Text of a machine or a market, for people's terminals."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CONTROLS: Final = (
+    *range(0x20),
+    *range(0x7F, 0xA0),
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+)
+_SHOWN: Final = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in _CONTROLS
+    if chr(code) not in "\n\t"
+}
+_IN_JSON: Final = {code: f"\\u{code:04x}" for code in _CONTROLS if code >= 0x7F}
+
+
+def plain(text: str) -> str:
+    """Without what a terminal would obey, such as a sequence that writes into the clipboard: each
+    control character is shown as ``\\x1b``, but for the ends of lines and tabs."""
+    return text.translate(_SHOWN)
+
+
+def plain_json(text: str) -> str:
+    """The same of JSON, which has escaped the others already. It stays JSON of the same meaning."""
+    return text.translate(_IN_JSON)
