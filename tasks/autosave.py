@@ -27,6 +27,7 @@ from torpor.control.upkeep.lineage import Stored
 from torpor.shared.errors import TorporError
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import manifest_key
+from torpor.shared.plain_text import plain
 from torpor.shared.values import Machine, SnapshotId, snapshot_id
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
 
@@ -198,7 +199,7 @@ def _told(state: AutosaveState) -> Saves:
     if not state.lives:  # for longer than a look only where its process always ends
         return Saves("nothing saved it until now: it begins", fail=True)
     if state.error:
-        return Saves(f"its own save failed: {state.error}", fail=True)
+        return Saves(f"its own save failed: {plain(state.error)}", fail=True)
     if state.unsaved_s > max(OLD_S, OLD_INTERVALS * state.interval_s):
         return Saves(f"its newest save is {state.unsaved_s / 60:.0f} min old", fail=True)
     if state.stored_unix is None:

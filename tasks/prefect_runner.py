@@ -207,7 +207,8 @@ class PrefectRunner:
         return update
 
     def event(self, **event: Any) -> None:
-        emit_event(**event)
+        with self._never_failing(f"the event {event.get('event')}"):
+            emit_event(**event)
 
     @contextmanager
     def _never_failing(self, what: str) -> Iterator[None]:

@@ -31,6 +31,7 @@ from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
+from torpor.shared.plain_text import plain
 from torpor.shared.values import Machine, SnapshotId, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import NOBODY, Activity
 
@@ -218,7 +219,7 @@ def look_at(
             finally:
                 over.cancel()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return MachineLook(Verdict("unknown", str(trouble(error))))
+        return MachineLook(Verdict("unknown", plain(str(trouble(error)))))
 
 
 def seen(look: Pending[MachineLook]) -> MachineLook:
@@ -226,7 +227,7 @@ def seen(look: Pending[MachineLook]) -> MachineLook:
     try:
         return look.result()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return MachineLook(Verdict("unknown", str(trouble(error))))
+        return MachineLook(Verdict("unknown", plain(str(trouble(error)))))
 
 
 @step("see that it is idle", retries=ONCE)
@@ -297,7 +298,7 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
         if stored is not None and held == stored.snapshot:
             held = None
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return LeftLook(None, error=str(trouble(error)))
+        return LeftLook(None, error=plain(str(trouble(error))))
     newest = activity.samples[-1:]
     people = any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) for one in newest)
     used = people or activity.job_s is not None or activity.served_s is not None
@@ -309,7 +310,7 @@ def seen_left(look: Pending[LeftLook]) -> LeftLook:
     try:
         return look.result()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return LeftLook(None, error=str(trouble(error)))
+        return LeftLook(None, error=plain(str(trouble(error))))
 
 
 @step("find newest snapshot")

@@ -7,8 +7,9 @@ from typing import Final
 _CONTROLS: Final = (
     *range(0x20),
     *range(0x7F, 0xA0),
-    *range(0x202A, 0x202F),
+    *range(0x202A, 0x202F),  # they turn the direction of a text
     *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),  # bytes that are no UTF-8, as Python keeps them: nothing can write them
 )
 _SHOWN: Final = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -10,7 +10,7 @@ import random
 import time
 import types
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from flows.procedures.restore import begun, restore_all
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
+from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
 from tests.fixtures.engine import MACHINE, WORKSPACE
+from tests.fixtures.hostile_machine import FEW, anything
 from tests.fixtures.manifests import SNAPSHOT
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.idleness import judge
@@ -30,6 +32,7 @@ from torpor.control.remote import limits, snapshot
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.reports import moment
 from torpor.shared.errors import GrantExpired, MachineError, TorporError
 from torpor.shared.format.manifest import Chunk, Pack
 from torpor.shared.format.names import new_pack_key, packs_prefix
@@ -44,6 +47,7 @@ from torpor.shared.values import (
     WorkspaceSpec,
 )
 from torpor.shared.wire.activity import ReadActivity
+from torpor.shared.wire.job import StartJob
 from torpor.shared.wire.protocol import PROTOCOL, Hello, parse_said
 from torpor.shared.wire.request import Event, Request, parse_answer
 from torpor.shared.wire.restore import (
@@ -69,56 +73,8 @@ from torpor.shared.wire.snapshot import (
 A = TypeVar("A")
 Answer = Callable[[Request[Any]], Any]
 
-FEW = 3
-"""The most packs of a part, in these tests, and the most parts."""
 WANTED = StoredSnapshot(WORKSPACE, SNAPSHOT, "0" * 64, 1000, 0.0)
 SPEC = WorkspaceSpec(WORKSPACE, ["~/work"], parts=FEW)
-
-_INTS = (0, 1, 2, FEW, 10**9, 1 << 53)
-_WORDS = (
-    "",
-    "x" * 2000,
-    "\ud800\0\n",
-    "0" * 64,
-    new_pack_key(WORKSPACE),
-    new_pack_key(WORKSPACE),
-    new_pack_key(WorkspaceName("other")),
-    packs_prefix(WORKSPACE) + "../../other",
-)
-_FLOATS = (0.0, -1.0, 1e308, 3600.0)
-_SIMPLE: dict[Any, tuple[Any, ...]] = {
-    int: _INTS,
-    str: _WORDS,
-    float: _FLOATS,
-    bool: (True, False),
-    type(None): (None,),
-}
-_WRONG: dict[Any, tuple[Any, ...]] = _SIMPLE | {
-    int: (*_INTS, -1, 1 << 63, 10**30),
-    float: (*_FLOATS, float("nan"), float("inf")),
-}
-
-
-def anything(kind: Any, dice: random.Random, *, wrong: bool) -> Any:
-    """What JSON can hold of this type; ``wrong``: also beyond its limits."""
-    kind = getattr(kind, "__supertype__", kind)
-    origin, of = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return anything(of[0], dice, wrong=wrong)
-    if origin in (Union, types.UnionType):
-        return anything(dice.choice(of), dice, wrong=wrong)
-    if origin is Literal:
-        return dice.choice(of)
-    if origin is list:
-        count = dice.randrange(FEW + 1 + 2 * wrong)
-        return [anything(of[0], dice, wrong=wrong) for _ in range(count)]
-    if issubclass(kind, msgspec.Struct):
-        fields = {
-            field.encode_name: anything(field.type, dice, wrong=wrong)
-            for field in msgspec.structs.fields(kind)
-        }
-        return [*fields.values()] if kind.__struct_config__.array_like else fields
-    return dice.choice((_WRONG if wrong else _SIMPLE)[kind])
 
 
 class Hostile:
@@ -198,11 +154,19 @@ def _verifies(agent: Hostile, store: MemoryStore) -> None:
     Examination(agent, store, WORKSPACE, None, WORKS).run()
 
 
+def _follows(agent: Hostile, store: MemoryStore) -> None:
+    request = StartJob("3f2a9c81d04e", 1, ["true"], "~/work", "~/work/log", [])
+    start_command.function(agent, request)
+    state = look_at_command(agent, request.job, 0, 1 << 20).state
+    moment(state.ended_unix or state.started_unix)
+    stop_command.function(agent, request.job)
+
+
 def _watches(agent: Hostile, store: MemoryStore) -> None:
     judge(agent.call(ReadActivity(3600.0), request_id="1"), IdleRules(), 1)
 
 
-@pytest.mark.parametrize("work", [_stores, _restores, _syncs, _verifies, _watches])
+@pytest.mark.parametrize("work", [_stores, _restores, _syncs, _verifies, _follows, _watches])
 @settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
 @given(seed=st.integers(0, 1 << 32), wrong=st.booleans())
 def test_no_answer_gets_past_our_errors_and_limits(
