@@ -223,8 +223,9 @@ class Workspace(Block):
     accept_lost: MachinePaths = Field(
         default_factory=list,
         description=(
-            "Directories outside of the workspace that may be lost with the machine, such as "
-            "/data/cache: absolute paths, or paths that begin with ~/. They are not looked at."
+            "Directories and files outside of the workspace that may be lost with the machine, "
+            "such as /data/cache: absolute paths, or paths that begin with ~/. They are not looked "
+            "at. ~/* is whatever was written in a home."
         ),
     )
     programs: list[str] = Field(

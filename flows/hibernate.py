@@ -35,7 +35,8 @@ def hibernate(
     """Store a workspace, verify it, and destroy its machine.
 
     The machine is destroyed only if every byte is in the store, was read back and compared, and the
-    disk has not changed since. What else is on the machine is reported, and lost.
+    disk has not changed since. What else is on the machine is reported, and lost; but what was
+    written in a home beside the workspace keeps the machine until its loss is accepted.
 
     Args:
         workspace: The Workspace block to hibernate, or its name.
@@ -45,7 +46,8 @@ def hibernate(
         accept_changed: Patterns of files that may change while they are read, such as *.log.
         only_if_idle: Keep the machine unless it is idle by the idle rules of the workspace, now and
             again right before it is destroyed.
-        accept_lost: Directories of the machine that may be lost with it, outside of the workspace.
+        accept_lost: Directories and files of the machine that may be lost with it, outside of the
+            workspace. ~/* accepts whatever was written in a home.
         dry_run: Say which programs of the workspace would be frozen, or why not, and store nothing.
     """
     began_s = boot_clock_s()
@@ -60,7 +62,10 @@ def hibernate(
                 return _programs(opened, session, live)
             if not destroy:
                 return back_up(opened, session, live)[0]
-            guards: list[Guard] = [NoJob(opened), NothingLost(repeated=only_if_idle)]
+            guards: list[Guard] = [
+                NoJob(opened),
+                NothingLost(opened.spec.name, repeated=only_if_idle),
+            ]
             if only_if_idle:
                 guards.append(StaysIdle(opened, live, session))
             else:

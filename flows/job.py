@@ -198,7 +198,7 @@ def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:
             if not ends:  # its market may have been wrong in that the machine did not run
                 stop_command(session, driver.job.id)
             begun = NothingBegan(driver.opened, session, began_s)
-            guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
+            guards: list[Guard] = [driver.end_of_job, NothingLost(driver.job.block), begun]
             hibernate_machine(driver.opened, session, on.machine, guards)
     except (MachineInUse, EndUnproven, UnsavedWork) as error:
         goes_on = driver.is_over_despite(error) if ends else driver.renewed_despite(error)

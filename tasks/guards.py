@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tasks.jobs import check_no_job
+from tasks.questions import ask
 from tasks.snapshot import log_losses
 from tasks.watch import check_idle, check_nothing_began
 from tasks.workspace import OpenWorkspace
-from torpor.control.losses import Lost
+from torpor.control.losses import OWN_FILES, Lost
 from torpor.control.remote.seam import Agent
 from torpor.control.safety import Verified, boot_clock_s
 from torpor.shared.errors import UnsavedWork
@@ -51,6 +52,14 @@ def check_guards(guards: Sequence[Guard], ending: Ending, *, only_store: bool = 
             guard.check(ending)
 
 
+def ask_first(guards: Sequence[Guard], ending: Ending) -> None:
+    """Have the guards ask the person at the terminal, before the disk is compared for the last
+    time: files change while an answer is waited for."""
+    for guard in guards:
+        if isinstance(guard, NothingLost):
+            guard.ask(ending)
+
+
 class NoJob:
     """Keeps a machine on which a job runs, or is about to."""
 
@@ -64,14 +73,30 @@ class NoJob:
 
 
 class NothingLost:
-    """Keeps a machine that holds data which the user wants kept and which is in no snapshot.
-    ``repeated``: the hibernation is tried again and again, and makes no snapshot for it if nothing
-    is new."""
+    """Keeps a machine that holds data which the user wants kept and which is in no snapshot. What
+    the user wrote beside the workspace is such data: a person at the terminal is asked once, and
+    nobody else may end the machine. ``block``: the name of the workspace's block. ``repeated``: the
+    hibernation is tried again and again, and makes no snapshot for it if nothing is new."""
 
     needs_machine = False
 
-    def __init__(self, *, repeated: bool = False) -> None:
+    def __init__(self, block: str, *, repeated: bool = False) -> None:
+        self._block = block
         self._repeated = repeated
+        self._accepted = ""
+        self._logged: list[str] = []
+
+    def ask(self, ending: Ending) -> None:
+        """Ask the person at the terminal whether the user's own files may be lost, once for the
+        same files; UnsavedWork after a no. Asks nothing where nobody is there."""
+        lost, machine = ending.lost, ending.machine
+        if ending.verified is None or lost.keep or lost.own in ("", self._accepted):
+            return
+        stored = f"Snapshot {ending.verified.snapshot} is verified"
+        answer = ask(f"{lost.own}. {stored}. Destroy machine {machine.id} all the same?")
+        if answer is False:
+            raise self._kept(machine, lost.own, stored)
+        self._accepted = lost.own if answer else ""
 
     def check(self, ending: Ending) -> None:
         if ending.verified is not None:
@@ -80,13 +105,26 @@ class NothingLost:
             stored = "Nothing is new since the last snapshot"
         else:
             return
-        machine, lost = ending.machine, ending.lost
-        log_losses(machine, lost.lines)
+        lost = ending.lost
+        if lost.lines != self._logged:
+            log_losses(ending.machine, lost.lines)
+            self._logged = lost.lines
         if lost.keep:
-            raise UnsavedWork(
-                f"machine {machine.id} was not destroyed, and still costs money: "
-                f"{'; '.join(lost.keep)}. {stored}"
-            )
+            raise UnsavedWork(f"{_kept(ending.machine)}: {'; '.join(lost.keep)}. {stored}")
+        if lost.own not in ("", self._accepted):
+            raise self._kept(ending.machine, lost.own, stored)
+
+    def _kept(self, machine: Machine, own: str, stored: str) -> UnsavedWork:
+        return UnsavedWork(
+            f"{_kept(machine)}: {own}. {stored}. Move these files into the workspace and hibernate "
+            f"again, or accept their loss: `torpor hibernate {self._block} --machine {machine.id} "
+            f"--accept-lost '{OWN_FILES}'`"
+        )
+
+
+def _kept(machine: Machine) -> str:
+    price = f"{machine.price_usd_h:.2f} $/h"
+    return f"machine {machine.id} was not destroyed, and still costs {price}"
 
 
 class StaysIdle:

@@ -43,11 +43,13 @@ def run(
     options: Options | None,
     queue: str = "",
     part: Callable[[Any], Any] = lambda report: report,
+    asks: bool = False,
     **parameters: Any,
 ) -> Any:
     """Run the flow of that name, print ``part`` of its report, and return the report. With
     ``detach``, the worker runs it, and None is returned. ``queue``: the work queue that it
-    then waits in, if it is not the deployment's own.
+    then waits in, if it is not the deployment's own. ``asks``: the flow may ask whoever is at the
+    terminal.
     """
     chosen = options or Options()
     with connected() as ui:
@@ -62,7 +64,7 @@ def run(
             else:
                 print(f"run {started.name} begins: {address}")
             return None
-        with quiet(chosen.json):
+        with quiet(chosen.json, asks=asks):
             report = flow(**parameters)
         print_report(part(report), as_json=chosen.json)
         return report

@@ -103,19 +103,22 @@ def hibernate(
     dry_run: Flag = False,
     options: Options | None = None,
 ) -> None:
-    """Store a workspace, verify it, and destroy its machine.
+    """Store a workspace, verify it, and destroy its machine. What you wrote in a home beside the
+    workspace is named, and at a terminal you are asked before it is lost.
 
     Args:
         workspace: The workspace.
         machine: The machine, as its id or user@host:port, where there are several.
         keep: Keep the machine.
         accept_changed: A pattern of files that may change meanwhile. May be repeated.
-        accept_lost: A directory that may be lost with the machine. May be repeated.
+        accept_lost: A directory or file that may be lost with the machine; '~/*' for whatever was
+            written in a home. May be repeated.
         dry_run: Only say which programs of the workspace would be frozen, or why not.
     """
     run(
         "hibernate",
         options,
+        asks=True,
         workspace=workspace,
         machine=machine,
         destroy=not keep and "@" not in machine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
@@ -50,11 +50,13 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
 
 
 @contextmanager
-def shown_progress() -> Iterator[None]:
-    """Show the progress of transfers on a terminal, and warnings as lines of standard error."""
+def shown_progress(asks: bool = False) -> Iterator[None]:
+    """Show the progress of transfers on a terminal, and warnings as lines of standard error.
+    ``asks``: the flow may ask the person at the terminal."""
     _plain_warnings()
     if not sys.stderr.isatty():
-        yield
+        with _asked_here(_asked, asks):
+            yield
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -70,14 +72,38 @@ def shown_progress() -> Iterator[None]:
                 tasks[description] = bars.add_task(plain(description), total=100.0)
             bars.update(tasks[description], completed=percent)
 
-        with progress_told_to(hears):
+        def asked(question: str) -> bool:
+            bars.stop()
+            try:
+                return _asked(question)
+            finally:
+                bars.start()
+
+        with progress_told_to(hears), _asked_here(asked, asks):
             yield
 
 
-def quiet(as_json: bool) -> Any:
-    """Progress and warnings for people; for programs, warnings alone."""
+@contextmanager
+def _asked_here(answers: Callable[[str], bool], asks: bool) -> Iterator[None]:
+    """Answer the questions of flows from the terminal, if standard input is one."""
+    if not (asks and sys.stdin.isatty()):
+        yield
+        return
+    from tasks.questions import answered_by
+
+    with answered_by(answers):
+        yield
+
+
+def _asked(question: str) -> bool:
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def quiet(as_json: bool, *, asks: bool = False) -> Any:
+    """Progress and warnings for people; for programs, warnings alone. ``asks``: as above."""
     if not as_json:
-        return shown_progress()
+        return shown_progress(asks)
     _plain_warnings()
     return nullcontext()
 

@@ -13,7 +13,7 @@ import msgspec
 from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.autosave import delete_autosaves, end_autosave, start_autosave
-from tasks.guards import Ending, Guard, check_guards
+from tasks.guards import Ending, Guard, ask_first, check_guards
 from tasks.jobs import check_not_frozen
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
@@ -249,6 +249,7 @@ class Snapshot:
             raise UnsafeDestroy(f"machine {self._machine.id} is kept after this snapshot")
         check_frozen(self._quiet.images, verified)
         ending = Ending(self._machine, self._lost, verified)
+        ask_first(self._guards, ending)
         last_look = partial(check_guards, self._guards, ending, only_store=True)
         warrant = confirm(
             self._workspace, self._remote, verified, self._machine, self._session, last_look

@@ -95,7 +95,7 @@ def test_a_command_that_was_started_during_a_hibernation_keeps_the_machine(
     lab: Lab, place: Path, serves: bool
 ) -> None:
     (machine,) = lab.machines()
-    asked = StartJob("3f2a9c81d04e", 1, ["sleep", "600"], "~/", "~/log", [], serves=serves)
+    asked = StartJob("3f2a9c81d04e", 1, ["sleep", "600"], "~/", "~/.log", [], serves=serves)
 
     def start() -> JobState:
         with open_session.function(lab.opened, machine) as session:

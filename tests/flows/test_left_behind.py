@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.shared.errors import InvalidInput, UnsavedWork
 from torpor.shared.wire.losses import LookForLosses
+from torpor_cli.output import quiet
 
 
 @pytest.fixture
@@ -117,23 +123,140 @@ def test_what_is_left_behind_is_in_the_report_and_told_at_the_wake(lab: Lab, hom
     (home / ".cache" / "pip").mkdir(parents=True)
     (home / ".cache" / "pip" / "wheel").write_bytes(b"x" * 1000)
     (home / "notes.txt").write_text("do not lose me")
-    report = hibernate_plainly(lab.opened)
+    report = hibernate_plainly(lab.opened, accept_lost=["~/*"])
     assert report.destroyed
-    assert report.lost[0].startswith("3.1 MB in 2 files")
-    assert [line.partition(":")[0] for line in report.lost[1:]] == [
-        f"{home}/data/raw", str(home), "caches, which are made again",
-    ]  # fmt: skip
+    assert [line.partition(", newest")[0] for line in report.lost] == [
+        f"yours: {home}/data: 3.1 MB in 1 file",
+        f"yours: {home}/notes.txt: 14 bytes in 1 file",
+        "3.1 MB in 2 files",
+        f"{home}: 14 bytes in 1 file",
+        f"caches, which are made again: {home}/.cache/pip (1.0 kB)",
+    ]
     assert {"what": "left behind", "value": report.lost[1]} in report.rows()
     warnings = " ".join(wake_plainly(lab.opened).warnings)
     assert f"destroyed, 3.1 MB in {home}/data/raw (3.1 MB), {home} (14 bytes) were left" in warnings
 
 
 def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(lab: Lab, home: Path) -> None:
-    (home / "data").mkdir()
-    (home / "data" / "a").write_bytes(b"x" * 3_000_000)
+    (home / ".data").mkdir()
+    (home / ".data" / "a").write_bytes(b"x" * 3_000_000)
     strict = lab.wanting(left_behind="refuse", left_behind_gib=0.001)
     with pytest.raises(UnsavedWork, match=r"3\.0 MB in 1 file, .* would be lost.*accept_lost"):
         hibernate_plainly(strict)
     assert len(lab.machines()) == 1
     wide = lab.wanting(left_behind="refuse", left_behind_gib=0.01)
     assert hibernate_plainly(wide).destroyed
+
+
+def _work_in_the_home(home: Path) -> None:
+    """A newcomer's first session, and what tools write there by themselves."""
+    (home / "train.py").write_text("print('the work of a day')")
+    (home / "proj" / ".git").mkdir(parents=True)
+    (home / "proj" / "model.py").write_bytes(b"x" * 2000)
+    (home / "proj" / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    (home / ".vscode-server").mkdir()
+    (home / ".vscode-server" / "server").write_bytes(b"x" * 50_000)
+
+
+@pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
+def test_work_beside_the_workspace_keeps_the_machine_where_nobody_can_be_asked(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
+    _work_in_the_home(home)
+    for _ in range(2):
+        with pytest.raises(UnsavedWork) as kept:
+            hibernate_plainly(lab.opened, **settings)
+        words = str(kept.value)
+        assert "still costs 4.00 $/h: 2.0 kB in 3 files that you wrote beside the work" in words
+        assert f"{home}/proj (2.0 kB in 2 files), {home}/train.py (26 bytes in 1 file)." in words
+        assert ".vscode-server" not in words
+    assert len(lab.machines()) == 1
+    assert lab.verify_listed() == (1 if settings else 2)
+    (command,) = re.findall(r"`torpor hibernate demo --machine m1 (.*)`", words)
+    assert shlex.split(command) == ["--accept-lost", "~/*"]
+    assert hibernate_plainly(lab.opened, accept_lost=["~/*"], **settings).destroyed
+
+
+def test_work_beside_the_workspace_is_accepted_by_its_names_and_moved_work_is_stored(
+    lab: Lab, home: Path
+) -> None:
+    _work_in_the_home(home)
+    with pytest.raises(UnsavedWork, match=r"beside the workspace are in no snapshot: .*/proj "):
+        hibernate_plainly(lab.opened, accept_lost=["~/train.py"])
+    (home / "proj").rename(home / "workspace" / "proj")
+    assert hibernate_plainly(lab.opened, accept_lost=["~/train.py"]).destroyed
+    report = wake_plainly(lab.opened)
+    assert (lab.workspace(report.machine) / "proj" / "model.py").exists()
+
+
+def test_a_person_at_the_terminal_is_asked_once_before_the_machine_ends(
+    lab: Lab, home: Path, terminal: Terminal
+) -> None:
+    _work_in_the_home(home)
+    terminal.types("no")
+    with quiet(False, asks=True), pytest.raises(UnsavedWork, match="was not destroyed"):
+        hibernate_plainly(lab.opened)
+    assert len(lab.machines()) == 1
+    (asked,) = terminal.questions()
+    assert f"{home}/proj (2.0 kB in 2 files), {home}/train.py (26 bytes in 1 file)" in asked
+    assert asked.endswith("Destroy machine m1 all the same? [y/N] ")
+
+    def ponder() -> None:
+        (home / "workspace" / "late.py").write_text("written while the question stood there")
+
+    terminal.types("y", ponder)
+    with quiet(False, asks=True):
+        assert hibernate_plainly(lab.opened).destroyed
+    assert len(terminal.questions()) == 1
+    report = wake_plainly(lab.opened)
+    assert (lab.workspace(report.machine) / "late.py").exists()
+
+
+@pytest.mark.parametrize("output", [b"", b"{"])
+def test_a_look_that_fails_is_not_an_empty_home(
+    lab: Lab, home: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, output: bytes
+) -> None:
+    monkeypatch.setattr(
+        "tests.fixtures.near_agent._LooksHere.communicate", lambda *_, **__: (output, b"")
+    )
+    unknown = "whether you wrote files beside the workspace is not known: the machine: its process"
+    with pytest.raises(UnsavedWork, match=rf"costs 4\.00 \$/h: {unknown} ended with status 0"):
+        hibernate_plainly(lab.opened)
+    terminal.types("n")
+    with quiet(False, asks=True), pytest.raises(UnsavedWork, match=unknown):
+        hibernate_plainly(lab.opened)
+    assert unknown in terminal.questions()[0]
+    assert hibernate_plainly(lab.opened, accept_lost=["~/*"]).destroyed
+
+
+class Terminal(io.StringIO):
+    """The person's: what it shows, and what is typed there."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__()
+        self._capsys = capsys
+        self._typed: list[tuple[str, Callable[[], None]]] = []
+
+    def isatty(self) -> bool:
+        return True
+
+    def types(self, answer: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._typed.append((answer, meanwhile))
+
+    def readline(self, size: int | None = -1) -> str:
+        answer, meanwhile = self._typed.pop(0)
+        meanwhile()
+        return f"{answer}\n"
+
+    def questions(self) -> list[str]:
+        """Those since the last look."""
+        shown = self._capsys.readouterr().err
+        return list(re.findall(r"[^\n]*\[y/N\] ", shown))
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    made = Terminal(capsys)
+    monkeypatch.setattr(sys, "stdin", made)
+    return made

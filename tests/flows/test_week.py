@@ -3,6 +3,7 @@ what comes back."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def test_a_week_of_work_comes_back_each_morning(week: Week, sshd: Sshd) -> None:
     desk.commit("Finish what was staged")
     desk.write("data/7/new.txt", "new\n")
     desk.try_to("setfacl", "-x", "u:1234", "shared/paper.txt")
+    shutil.rmtree(kept)  # it lies beside the workspace
     was = week.sleep()
 
     # Wednesday: a colleague's machine gets the workspace, and then what changed.

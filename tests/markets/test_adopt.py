@@ -34,6 +34,7 @@ from torpor.shared.errors import (
     NoCapacity,
     NotOurs,
     UnsafeDestroy,
+    UnsavedWork,
     WorkspaceAwake,
     WorkspaceInvalid,
 )
@@ -135,7 +136,9 @@ def test_at_each_market_it_is_adopted_and_hibernated_with_proof(
     run_plainly(later, reconcile, abandoned=True)
     assert markets.alive() == [name]
 
-    stored = hibernate_plainly(later)
+    with pytest.raises(UnsavedWork, match=r"you wrote beside the workspace .*/root/elsewhere"):
+        hibernate_plainly(later)
+    stored = hibernate_plainly(later, accept_lost=["~/*"])
     assert stored.destroyed
     assert any("/root/elsewhere" in line for line in stored.lost)
     assert markets.alive() == []
@@ -166,7 +169,7 @@ def test_given_up_it_runs_on_and_is_nobody_s(mine: Mine) -> None:
     assert mine.markets.alive() == ["vast"]
     assert run_plainly(mine.opened, adopt, release=True, dry_run=False).state == "not adopted"
     mine.adopt()
-    assert hibernate_plainly(mine.opened).destroyed
+    assert hibernate_plainly(mine.opened, accept_lost=["~/*"]).destroyed
 
 
 def test_given_up_it_saves_the_workspace_no_more(mine: Mine) -> None:
@@ -206,7 +209,7 @@ def test_a_kill_between_two_steps_is_completed_by_the_next_adopt(
     assert mine.find().label == rental.label
     assert [rental] == (recorded or [rental])
     assert mine.markets.alive() == ["vast"]
-    assert hibernate_plainly(mine.opened).destroyed
+    assert hibernate_plainly(mine.opened, accept_lost=["~/*"]).destroyed
 
 
 def test_what_is_not_the_user_s_to_give_is_refused(mine: Mine) -> None:

@@ -21,11 +21,18 @@ _MOST_CHARS: Final = 200
 """The most characters of a path. The machine sends it, so it is not trusted."""
 
 
+OWN_FILES: Final = "~/*"
+"""In ``accept_lost``: everything that a user has written in a home beside the workspace."""
+
+
 class Lost(msgspec.Struct, frozen=True):
-    """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept."""
+    """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
+    ``own``: what a user has written in a home beside the workspace, or that it is not known; such
+    a machine is kept until a person has accepted the loss."""
 
     lines: list[str] = []
     keep: list[str] = []
+    own: str = ""
 
 
 def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
@@ -34,12 +41,15 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     folders = [
         folder for folder in losses.folders if not is_accepted(spec.accept_lost, folder.path)
     ]
+    own = [one for one in losses.own if not is_accepted(spec.accept_lost, one.path)]
     lines = [_of_link(link) for link in links[:SHOWN]]
+    lines += [f"yours: {_of_folder(one)}" for one in own[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
         lines.append(f"{_amount(losses.total)} outside of the workspace, in:")
-    lines += [_of_folder(folder) for folder in folders[:SHOWN]]
-    if len(folders) > SHOWN:
-        lines.append(f"{len(folders) - SHOWN} more directories")
+    others = [one for one in folders if not is_accepted([name.path for name in own], one.path)]
+    lines += [_of_folder(folder) for folder in others[:SHOWN]]
+    if len(others) > SHOWN:
+        lines.append(f"{len(others) - SHOWN} more directories")
     if losses.caches:
         caches = ", ".join(
             f"{clean(cache.path)} ({size(cache.bytes)})" for cache in losses.caches[:3]
@@ -56,7 +66,8 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     lines += _listed("not looked at", losses.unseen, len(losses.unseen))
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
-    return Lost(lines, _reasons(losses, links, spec))
+    kept = "" if OWN_FILES in spec.accept_lost else _of_own(losses, own)
+    return Lost(lines, _reasons(losses, links, spec), kept)
 
 
 def left_behind(environment: Mapping[str, Any]) -> list[str]:
@@ -105,7 +116,7 @@ def with_missed(lost: Lost, missed: Missed) -> Lost:
         f"{'; '.join(found)}. Bring them back, name a directory in `paths` again, or accept their "
         "loss in `accept_lost`"
     )
-    return Lost([*found, *lost.lines], [why, *lost.keep])
+    return Lost([*found, *lost.lines], [why, *lost.keep], lost.own)
 
 
 def is_accepted(accepted: Sequence[str], path: str) -> bool:
@@ -158,6 +169,21 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     return found
 
 
+def _of_own(losses: Losses, own: Sequence[Left]) -> str:
+    found = []
+    if own:
+        named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in own[:_NAMES])
+        more = " and more" if len(own) > _NAMES else ""
+        found.append(
+            f"{_count(losses.own_total)} that you wrote beside the workspace are in no snapshot: "
+            f"{named}{more}"
+        )
+    if losses.own_unseen:
+        why = "; ".join(clean(words) for words in losses.own_unseen[:_NAMES])
+        found.append(f"whether you wrote files beside the workspace is not known: {why}")
+    return ", and ".join(found)
+
+
 def _of_link(link: LinkOut) -> str:
     holds = _amount(link.data) if link.data.files else "which was not looked at in time"
     return f"{clean(link.link)} is a link to {clean(link.data.path)}, {holds}"
@@ -168,8 +194,11 @@ def _of_folder(folder: Left) -> str:
 
 
 def _amount(folder: Left) -> str:
-    files = f"{folder.files:,} file{'' if folder.files == 1 else 's'}"
-    return f"{size(folder.bytes)} in {files}, newest {moment(min(folder.newest_unix, 4e9))}"
+    return f"{_count(folder)}, newest {moment(min(folder.newest_unix, 4e9))}"
+
+
+def _count(folder: Left) -> str:
+    return f"{size(folder.bytes)} in {folder.files:,} file{'' if folder.files == 1 else 's'}"
 
 
 def _listed(what: str, names: Sequence[str], count: int) -> list[str]:

@@ -82,6 +82,7 @@ def test_a_process_that_hangs_is_not_waited_for(
     losses = look.losses(LookForLosses("run", [], True, True, 0.1, []), [], _call(home))
     assert not losses.complete
     assert "as on a disk that hangs" in losses.unseen[0]
+    assert losses.own_unseen == losses.unseen  # what is the user's own there is not known
     assert started[0].returncode == -signal.SIGKILL
 
 

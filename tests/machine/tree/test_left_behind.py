@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,8 +255,49 @@ def test_a_look_that_is_stopped_says_what_it_has_found_until_then(made: Made) ->
     asked = iter(range(100))
     found = made.look(stop=lambda: next(asked) > 8)
     assert not found.complete
-    assert found.folders[0].path == "/data"
+    assert found.folders[0].path == "/home/user0"  # homes come first
     assert 0 < found.total.files < 21
+    assert found.own_unseen == ["the look at the homes did not come to its end"]
+
+
+def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image(
+    made: Made,
+) -> None:
+    made.image("/root/examples/intro.ipynb", "/home/ann/README")
+    made.begin()
+    own = ("/root/train.py", "/root/proj/a.py", "/root/proj/.git/HEAD", "/home/ann/x/y/z")
+    others = (
+        "/root/.bashrc", "/root/.config/tool/a", "/root/.vscode-server/bin/a", "/root/.local/lib/a",
+        "/root/.cache/huggingface/hub/a", "/root/venv/pyvenv.cfg", "/root/venv/lib/a.py",
+        "/root/miniconda3/conda-meta/history", "/root/miniconda3/lib/a.so",
+        "/root/app/node_modules/a", "/root/workspace/kept", "/data/a", "/root/accepted.txt",
+    )  # fmt: skip
+    for path in (*own, *others):
+        made.write(path)
+    found = made.look("/root/workspace", "/root/accepted.txt")
+    assert {one.path: one.files for one in found.own} == {
+        "/root/train.py": 1, "/root/proj": 2, "/home/ann/x": 1,
+    }  # fmt: skip
+    assert (found.own_total.files, found.own_unseen) == (4, [])
+    assert found.total.files == len(own) + len(others) - 2  # all of it is lost, and counted once
+
+
+def test_a_directory_of_a_home_that_cannot_be_read_leaves_unknown_what_is_the_users(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.image("/root/of-the-image/a", "/home/bob/a")
+    made.begin()
+    made.write("/root/database/a")
+    closed = {str(made.top / path) for path in ("root/database", "root/of-the-image", "home/bob")}
+    scandir = os.scandir
+
+    def refused(path: str) -> Any:
+        if str(path) in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert made.look().own_unseen == ["/root/database: Permission denied"]
 
 
 def test_a_name_of_any_bytes_is_shown(made: Made) -> None:

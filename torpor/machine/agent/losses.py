@@ -63,6 +63,7 @@ class LookBehind:
                 skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
                 recorded=python_places(),
                 volumes=request.volumes,
+                home=os.path.realpath(os.path.expanduser("~")),
             )
             try:
                 self._process = _started(where)
@@ -88,7 +89,7 @@ class LookBehind:
         looks = LinksOut(self._roots, left_out, since_ns, mounts, stop, self._top, older)
         links, count = looks.find(entries or [])
         found = self._wait(request.wait_s, call) if request.whole else None
-        return _answer(found or Found(True, _NOTHING, [], [], [], 0, [], 0, []), links, count)
+        return _answer(found or _found(True), links, count)
 
     def close(self) -> None:
         """End the process."""
@@ -198,7 +199,13 @@ def _heard(process: subprocess.Popen[bytes], wait_s: float, call: Call) -> Found
 
 
 def _unknown(why: str) -> Found:
-    return Found(False, _NOTHING, [], [], [], 0, [], 0, [f"the machine: {why}"] if why else [])
+    unseen = [f"the machine: {why}"] if why else []
+    return _found(False, unseen, unseen or ["the look at the homes has not come to its end"])
+
+
+def _found(complete: bool, unseen: Sequence[str] = (), own_unseen: Sequence[str] = ()) -> Found:
+    """Nothing, as far as is known."""
+    return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, [*own_unseen])
 
 
 def _answer(found: Found, links: Sequence[LinkOut], count: int) -> Losses:

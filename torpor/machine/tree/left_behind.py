@@ -81,6 +81,19 @@ _SETTINGS_NOISE: Final = re.compile(
 )
 _LEAST_SYSTEM_BYTES: Final = 64 << 10
 """Less than this in /usr or /var is what a package's own programs write."""
+_MADE_AGAIN: Final = frozenset(
+    [
+        "node_modules",
+        "nltk_data",
+        "scikit_learn_data",
+        "seaborn-data",
+        "snap",
+        "tensorflow_datasets",
+    ]
+)
+"""Directories in a home that npm, NLTK, scikit-learn and others fill by themselves."""
+_ENVIRONMENTS: Final = frozenset(["pyvenv.cfg", "conda-meta"])
+"""A directory that holds one of these is an environment of Python or conda."""
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -88,7 +101,7 @@ class Where(msgspec.Struct, frozen=True):
     ``disks_since_ns``: the same, of disks other than the root's, outside of the system.
     ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
     that the environment record names. ``volumes``: where disks are mounted that outlive the
-    machine."""
+    machine. ``home``: of the user that the agent runs as."""
 
     top: str
     since_ns: int
@@ -96,6 +109,7 @@ class Where(msgspec.Struct, frozen=True):
     skipped: list[str]
     recorded: list[str]
     volumes: list[str] = []
+    home: str = ""
 
 
 class Found(msgspec.Struct):
@@ -110,6 +124,9 @@ class Found(msgspec.Struct):
     packages: list[str]
     package_count: int
     unseen: list[str]
+    own: list[Left]
+    own_total: Left
+    own_unseen: list[str]
 
 
 class _Stopped(Exception):
@@ -136,7 +153,11 @@ class Look:
             self._inodes.setdefault(facts.st_ino, set()).add(facts.st_dev)
         self._owned = Owned(prefix, where.since_ns)
         self._homes = {where.top} if where.top != "/" else self._homes_of_users()
+        self._own: dict[str, tuple[int, int, int]] = {}  # a name in a home: files, bytes, newest
+        self._own_unseen = ["the look at the homes did not come to its end"]
+        self._later: list[str] = []  # directories of homes that hold nothing of the user's own
         disks = mounts.disks() if where.top == "/" else [where.top]
+        self._other_disks = disks[1:]
         self._folders = Groups({*self._homes, *disks})
         self._caches: list[Left] = []
         self._settings: list[str] = []
@@ -152,9 +173,10 @@ class Look:
         """Look until everything is seen, or ``stop`` is set."""
         complete = True
         try:
+            self._look_at_homes()
             for place, since_ns in self._places():
                 self._since_ns = since_ns
-                if not is_under(place, self._where.skipped):
+                if not is_under(place, self._where.skipped) and place not in self._homes:
                     self._walk(place)
         except _Stopped:
             complete = False
@@ -162,6 +184,10 @@ class Look:
         packages = self._packages() if self._where.top == "/" else []
         if self._where.top == "/":
             self._settings += self._users()
+        own = [
+            Left(shown(path), files, size, newest / 1e9)
+            for path, (files, size, newest) in self._own.items()
+        ]
         return Found(
             complete,
             self._folders.total,
@@ -172,7 +198,46 @@ class Look:
             [*map(shown, packages[:SENT])],
             len(packages),
             [*map(shown, self._unseen[:SENT])],
+            sorted(own, key=lambda name: -name.bytes)[:SENT],
+            Left(
+                "/",
+                sum(name.files for name in own),
+                sum(name.bytes for name in own),
+                max((name.newest_unix for name in own), default=0.0),
+            ),
+            [*map(shown, self._own_unseen[:SENT])],
         )
+
+    # -- the homes
+
+    def _look_at_homes(self) -> None:
+        """Look at the users' homes before all else, and in them at what is a user's own: not at
+        hidden names of the home, which hold settings and caches, nor at environments."""
+        for home in sorted(self._homes):
+            self._since_ns = self._since_of(home)
+            if is_under(home, self._where.skipped) or not self._mounts.is_disk(home):
+                continue
+            pending = [home]
+            while pending:
+                path = pending.pop()
+                if self._stop():
+                    raise _Stopped
+                pending += self._directory(path, False, home)
+        self._own_unseen = self._own_unseen[1:]
+        for path in self._later:
+            self._since_ns = self._since_of(path)
+            self._walk(path)
+
+    def _since_of(self, path: str) -> int:
+        on_other = is_under(path, self._other_disks)
+        return self._where.disks_since_ns if on_other else self._where.since_ns
+
+    def _count_own(self, home: str, path: str, name: str, size: int, newest_ns: int) -> None:
+        """Count a file under the name in its home that it is or lies in."""
+        below = path[len(home) + 1 :].partition("/")[0]
+        place = f"{home}/{below or name}"
+        files, before, newest = self._own.get(place, (0, 0, 0))
+        self._own[place] = files + 1, before + size, max(newest, newest_ns)
 
     # -- the walk
 
@@ -182,7 +247,7 @@ class Look:
         if self._where.top != "/":
             yield self._where.top, since_ns
             return
-        for disk in self._mounts.disks()[1:]:
+        for disk in self._other_disks:
             if self._is_directory(disk):
                 system = disk.split("/")[1] in (*_LAST, "etc")
                 yield disk, since_ns if system else self._where.disks_since_ns
@@ -203,10 +268,12 @@ class Look:
             return False
 
     def _homes_of_users(self) -> set[str]:
+        homes = {"/root", self._where.home} - {"", "/"}
         try:
-            return {"/root", *(f"/home/{name}" for name in os.listdir(f"{self._prefix}/home"))}
+            with os.scandir(f"{self._prefix}/home") as names:
+                return homes | {f"/home/{one.name}" for one in names if not one.is_symlink()}
         except OSError:
-            return {"/root"}
+            return homes
 
     def _walk(self, top: str) -> None:
         system = top.lstrip("/").partition("/")[0] in _LAST and top != "/usr/local"
@@ -217,14 +284,17 @@ class Look:
                 raise _Stopped
             pending += self._directory(path, system)
 
-    def _directory(self, path: str, system: bool) -> list[str]:
-        """Look at the files of one directory; returns the directories in it."""
+    def _directory(self, path: str, system: bool, own: str = "") -> list[str]:
+        """Look at the files of one directory; returns the directories in it. ``own``: the home
+        that it is in, where the user's own files are counted; what holds none comes later."""
         since_ns, full = self._since_ns, self._prefix + path
         below: list[str] = []
         count = changed = size = newest = 0
         start = path if path.endswith("/") else f"{path}/"
         mounted = path in self._mounts.parents
         home = path in self._homes or path.endswith(("/.ssh", "/.cache"))
+        mine: list[tuple[str, int, int]] = []  # the user's own files among them
+        made_again = False
         try:
             as_it_was = system and os.stat(full).st_ctime_ns < since_ns
             with os.scandir(full) as names:
@@ -232,6 +302,7 @@ class Look:
                     name = entry.name
                     if mounted and start + name in self._mounts:
                         continue
+                    made_again = made_again or name in _ENVIRONMENTS
                     if entry.is_dir(follow_symlinks=False):
                         with suppress(*GONE):
                             if self._goes_into(entry, start + name):
@@ -252,9 +323,13 @@ class Look:
                         if (facts.st_dev, facts.st_ino) in self._links:
                             continue
                         self._links.add((facts.st_dev, facts.st_ino))
+                    if start + name in self._skipped:
+                        continue
                     taken = taken_bytes(facts)
                     if self._is_apart(path, start + name, system, taken, facts.st_ctime_ns):
                         continue
+                    if own and facts.st_size and not (path == own and name.startswith(".")):
+                        mine.append((name, taken, facts.st_ctime_ns))
                     changed += 1
                     size += taken
                     newest = max(newest, facts.st_ctime_ns)
@@ -264,14 +339,34 @@ class Look:
             for_root_alone = isinstance(error, PermissionError)  # no ordinary user's data is there
             if not (for_root_alone and (system or path.startswith("/var/"))):
                 self._unseen.append(f"{path}: {error.strerror}")
+            if own and not (for_root_alone and (path == own or self._is_older(path))):
+                self._own_unseen.append(f"{path}: {error.strerror}")
         if changed:
             self._folders.add(path, changed, size, newest)
-        return below
+        if not own:
+            return below
+        if made_again:
+            self._later += below
+            return []
+        for name, taken, at_ns in mine:
+            self._count_own(own, path, name, taken, at_ns)
+        later = [one for one in below if _is_made_again(own, one)]
+        self._later += later
+        return [one for one in below if one not in later]
+
+    def _is_older(self, path: str) -> bool:
+        """Whether a directory that only root can read came with the machine."""
+        try:
+            return os.stat(self._prefix + path).st_ctime_ns < self._since_ns
+        except OSError:
+            return False
 
     def _goes_into(self, entry: os.DirEntry[str], path: str) -> bool:
         """Whether to look into a directory of a directory that is looked at."""
         name = entry.name
         if name == "__pycache__" or path in self._skipped or path in _NEVER or path == "/usr/local":
+            return False
+        if path in self._homes:  # which were looked at before
             return False
         if name.endswith(RECORDS) and entry.stat(follow_symlinks=False).st_ctime_ns >= (
             self._since_ns
@@ -388,6 +483,11 @@ class Look:
         except OSError:
             return True
         return all(at >= self._where.since_ns for at in changes)
+
+
+def _is_made_again(home: str, path: str) -> bool:
+    name = os.path.basename(path)
+    return name in _MADE_AGAIN or (name.startswith(".") and os.path.dirname(path) == home)
 
 
 def taken_bytes(facts: os.stat_result) -> int:

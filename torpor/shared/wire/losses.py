@@ -41,7 +41,9 @@ class Losses(msgspec.Struct, frozen=True):
     ``folders``, also those that are too many to be named. ``caches``: what its program makes again.
     ``settings``: files of the system that were added or changed. ``packages``: those that were
     added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
-    and why.
+    and why. ``own``: what of it a user has written in a home, by its name there, without settings
+    and caches; ``own_total``: all of that. ``own_unseen``: why there may be more; empty where all
+    of it is known.
     """
 
     complete: bool
@@ -55,6 +57,9 @@ class Losses(msgspec.Struct, frozen=True):
     packages: Names
     package_count: Count
     unseen: Names
+    own: Lefts = []
+    own_total: Left = Left("/", 0, 0, 0.0)
+    own_unseen: Names = []
 
 
 class LookForLosses(OfRun[Losses], frozen=True):
@@ -91,6 +96,8 @@ def summary(losses: Losses) -> dict[str, Any]:
         settings=losses.settings[:_KEPT],
         packages=losses.packages[:_KEPT],
         unseen=[],
+        own=losses.own[:_KEPT],
+        own_unseen=[],
     )
     return {SUMMARY: msgspec.to_builtins(kept)}
 
