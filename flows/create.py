@@ -8,7 +8,7 @@ from blocks import Workspace
 from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
 from tasks.flow import flow
-from tasks.machines import hand_over, open_session
+from tasks.machines import hand_over, make_paths, open_session
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reports import CreateReport
@@ -16,7 +16,8 @@ from torpor.control.reports import CreateReport
 
 @flow("create")
 def create(workspace: Workspace | str) -> CreateReport:
-    """Rent an empty machine for a workspace, to log in and work on.
+    """Rent an empty machine for a workspace, to log in and work on. The workspace's directories are
+    made there.
 
     Args:
         workspace: The Workspace block that describes the machine, or its name.
@@ -25,14 +26,16 @@ def create(workspace: Workspace | str) -> CreateReport:
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []
-    with rented_machine(opened) as tenancy:
+    with (
+        rented_machine(opened) as tenancy,
+        open_session(opened, tenancy.machine) as session,
+    ):
+        make_paths(opened, session)
         if spec.freezes:
-            with open_session(opened, tenancy.machine) as session:
-                freezer = prove_freezing(opened, session, tenancy.rental)
+            freezer = prove_freezing(opened, session, tenancy.rental)
         hand_over(tenancy, alone=True, starting=bool(spec.programs))
-    if spec.save_minutes or spec.programs:
-        with open_session(opened, tenancy.machine) as session:
-            if spec.programs:
-                programs = start_programs(opened, session, tenancy, freezer)
+        if spec.programs:
+            programs = start_programs(opened, session, tenancy, freezer)
+        if spec.save_minutes or spec.programs:
             start_autosave(opened, session, tenancy.machine)
     return CreateReport(**asdict(tenancy.machine), programs=programs)

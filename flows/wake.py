@@ -12,7 +12,7 @@ from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
 from tasks.flow import flow
-from tasks.machines import hand_over, open_session
+from tasks.machines import hand_over, make_paths, open_session
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
@@ -89,6 +89,8 @@ def wake_workspace(
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
             restore_all(restore, "wake", tenancy.machine, full_check=full_check)
+            if not own:
+                make_paths(opened, session)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
             hand_over(tenancy, restore.plan, alone=True, starting=starting)

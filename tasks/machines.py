@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Collection
 from typing import Final
@@ -16,7 +17,7 @@ from tasks.sleep import check_not_asleep, check_not_hibernated
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
 from torpor.control.providers.seam import Absent
-from torpor.control.remote.seam import Session
+from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.canaries import Flown
 from torpor.control.rental.prospects import matters
@@ -34,8 +35,11 @@ from torpor.shared.errors import (
     WorkspaceAwake,
 )
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, WorkspaceName
+from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
 from torpor.shared.wire.restore import RestorePlan
 
+PATHS_S: Final = 60.0
+"""How long an attached agent may take to make directories."""
 MOST_REFUSED: Final = 100
 """Refused offers in the table."""
 
@@ -227,6 +231,21 @@ def open_session(
         if not sleeps:  # else the run that ends the machine may be about to record it
             _check_alive(opened, machine)
         raise
+
+
+@step("make paths")
+def make_paths(opened: OpenWorkspace, session: Agent) -> None:
+    """Make the workspace's directories on a rented machine, in the first of which its user begins
+    after a login. WorkspaceInvalid for one that cannot be made."""
+    request = MakePaths(opened.spec.paths)
+    made = session.call(request, request_id=secrets.token_hex(8), within_s=PATHS_S)
+    if made.fault:
+        runner().log.warning("a login begins in the home, not in the workspace: %s", made.fault)
+
+
+def note_made_again(session: Agent, paths: list[str]) -> None:
+    """Have the machine remember that a deploy fills these directories, and no user."""
+    session.call(NoteMadeAgain(paths), request_id=secrets.token_hex(8), within_s=PATHS_S)
 
 
 @step("find offers", phase="machine")

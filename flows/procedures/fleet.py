@@ -13,7 +13,14 @@ from typing import Final
 
 from flows.procedures.restore import arrival
 from tasks.autosave import start_autosave
-from tasks.machines import create_machine, endpoint_of, hand_over, open_session, own_machine
+from tasks.machines import (
+    create_machine,
+    endpoint_of,
+    hand_over,
+    make_paths,
+    open_session,
+    own_machine,
+)
 from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
@@ -328,6 +335,8 @@ class Fleet:
 
     def _hand_over(self, tenancy: Tenancy, session: Session) -> None:
         if not self._together:
+            if tenancy.rental is not None:
+                make_paths(self._opened, session)
             hand_over(tenancy, alone=False)
             start_autosave(self._opened, session, tenancy.machine)
 

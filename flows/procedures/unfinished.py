@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.procedures.restore import arrival
 from tasks.autosave import line_held
-from tasks.machines import hand_over, open_session, renting
+from tasks.machines import hand_over, make_paths, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
@@ -85,6 +85,7 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, newest: StoredSnapshot) 
         freezer = Freezer()
         if opened.spec.freezes:
             freezer = prove_freezing(opened, session, tenancy.rental, strict=False)  # it is whole
+        make_paths(opened, session)
         starting = bool(opened.spec.programs)
         hand_over(tenancy, alone=False, starting=starting)
         if starting:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from flows import backup
+from flows import backup, create
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from torpor.shared.errors import InvalidInput, UnsavedWork
+from torpor.shared.errors import InvalidInput, UnsavedWork, WorkspaceInvalid
 from torpor.shared.wire.losses import LookForLosses
 from torpor_cli.output import quiet
 
@@ -176,6 +176,42 @@ def test_work_beside_the_workspace_keeps_the_machine_where_nobody_can_be_asked(
     (command,) = re.findall(r"`torpor hibernate demo --machine m1 (.*)`", words)
     assert shlex.split(command) == ["--accept-lost", "~/*"]
     assert hibernate_plainly(lab.opened, accept_lost=["~/*"], **settings).destroyed
+
+
+def test_a_first_session_that_worked_in_the_home_by_mistake_loses_nothing(
+    lab: Lab, terminal: Terminal
+) -> None:
+    two = lab.wanting(paths=["~/workspace", "~/data"])
+    made = run_plainly(two, create)
+    home, place = lab.home(made.id), lab.workspace(made.id)
+    assert place.is_dir() and (home / "data").is_dir()
+    assert "an interactive shell begins in" in (home / ".profile").read_text()
+    _work_in_the_home(home)
+    with pytest.raises(
+        WorkspaceInvalid, match=r"nothing to keep; the home has proj, train\.py: mov"
+    ):
+        hibernate_plainly(two)
+    (home / "proj").rename(place / "proj")
+    terminal.types("n")
+    with quiet(False, asks=True), pytest.raises(UnsavedWork, match=r"/train\.py \(26 bytes"):
+        hibernate_plainly(two)
+    (home / "train.py").rename(place / "train.py")
+    report = hibernate_plainly(two)  # although one of the directories that torpor made is empty
+    assert report.destroyed
+    assert not any(".profile" in line for line in report.lost)  # nor is torpor's own line a loss
+    for _ in range(2):
+        woken = wake_plainly(two)
+        place = lab.workspace(woken.machine)
+        assert {path.name for path in place.iterdir()} == {"proj", "train.py"}
+        assert "an interactive shell begins" in (lab.home(woken.machine) / ".profile").read_text()
+        assert hibernate_plainly(two).destroyed
+
+
+def test_a_directory_that_cannot_be_made_rents_no_machine_that_lacks_it(lab: Lab) -> None:
+    unfit = lab.wanting(paths=["/proc/workspace"])
+    with pytest.raises(WorkspaceInvalid, match=r"/proc/workspace cannot be made on the machine"):
+        run_plainly(unfit, create)
+    assert lab.machines() == []
 
 
 def test_work_beside_the_workspace_is_accepted_by_its_names_and_moved_work_is_stored(

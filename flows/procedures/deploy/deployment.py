@@ -33,7 +33,13 @@ from tasks.deploy import (
     run_on_machine,
 )
 from tasks.jobs import machine_in_use
-from tasks.machines import endpoint_of, hand_over, open_session
+from tasks.machines import (
+    endpoint_of,
+    hand_over,
+    make_paths,
+    note_made_again,
+    open_session,
+)
 from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phase
 from tasks.restore import (
     NEWEST,
@@ -179,6 +185,8 @@ class Deployment:
         """The environment and the workspace, beside each other; the environment's parts are fetched
         before the workspace's. Where something of the workspace comes first, the server starts when
         that and the environment are there, and the rest follows."""
+        if self._place.environment:
+            note_made_again(self._session, self._place.environment)
         with phase("restore"), self._server_stopped_after_errors():
             self._bring_both()
 
@@ -201,6 +209,7 @@ class Deployment:
         """Leave a new machine, on which the server runs, to its user."""
         self._serving.check_serving()
         if self._tenancy is not None and self._chosen.trial is None:
+            make_paths(self._opened, self._session)
             hand_over(self._tenancy, alone=True)
             start_autosave(self._opened, self._session, self._machine)
 

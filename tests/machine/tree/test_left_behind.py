@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,15 @@ class Made:
     def look(
         self,
         *skipped: str,
+        made_again: Sequence[str] = (),
         stop: Callable[[], bool] = lambda: False,
         recorded: str = SYSTEM,
         disks_since_ns: int | None = None,
     ) -> Found:
         disks_ns = self.since_ns if disks_since_ns is None else disks_since_ns
-        where = Where("/", self.since_ns, disks_ns, list(skipped), [recorded])
+        where = Where(
+            "/", self.since_ns, disks_ns, list(skipped), [recorded], made_again=[*made_again]
+        )
         return Look(where, Mounts(self.mounts), stop, str(self.top)).run()
 
 
@@ -271,10 +274,11 @@ def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image
         "/root/.cache/huggingface/hub/a", "/root/venv/pyvenv.cfg", "/root/venv/lib/a.py",
         "/root/miniconda3/conda-meta/history", "/root/miniconda3/lib/a.so",
         "/root/app/node_modules/a", "/root/workspace/kept", "/data/a", "/root/accepted.txt",
+        "/root/torpor-ollama/bin/ollama",
     )  # fmt: skip
     for path in (*own, *others):
         made.write(path)
-    found = made.look("/root/workspace", "/root/accepted.txt")
+    found = made.look("/root/workspace", "/root/accepted.txt", made_again=["/root/torpor-ollama"])
     assert {one.path: one.files for one in found.own} == {
         "/root/train.py": 1, "/root/proj": 2, "/home/ann/x": 1,
     }  # fmt: skip

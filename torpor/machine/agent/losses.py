@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.machine.agent.brought import made_again, own_profile
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import python_places
 from torpor.machine.agent.home import MARKER
@@ -64,6 +65,7 @@ class LookBehind:
                 recorded=python_places(),
                 volumes=request.volumes,
                 home=os.path.realpath(os.path.expanduser("~")),
+                made_again=made_again(self._home),
             )
             try:
                 self._process = _started(where)
@@ -108,8 +110,8 @@ class LookBehind:
 
     def _left_out(self, request: LookForLosses) -> list[str]:
         places = [absolute_root(place) for place in request.accepted]
-        real = [os.path.realpath(place) for place in [str(self._home), *places]]
-        return [*real, *map(os.path.normpath, places)]
+        left_out = [str(self._home), *own_profile(self._home), *places]
+        return [*map(os.path.realpath, left_out), *map(os.path.normpath, places)]
 
 
 def machine_began_ns(home: Path) -> int:

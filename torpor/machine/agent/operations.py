@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torpor.machine.agent.activity import read_activity
 from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosave
+from torpor.machine.agent.brought import make_paths, note_made_again
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
@@ -28,6 +29,7 @@ from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
+from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
 from torpor.shared.wire.job import (
     LookAtJob,
     StandBy,
@@ -101,6 +103,8 @@ def operations(
     table.add(StandBy, stand_by)
     table.add(TryFreezing, lambda request, call: try_freezing(request, call, canary))
     table.add(NoteReady, note_ready)
+    table.add(MakePaths, make_paths)
+    table.add(NoteMadeAgain, note_made_again)
     table.add(Autosave, lambda request, call: autosave(request, call, autosaves))
     table.add(LookAtAutosave, look_at_autosave)
     table.add(EndAutosave, end_autosave)

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from torpor.machine.agent.brought import new_directories
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
 from torpor.machine.agent.file_use import Files, Noted, ready_before, use_of
@@ -172,7 +173,7 @@ class SnapshotRun(AgentRun):
         except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
             if made is None:
                 raise
-        roots = resolve_roots(request.roots)
+        roots = resolve_roots(request.roots, new_directories(self.home))
         excluded = compile_excludes(request.exclude)
         programs = Programs(self.home, roots[0], excluded)
         programs.forget(self._resumption.programs)

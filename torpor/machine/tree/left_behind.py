@@ -101,7 +101,8 @@ class Where(msgspec.Struct, frozen=True):
     ``disks_since_ns``: the same, of disks other than the root's, outside of the system.
     ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
     that the environment record names. ``volumes``: where disks are mounted that outlive the
-    machine. ``home``: of the user that the agent runs as."""
+    machine. ``home``: of the user that the agent runs as. ``made_again``: directories that are not
+    what a user has written."""
 
     top: str
     since_ns: int
@@ -110,6 +111,7 @@ class Where(msgspec.Struct, frozen=True):
     recorded: list[str]
     volumes: list[str] = []
     home: str = ""
+    made_again: list[str] = []
 
 
 class Found(msgspec.Struct):
@@ -350,9 +352,14 @@ class Look:
             return []
         for name, taken, at_ns in mine:
             self._count_own(own, path, name, taken, at_ns)
-        later = [one for one in below if _is_made_again(own, one)]
+        later = [one for one in below if self._is_made_again(own, one)]
         self._later += later
         return [one for one in below if one not in later]
+
+    def _is_made_again(self, home: str, path: str) -> bool:
+        name = os.path.basename(path)
+        hidden = name.startswith(".") and os.path.dirname(path) == home
+        return hidden or name in _MADE_AGAIN or path in self._where.made_again
 
     def _is_older(self, path: str) -> bool:
         """Whether a directory that only root can read came with the machine."""
@@ -483,11 +490,6 @@ class Look:
         except OSError:
             return True
         return all(at >= self._where.since_ns for at in changes)
-
-
-def _is_made_again(home: str, path: str) -> bool:
-    name = os.path.basename(path)
-    return name in _MADE_AGAIN or (name.startswith(".") and os.path.dirname(path) == home)
 
 
 def taken_bytes(facts: os.stat_result) -> int:

@@ -10,7 +10,7 @@ import re
 import stat
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.absence import GONE
@@ -38,6 +38,7 @@ file systems: 1 s)."""
 
 _ORDINARY: Final = bytes((0, IS_DIRECTORY, IS_READ))
 _MARKS: Final = bytes(HELD | SURE | (READ if kind & IS_READ else 0) for kind in range(256))
+_NAMED: Final = 10
 _MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero at the end
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -69,11 +70,18 @@ def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) ->
     return not looked_ns - margin <= signature.ctime_ns <= later
 
 
-def resolve_roots(roots: Sequence[str]) -> list[bytes]:
-    """Absolute paths of a workspace's directories on this machine; WorkspaceInvalid if unfit."""
+def resolve_roots(roots: Sequence[str], new: Collection[bytes] = ()) -> list[bytes]:
+    """Absolute paths of a workspace's directories on this machine; WorkspaceInvalid if unfit.
+    ``new``: those that torpor brought without content, of which some may be empty, but not all."""
     resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
-    for root, path in zip(roots, resolved, strict=True):
-        _check_root(root, path)
+    empty = [_is_empty(root, path) for root, path in zip(roots, resolved, strict=True)]
+    for root, path, nothing in zip(roots, resolved, empty, strict=True):
+        if nothing and (all(empty) or path not in new):
+            raise WorkspaceInvalid(
+                f"workspace path {root} ({os.fsdecode(path)}) is empty: there is nothing to keep; "
+                f"{_where_work_is(resolved)}check the path in the workspace block, take it out of "
+                "`paths`, or put a file there"
+            )
     if pair := overlapping(resolved):
         raise WorkspaceInvalid(
             f"workspace paths {pair} overlap: name only the outer one, and a directory only once"
@@ -99,7 +107,22 @@ def absolute_root(root: str) -> str:
     return os.path.join(os.path.expanduser("~"), os.path.expanduser(root))
 
 
-def _check_root(root: str, path: bytes) -> None:
+def _where_work_is(roots: Sequence[bytes]) -> str:
+    """What the home has that may belong into the workspace, as the begin of an advice."""
+    home = os.fsencode(os.path.expanduser("~"))
+    try:
+        names = sorted(name for name in os.listdir(home) if not name.startswith(b"."))
+    except OSError:
+        return ""
+    others = [name for name in names if not is_inside(os.path.join(home, name), roots)]
+    if not others:
+        return ""
+    shown = ", ".join(os.fsdecode(name) for name in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return f"the home has {shown}{more}: move your work into the workspace, or "
+
+
+def _is_empty(root: str, path: bytes) -> bool:
     shown = os.fsdecode(path)
     if path in (b"/", os.fsencode(os.path.expanduser("~"))):
         raise WorkspaceInvalid(f"workspace path {root} is {shown}: name a directory inside it")
@@ -110,11 +133,7 @@ def _check_root(root: str, path: bytes) -> None:
                 f"workspace path {root} ({shown}) is a file, not a directory: name its directory"
             )
         with os.scandir(path) as names:
-            if next(names, None) is None:
-                raise WorkspaceInvalid(
-                    f"workspace path {root} ({shown}) is empty: there is nothing to keep; check "
-                    "the path in the workspace block, take it out of `paths`, or put a file there"
-                )
+            return next(names, None) is None
     except FileNotFoundError:
         raise WorkspaceInvalid(
             f"workspace path {root} ({shown}) does not exist on the machine: check the path in "
