@@ -93,7 +93,7 @@ def watch(
     unread = {**standing.unread, **troubles, **unread_jobs, **unread_backups}
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     if not dry_run:
-        _renew(standing.findings, opened, faults)
+        _renew(standing, opened, faults)
     over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
     saves = {
         name: most_frequent_saves([blocks[block] for block in named[name]])
@@ -212,20 +212,22 @@ def _act(
 
 
 def _renew(
-    findings: list[Finding], opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
+    standing: AllMachines, opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
 ) -> None:
     """The machines that stop themselves when the control side is gone go on, also those on which a
-    run works that has not handed them over: a long restore, a drill."""
+    run works that has not handed them over: a long restore, a drill. Those of which nobody can read
+    whether they are in use go on too."""
     of = {name: one for one in opened.values() for name in names_of(one.spec.name)}
-    for one in findings:
-        if one.kind not in ("in use", "unfinished") or one.machine is None:
+    used = [one.machine for one in standing.findings if one.kind in ("in use", "unfinished")]
+    for machine in (*filter(None, used), *standing.unjudged):
+        if machine.label is None:
             continue
-        workspace = of[_name(one)]
         try:
-            if has_deadline(workspace, one.machine):
-                renew_deadline(workspace, one.machine)
+            workspace = of[machine.label.workspace]
+            if has_deadline(workspace, machine):
+                renew_deadline(workspace, machine)
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-            runner().log.error("the deadline of machine %s stands: %s", one.machine.id, error)
+            runner().log.error("the deadline of machine %s stands: %s", machine.id, error)
             faults.append(error)
 
 

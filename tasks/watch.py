@@ -48,12 +48,14 @@ OWN_WORK_POLL_S: Final = 5.0
 class AllMachines(msgspec.Struct, frozen=True):
     """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
     that did not answer, and of each workspace whose store did not. ``lost``: the alerts of machines
-    that had gone without torpor, whose rentals this look has closed."""
+    that had gone without torpor, whose rentals this look has closed. ``unjudged``: the machines of
+    workspaces whose rentals cannot be read."""
 
     findings: list[Finding]
     silent: dict[str, str]
     unread: dict[WorkspaceName, str]
     lost: list[Alert] = []
+    unjudged: list[Machine] = []
 
     def of(self, opened: OpenWorkspace) -> list[tuple[Machine, Rental | None]]:
         """The machines of one workspace, with their rentals."""
@@ -101,10 +103,13 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
             is_over = False
         if not is_over:
             left.append(finding)
+    shown = [machine for machines, _ in after.values() for machine in machines]
+    names = {name for one in unread for name in names_of(one)}
     return AllMachines(
         left,
         closed | {identity: str(error) for identity, error in silent.items()},
         unread,
+        unjudged=[one for one in shown if one.label and one.label.workspace in names],
     )
 
 

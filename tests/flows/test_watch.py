@@ -33,7 +33,7 @@ from torpor.control.watch_report import Watched, WatchReport
 from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
 from torpor.shared.errors import MachineInUse, ProviderUnavailable, StoreUnavailable
-from torpor.shared.values import IdleRules, Machine, MachineId
+from torpor.shared.values import IdleRules, Machine, MachineId, ObjectKey
 from torpor.shared.wire.activity import NO_GPU, UNKNOWN
 from torpor.shared.wire.job import StartJob
 from torpor.shared.wire.request import Request
@@ -431,6 +431,19 @@ def test_deadlines_of_machines_are_renewed_but_not_by_a_dry_run(
     provider.renewed.clear()
     _watch(opened, dry_run=False)
     assert sorted(provider.renewed) == sorted([machine, left.id])
+
+
+def test_a_record_that_is_refused_lets_no_deadline_of_its_workspace_pass(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    """Else whoever can write in the bucket stops a machine by the name of an object."""
+    machine = _rented(lab, cpu=90)
+    provider: Any = _Deadlined(opened.providers[0])
+    lab.store.put(ObjectKey("workspaces/demo/rentals/open/forged"), b"anything")
+    report = _watch(replace(opened, providers=(provider,)), dry_run=False)
+    assert provider.renewed == [machine]
+    (row,) = report.watched
+    assert (row.kind, "rentals/open/forged" in row.reason) == ("unknown", True)
 
 
 def test_a_deadline_that_is_not_renewed_fails_the_watch_which_looks_all_the_same(
