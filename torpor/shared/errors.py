@@ -325,7 +325,9 @@ def as_ours(error: Exception) -> TorporError:
     machines, workspaces or markets goes on with the others."""
     if isinstance(error, TorporError):
         return error
-    return Unforeseen(f"{type(error).__name__}: {error}"[:_LONGEST])
+    found = Unforeseen(f"{type(error).__name__}: {error}"[:_LONGEST])
+    found.__cause__ = error
+    return found
 
 
 def from_wire(wire: dict[str, str]) -> TorporError:

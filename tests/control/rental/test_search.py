@@ -17,7 +17,13 @@ from torpor.control.rental import markets
 from torpor.control.rental.canaries import Canary, Flown
 from torpor.control.rental.markets import Markets, ask_all
 from torpor.control.rental.search import billed_s, find_offers, fit
-from torpor.shared.errors import InvalidInput, NoOffer, ProviderDenied, ProviderUnavailable
+from torpor.shared.errors import (
+    InvalidInput,
+    NoOffer,
+    ProviderDenied,
+    ProviderUnavailable,
+    Unforeseen,
+)
 from torpor.shared.values import GIB, Frozen, Want
 
 replace = msgspec.structs.replace
@@ -167,12 +173,18 @@ def test_a_market_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert not isinstance(answers[1], Exception)
 
 
-def test_a_bug_in_an_adapter_is_raised() -> None:
-    def bug(provider: object) -> None:
-        raise KeyError("instances")
+def test_a_bug_in_an_adapter_is_named_and_the_other_markets_are_asked() -> None:
+    first, second = _market("a", 1), _market("b", 1)
 
-    with pytest.raises(KeyError):
-        ask_all([_market("a", 1)], bug)
+    def bug(provider: object) -> str:
+        if provider is first:
+            raise KeyError("instances")
+        return "it answers"
+
+    told, answer = ask_all([first, second], bug)
+    assert isinstance(told, Unforeseen) and str(told) == "KeyError: 'instances'"
+    assert isinstance(told.__cause__, KeyError)
+    assert answer == "it answers"
 
 
 def test_a_snapshot_asks_for_its_architecture_its_cuda_and_room() -> None:

@@ -27,6 +27,11 @@ from torpor.shared.errors import (
 from torpor.shared.values import learned
 
 TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
+MOST_BYTES: Final = 64 << 20
+"""The longest answer that is read."""
+MOST_S: Final = 120.0
+"""A market that sends a byte every few seconds is waited for no longer."""
+_FRAME: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 _TRIES: Final = 4  # of what is safe to repeat
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
@@ -285,7 +290,7 @@ class MarketClient:
         decoded: Any
         try:
             decoded = msgspec.json.decode(content) if content else None
-        except msgspec.DecodeError as cause:
+        except (msgspec.DecodeError, RecursionError) as cause:
             if self._lines and answer.is_success and _LINE.fullmatch(answer.text.strip()):
                 decoded = answer.text.strip()
             elif answer.is_success:  # a gateway's page: the market has not spoken
@@ -319,7 +324,7 @@ class MarketClient:
         """Send one request, once; ``sent`` is for httpx."""
         observer = self._observer
         if observer is None:
-            return self._http.request(method, path, **sent)
+            return self._whole(method, path, **sent)
         began_unix, began_s = time.time(), time.monotonic()
 
         def show(request: httpx.Request, **came: Any) -> None:
@@ -336,7 +341,7 @@ class MarketClient:
             )
 
         try:
-            answer = self._http.request(method, path, **sent)
+            answer = self._whole(method, path, **sent)
         except httpx.HTTPError as cause:
             request = None
             with suppress(RuntimeError):  # not every error of httpx has its request
@@ -351,6 +356,23 @@ class MarketClient:
             body=answer.content,
         )
         return answer
+
+    def _whole(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        """The answer, read to its end; httpx.ReadError where that is too far or does not come."""
+        until_s = time.monotonic() + MOST_S
+        with self._http.stream(method, path, **sent) as answer:
+            body = bytearray()
+            for part in answer.iter_bytes():
+                body += part
+                if len(body) > MOST_BYTES or time.monotonic() > until_s:
+                    raise httpx.ReadError(
+                        f"its answer goes on after {len(body)} bytes", request=answer.request
+                    )
+        told = [(name, value) for name, value in answer.headers.multi_items() if name not in _FRAME]
+        whole = bytes(body)
+        return httpx.Response(
+            answer.status_code, headers=told, content=whole, request=answer.request
+        )
 
     def _lost(self, effect: str, what: str, doing: str) -> ProviderError:
         if effect == "repeat":
