@@ -41,7 +41,7 @@ from torpor.control.store.snapshots import snapshot_times
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watch_report import WatchReport
-from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
+from torpor.shared.errors import InvalidInput, NotDelivered, ProviderUnavailable, StoreUnavailable
 from torpor.shared.values import Machine, MachineId
 
 HOUR = 3600.0
@@ -144,6 +144,12 @@ def test_a_machine_that_can_neither_be_used_nor_be_ended_is_told_with_what_it_co
     assert f"machine {machine.id} of workspace demo can neither be used nor be ended" in subject
     for words in ("SSH did not answer. It costs 4.00 $/h", "`torpor reconcile demo --abandoned`"):
         assert words in body
+    lab.market.away = ProviderUnavailable("503")
+    assert _watch(lab.opened, server)[2] == [], "nobody knows whether it has ended"
+    lab.market.away = None
+    destroy_all(lab.market)
+    ((subject, _),) = _watch(lab.opened, server)[2]
+    assert subject.startswith(f"torpor: over: machine {machine.id}")
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -64,6 +64,8 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         *watch.of_missed(report, look.named),
     ]
     kinds: set[str] = set()
+    if look.standing.silent:  # what these would show is not known
+        kinds |= {"machine left", "machine abandoned"}
     if look.some or look.unread or look.standing.silent:  # what it would say is not all
         kinds.add("awake")
     else:
