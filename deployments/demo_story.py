@@ -55,7 +55,7 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         say(f"{first.id}: {_server(first)}")
     with _step("workspace") as say:
         folder = home_of(installation, first) / "workspace"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         made = make_example(folder)
         before = Inventory.of(folder)
         say(f"{before.files:,} files, {before.bytes:,} bytes, {before.count('symlink')} symlinks")

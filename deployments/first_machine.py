@@ -38,12 +38,12 @@ def make_demo(name: str) -> None:
     if machines[0].label is None:
         raise ProviderError(f"machine {machines[0].id} came without a label")
     folder = provider.home(machines[0].label) / "workspace"
-    if folder.exists() or len(machines) > 1:
+    if (folder.exists() and any(folder.iterdir())) or len(machines) > 1:
         return
     unfinished = folder.with_name(f".{folder.name}.new")
     remove_tree(unfinished)
     fill(unfinished)
-    unfinished.rename(folder)
+    unfinished.rename(folder)  # over the empty one that create has made
 
 
 def fill(folder: Path) -> None:

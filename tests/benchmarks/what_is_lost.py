@@ -87,7 +87,7 @@ def measure(markets: Markets, store: ObjectStore, outside: int, times: int) -> d
     with PlainRunner(opened):
         create.fn(DEMO)
     workspace = markets.workspace(MARKET)
-    workspace.mkdir()
+    workspace.mkdir(exist_ok=True)
     (workspace / "train.py").write_text("print()\n")
     untouched = _looked_at(opened, times)
     with PlainRunner(opened):

@@ -285,7 +285,7 @@ def test_a_higher_priority_takes_the_machine_of_a_job_which_saves_and_goes_on_la
     hibernate_plainly(urgent)
     made = run_plainly(working, create).id
     place = cluster.workspace(made)
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     (place / "training.py").write_text(Path(training.__file__).read_text())
     let_settle()
     command = ["python3", "training.py", str(STEPS), "0.1"]
@@ -411,7 +411,7 @@ def _other(opened: OpenWorkspace, name: str, provider: KubernetesProvider) -> Op
 def _write_notes(cluster: Cluster, opened: OpenWorkspace) -> None:
     """On a machine of its own: the name of the workspace."""
     place = cluster.workspace(run_plainly(opened, create).id)
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     (place / "notes.txt").write_text(opened.spec.name)
     let_settle()
 

@@ -160,7 +160,7 @@ def test_no_account_key_is_anywhere_but_in_requests_authorizations(
         if name == NAMES[0]:
             create(BLOCK)
             work = markets.workspace(name)
-            work.mkdir()
+            work.mkdir(exist_ok=True)
             (work / "notes.txt").write_text("the work\n")
         else:
             wake(BLOCK)
