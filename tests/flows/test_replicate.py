@@ -208,7 +208,7 @@ def test_no_machine_is_replaced_while_one_that_failed_cannot_be_ended(
     def denied(self: RemoteRestore, *_: object, **__: object) -> None:
         raise StoreDenied("403 AccessDenied")
 
-    def refused(machine: Machine, warrant: Warrant) -> None:
+    def refused(self: FolderMarket, machine: Machine, warrant: Warrant) -> None:
         raise ProviderDenied("401: the key was revoked")
 
     monkeypatch.setattr(RemoteRestore, "restore_part", denied)
@@ -216,7 +216,7 @@ def test_no_machine_is_replaced_while_one_that_failed_cannot_be_ended(
         monkeypatch.context() as broken,
         raises(MachineError, "none of 1 machines", "could not be destroyed"),
     ):
-        broken.setattr(kept.lab.market, "destroy", refused)
+        broken.setattr(FolderMarket, "destroy", refused)
         kept.replicate(count=1, spares=2)
     assert len(kept.lab.machines()) == 3, "those that it began with"
 

@@ -10,6 +10,7 @@
     │   ├── StoreMissing        no such bucket or object
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
     │   │   └── StoreUnreachable* its host refuses connections, or has no address
+    │   ├── RecordRefused       a record that no control side of this store has signed
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
     │   ├── ObjectExists        a write-once name is taken
