@@ -208,16 +208,17 @@ def test_a_create_that_is_repeated_after_a_lost_answer_makes_one_job(
 ) -> None:
     provider = cluster.provider()
     order = _order(provider, identity_key)
-    sends = httpx.Client.request
+    sends = httpx.Client.send
 
-    def loses(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
-        answer = sends(client, method, path, **options)
-        if method == "POST" and path.endswith("/jobs"):
+    def loses(client: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
+        answer = sends(client, request, **options)
+        if request.method == "POST" and request.url.path.endswith("/jobs"):
+            answer.close()
             raise httpx.ReadError("the answer was lost")
         return answer
 
     with monkeypatch.context() as lossy:
-        lossy.setattr(httpx.Client, "request", loses)
+        lossy.setattr(httpx.Client, "send", loses)
         with pytest.raises(CreateUncertain):
             provider.create(order)
     assert len(cluster.jobs()) == 1
