@@ -136,7 +136,6 @@ class Site:
         self.run("create", workspace=workspace)
         (made,) = self.machines()
         place = self.workspace(made)
-        place.mkdir()
         (place / "training.py").write_text(Path(training.__file__).read_text())
         let_settle()
         return place

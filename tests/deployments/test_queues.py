@@ -64,7 +64,6 @@ def place(installation: Installation) -> Path:
     Workspace(name=NAME).save(NAME, overwrite=True)
     create(NAME)
     place = place_of(installation, NAME)
-    place.mkdir()
     (place / "notes").write_text("a workspace without a file keeps its machine")
     return place
 

@@ -35,7 +35,6 @@ def test_a_job_from_the_form_to_its_report(
     assert deployed.end(deployed.start("create", {"workspace": NAME}))["state_type"] == "COMPLETED"
     (machine,) = list_machines(NAME)
     place = place_of(installation, NAME)
-    place.mkdir()
     deployments = Deployments(torpor_up, page, pictures)
 
     deployments.open("job")
