@@ -166,8 +166,10 @@ model: setup
 saves: setup
 	$(BIN)/python -m tests.saves
 
+# Broken objects that a verify has to find; then the bucket is the attacker, while torpor goes on.
 corruption: setup
 	$(BIN)/python -m tests.corruption
+	$(BIN)/python -m tests.attacker
 
 # What only a GPU can show: all kernels against their C twins, and rates beside nvCOMP's. Prints what
 # it ran on; on a machine without an NVIDIA GPU it says so and ends with status 3.

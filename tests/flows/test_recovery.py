@@ -19,7 +19,7 @@ from tests.fixtures.records import put_record
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import LOST_S, Job, Stop, new_job_id
 from torpor.control.watch_report import WatchedJob, WatchReport
-from torpor.shared.errors import StoreUnavailable
+from torpor.shared.errors import RecordRefused, StoreUnavailable
 from torpor.shared.values import ObjectKey, WorkspaceName
 
 DRIVER = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
@@ -235,6 +235,20 @@ def test_a_job_whose_turn_has_not_come_needs_no_run_unless_it_is_stopped(lab: La
     lab.opened.jobs.ask_stop(later.id, Stop("cancelled", "hibernate", "enough", 60.0))
     _, prefect = _watch(lab.opened, driver="ended")
     assert prefect.did == [("start", "critical", "a-block", later.id)]
+
+
+def test_one_forged_request_to_stop_a_job_is_that_jobs_trouble_alone(lab: Lab) -> None:
+    """Whoever writes in the bucket ended every look of watch by it, at all workspaces."""
+    first = _job(lab.opened, LOST_S + 1)
+    later = _job(lab.opened, LOST_S + 1, id="a" * 12, state="waiting", created_unix=time.time())
+    key = ObjectKey(f"workspaces/demo/jobs/stop/{later.id}")
+    lab.store.put(key, msgspec.json.encode(Stop("cancelled", "hibernate", "forged", 60.0)))
+    dry, _ = _watch(lab.opened, driver="ended", dry_run=True)
+    assert str(key) in dry.jobs[1].next_step
+    prefect = Prefect(lab.opened, states={DRIVER: "ended"}, open=[])
+    with prefect, pytest.raises(RecordRefused, match=str(key)):
+        watch.fn(dry_run=False)
+    assert prefect.did == [("start", "critical", "a-block", first.id)]
 
 
 def test_a_run_that_no_worker_started_waits_again(lab: Lab) -> None:

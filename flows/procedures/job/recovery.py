@@ -36,22 +36,21 @@ the job anew."""
 class JobSeen:
     """An open job. ``queued``: the run that waits to continue it. ``driver``: how Prefect sees the
     run that drives it, or drove it last. ``after``: the job of its workspace whose turn comes
-    before its own. ``trouble``: Prefect's error, which leaves the two unknown."""
+    before its own. ``stopping``: it is to be stopped, which is read where its turn has not come.
+    ``trouble``: the error of Prefect or of the store, which leaves these unknown."""
 
     opened: OpenWorkspace
     job: Job
     after: str = ""
     queued: QueuedJob | None = None
     driver: RunState = "unknown"
+    stopping: bool = False
     trouble: Exception | None = None
 
     @property
     def left(self) -> bool:
         """Whether nobody drives it or will, its turn has come, and it is due."""
-        waits = self.queued is not None or self.driver in ("waiting", "taken")
-        if self.job.driven or waits or self.trouble is not None or time.time() < self.due_unix:
-            return False
-        return not self.after or self._stopping
+        return self._is_due and (not self.after or self.stopping)
 
     @property
     def due_unix(self) -> float:
@@ -65,8 +64,20 @@ class JobSeen:
         return not self.job.driven and self.driver in ("running", "cancelled")
 
     @property
-    def _stopping(self) -> bool:
-        return self.opened.jobs.stop_asked(self.job.id) is not None
+    def _is_due(self) -> bool:
+        waits = self.queued is not None or self.driver in ("waiting", "taken")
+        free = not self.job.driven and not waits and self.trouble is None
+        return free and time.time() >= self.due_unix
+
+    def with_stop(self) -> JobSeen:
+        """The same, with what the store says of a stop: a job whose turn has not come is continued
+        to be stopped. One request that cannot be read is the trouble of this job alone."""
+        if not self.after or not self._is_due:
+            return self
+        try:
+            return replace(self, stopping=self.opened.jobs.stop_asked(self.job.id) is not None)
+        except Exception as error:  # noqa: BLE001 - the other jobs are continued all the same
+            return replace(self, trouble=error)
 
     def watched(self, next_step: str = "") -> WatchedJob:
         """As a row. Without ``next_step``, what is so without any action."""
@@ -124,7 +135,7 @@ def _with_runs(found: list[JobSeen]) -> list[JobSeen]:
     try:
         # One that has begun waits for a silent driver before the record says that it drives.
         queued = {one.job: one for one in queued_jobs(CONTINUING, LOST_S)}
-        return [
+        found = [
             replace(
                 seen,
                 queued=None if seen.job.driven else queued.get(seen.job.id),
@@ -134,6 +145,7 @@ def _with_runs(found: list[JobSeen]) -> list[JobSeen]:
         ]
     except Exception as error:  # noqa: BLE001 - machines are looked at without Prefect
         return [replace(seen, trouble=error) for seen in found]
+    return [seen.with_stop() for seen in found]
 
 
 def act_on(seen: JobSeen) -> WatchedJob:

@@ -43,6 +43,16 @@ def test_one_run_drives_a_job(jobs: Jobs) -> None:
     assert jobs.take(mine, "one").driver == "one"  # Prefect starts the same run again
 
 
+@pytest.mark.parametrize("name", ["x", f"{_ID}.tmp", f"deeper/{_ID}", "3F2A9C81D04E"])
+def test_what_has_no_jobs_id_is_no_job_and_hides_none(
+    jobs: Jobs, memory_store: MemoryStore, name: str
+) -> None:
+    mine = jobs.take(made(), "one")
+    for kind in ("open", "ended"):
+        memory_store.put(ObjectKey(f"workspaces/demo/jobs/{kind}/{name}"), b"somebody else's")
+    assert jobs.open() == [mine]
+
+
 def test_a_silent_driver_is_replaced_and_stops(jobs: Jobs) -> None:
     mine = jobs.take(made(), "one")
     assert not silent(mine).driven

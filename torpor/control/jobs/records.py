@@ -200,9 +200,13 @@ def log_path(spec: WorkspaceSpec, job: str) -> str:
 
 def job_id(text: str) -> str:
     """Check a job's id; raises InvalidInput."""
-    if len(text) != _ID_CHARS or set(text) - set("0123456789abcdef"):
+    if not is_job_id(text):
         raise InvalidInput(f"{text!r} is not a job's id: they look like 3f2a9c81d04e")
     return text
+
+
+def is_job_id(text: str) -> bool:
+    return len(text) == _ID_CHARS and not set(text) - set("0123456789abcdef")
 
 
 class Jobs:
@@ -363,8 +367,10 @@ class Jobs:
         return HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
 
     def _names(self, kind: Literal["open", "ended"]) -> list[str]:
+        """The ids of these jobs; another program's objects in this prefix have none."""
         prefix = f"workspaces/{self.workspace}/jobs/{kind}/"
-        return [found.key.rsplit("/", 1)[1] for found in self._store.list(prefix)]
+        names = [found.key.removeprefix(prefix) for found in self._store.list(prefix)]
+        return [name for name in names if is_job_id(name)]
 
     def _key(self, kind: Literal["open", "ended", "stop"], job: str) -> ObjectKey:
         return ObjectKey(f"workspaces/{self.workspace}/jobs/{kind}/{job_id(job)}")
