@@ -61,8 +61,8 @@ def make(name: str, total_bytes: int, seed: int, check: Callable[[], None]) -> M
 def make_below(
     folder: Path, total_bytes: int, seed: int, check: Callable[[], None] = lambda: None
 ) -> MadeContent:
-    """Make the content of ``make`` in ``folder``, which is new."""
-    folder.mkdir(parents=True)
+    """Make the content of ``make`` in ``folder``, which is new or empty."""
+    folder.mkdir(parents=True, exist_ok=True)
     files = size = 0
     for path, blocks in _files(total_bytes, seed):
         check()
