@@ -15,6 +15,7 @@ from tasks.lineage import lacks
 from tasks.machines import endpoint_of
 from tasks.phases import seconds_by_phase
 from tasks.progress import Progress
+from tasks.prune import named_by_records
 from tasks.retries import WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
@@ -30,10 +31,12 @@ from torpor.control.store.receipts import is_autosave, is_verified, verified_sna
 from torpor.control.store.snapshots import (
     find_snapshot,
     read_manifest,
+    snapshot_ids,
 )
 from torpor.control.upkeep.differences import entry_at
 from torpor.control.upkeep.last_holders import holders_of
 from torpor.control.upkeep.lineage import Stored, choose, lacking, named
+from torpor.control.upkeep.presence import all_named, not_listed
 from torpor.shared.errors import (
     LacksWork,
     ManifestInvalid,
@@ -92,6 +95,7 @@ def pick_snapshot_to_wake(
         runner().log.warning("%s", words)
     spec = msgspec.structs.replace(of, want=fitted(of.want, manifest))
     left = [
+        *(_gone(opened, found.snapshot) if _is_newest(wanted) else []),
         *_saved_by_itself(opened, found, manifest),
         *aside,
         *refused,
@@ -117,7 +121,7 @@ def check_still_newest(opened: OpenWorkspace, there: Collection[SnapshotId]) -> 
 
 def picked(opened: StoredWorkspace, wanted: str) -> Picked:
     """The snapshot of that name, or the newest state."""
-    if wanted in ("", NEWEST):
+    if _is_newest(wanted):
         return _newest(opened)
     return Picked(find_snapshot(opened.store, opened.spec.name, snapshot_id(wanted)))
 
@@ -343,6 +347,38 @@ def moved(opened: OpenWorkspace, machine: Machine, plan: RestorePlan) -> list[st
     )
     runner().log.warning("%s", words)
     return [words]
+
+
+def _is_newest(wanted: str) -> bool:
+    return wanted in ("", NEWEST)
+
+
+def _gone(opened: OpenWorkspace, found: SnapshotId) -> list[str]:
+    """What a wake says of newer snapshots that something names and that the store does not show,
+    though nobody has deleted them: it brings an older state than the last one."""
+    store, name = opened.store, opened.spec.name
+    try:
+        records = named_by_records(opened)  # before the manifests are listed
+        naming = all_named(store, name, records)
+        newer = {one: by for one, by in naming.items() if one > found}
+        lines = [
+            f"snapshot {one} is newer than {found}, and {newer[one].what} names it, but "
+            + (
+                f"the listing of {store.address} lacks it: `torpor wake {name} --snapshot {one}` "
+                "brings it"
+                if there
+                else f"it is gone from {store.address}, though nobody deleted it with torpor. Put "
+                f"its manifest workspaces/{name}/snapshots/{one} back, say from an old version in "
+                f'the bucket; the flow delete-snapshots gives it up: delete_snapshots("{name}", '
+                f'["{one}"])'
+            )
+            for one, there in not_listed(store, name, newer, snapshot_ids(store, name))
+        ]
+    except TorporError as error:
+        lines = [f"whether a newer snapshot than {found} is gone is not known: {error}"]
+    for line in lines:
+        runner().log.warning("%s", line)
+    return lines
 
 
 def _missing(opened: StoredWorkspace, manifest: Manifest) -> list[str]:

@@ -29,8 +29,9 @@ from tests.jobs import training
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import book_for
 from torpor.control.store.marks import COMMIT_S
+from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import MachineId, new_snapshot_id
+from torpor.shared.values import MachineId, ObjectKey, SnapshotId, new_snapshot_id
 from torpor.shared.wire.job import OwnSave, SaveGrant, StandBy
 
 
@@ -186,3 +187,41 @@ def _step(lab: Lab, machine: str) -> int:
         return int(json.loads((lab.workspace(MachineId(machine)) / "state.json").read_text())["n"])
     except (OSError, ValueError):
         return 0
+
+
+# -- what the store has lost
+
+
+@pytest.mark.parametrize("also", ["", "verified", "hidden"])
+def test_a_wake_names_a_newer_snapshot_that_the_store_lost(
+    lab: Lab, also: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine was ended for it. Before, an older state came back without a word."""
+    woken = _woken(lab)
+    (older,) = lab.snapshots()
+    (lab.workspace(woken) / "notes").write_text("a day of work")
+    newest = hibernate_plainly(lab.opened).snapshot
+    key = manifest_key(lab.opened.spec.name, newest)
+    if also == "hidden":
+        plainly = lab.store.list
+        monkeypatch.setattr(
+            lab.store, "list", lambda prefix: (one for one in plainly(prefix) if one.key != key)
+        )
+    else:
+        lab.store.delete([key, *([] if not also else [_receipt(lab, newest)])])
+    report = wake_plainly(lab.opened)
+    assert report.snapshot == older.snapshot
+    words = "the listing of" if also == "hidden" else "it is gone from"
+    assert any(newest in line and words in line for line in report.warnings)
+
+
+def test_a_wake_says_nothing_of_a_newer_snapshot_that_its_user_deleted(lab: Lab) -> None:
+    woken = _woken(lab)
+    (lab.workspace(woken) / "notes").write_text("not wanted")
+    newest = hibernate_plainly(lab.opened).snapshot
+    delete_snapshot(lab.store, lab.opened.spec.name, newest, even_newest=newest)
+    assert not [line for line in wake_plainly(lab.opened).warnings if newest in line]
+
+
+def _receipt(lab: Lab, snapshot: SnapshotId) -> ObjectKey:
+    return ObjectKey(f"workspaces/{lab.opened.spec.name}/verified/{snapshot}")

@@ -12,7 +12,7 @@ versions of torpor without deletion records did so too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor.control.store.deletion_records import Deletions
@@ -99,16 +99,27 @@ def lost_snapshots(
 ) -> list[SnapshotId]:
     """Those of the ``named`` that are not in the store, although no record says that they were
     deleted. A pin counts also beside a record: who pinned the snapshot was told that it stays."""
+    found = not_listed(store, workspace, named, listed)
+    return [snapshot for snapshot, there in found if not there]
+
+
+def not_listed(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    named: Mapping[SnapshotId, NamedBy],
+    listed: Collection[SnapshotId],
+) -> Iterator[tuple[SnapshotId, bool]]:
+    """Those of the ``named`` that a listing lacks, although no record says that they were deleted,
+    and whether each is in the store all the same."""
     newest = max(listed, default="")
     deletions = Deletions(store, workspace)
-    return [
-        snapshot
-        for snapshot, by in sorted(named.items())
-        if snapshot not in listed
-        and not (by.if_newest and snapshot < newest)
-        and (by.what == _PIN or deletions.of(snapshot) is None)
-        and not _is_there(store, workspace, snapshot)
-    ]
+    for snapshot, by in sorted(named.items()):
+        if (
+            snapshot not in listed
+            and not (by.if_newest and snapshot < newest)
+            and (by.what == _PIN or deletions.of(snapshot) is None)
+        ):
+            yield snapshot, _is_there(store, workspace, snapshot)
 
 
 def needless_records(
