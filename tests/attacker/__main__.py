@@ -3,34 +3,24 @@ command runs that nobody asked for, work is lost, a key is handed out, or a run 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import traceback
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
-from typing import Final, NamedTuple
+from typing import Final
 from unittest.mock import patch
 
 from tests.attacker.installation import make_installation
 from tests.attacker.round import Round
 from tests.campaign.command import Command, Found, Given
+from tests.campaign.rounds import Done, found, options
 from torpor.machine.agent import rescue, snapshot
 from torpor.machine.agent.environment import record_environment
 
 _TOGETHER: Final = 50
 """Rounds of one installation: to make one takes as long as a few rounds."""
-
-
-class Done(NamedTuple):
-    """A round, and what came of it. ``possible``: what the attacker reached that remains so."""
-
-    number: int
-    did: list[str]
-    violations: list[str]
-    possible: dict[str, int]
 
 
 def carry_out(seed: int, numbers: range) -> list[Done]:
@@ -64,29 +54,10 @@ def _carry_out_all(seed: int, rounds: int, given: Given) -> Found:
     starts = [given.first, *range((given.first // _TOGETHER + 1) * _TOGETHER, ends, _TOGETHER)]
     parts = [range(start, min(ends, (start // _TOGETHER + 1) * _TOGETHER)) for start in starts]
     with ProcessPoolExecutor(given.jobs, get_context("fork")) as pool:
-        done = [one for part in pool.map(partial(carry_out, seed), parts) for one in part]
-    counts: Counter[str] = Counter()
-    for one in done:
-        counts.update(one.possible)
-    for what, count in counts.most_common():
-        print(f"{count:6} {what}")
-    wrong = [one for one in done if one.violations]
-    violations = [f"round {one.number}: {words}" for one in wrong for words in one.violations]
-    repeat = [f"--first {one.number} --rounds 1 --jobs 1" for one in wrong]
-    return Found(
-        f"{rounds} rounds, {len(wrong)} with a violation",
-        violations,
-        [one._asdict() for one in done],
-        repeat,
-    )
+        return found([one for part in pool.map(partial(carry_out, seed), parts) for one in part])
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--first", type=int, default=0, help="the number of the first round")
-    parser.add_argument("--jobs", type=int, default=2, help="rounds at the same time")
-
-
-COMMAND = Command("tests.attacker", "rounds", 2000, _carry_out_all, _options)
+COMMAND = Command("tests.attacker", "rounds", 2000, _carry_out_all, options)
 
 if __name__ == "__main__":
     sys.exit(COMMAND.main())

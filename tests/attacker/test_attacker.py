@@ -15,5 +15,5 @@ def test_who_holds_the_buckets_key_alone_runs_ends_and_reads_nothing(kind: str) 
     done = carry_out(seed, range(20))
     wrong = [(one.number, one.violations) for one in done if one.violations]
     assert wrong == [], f"python -m tests.attacker --seed {seed} --rounds 20"
-    assert sum(one.possible[f"rounds on a {kind} store"] for one in done) == len(done) == 20
+    assert sum(one.counts[f"rounds on a {kind} store"] for one in done) == len(done) == 20
     assert all(len(one.did) > 4 for one in done)
