@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
@@ -23,9 +24,13 @@ from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, s
 from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import Offers, Tried
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.signatures import Forged, Unsigned
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
-from torpor.shared.errors import BudgetExceeded, TorporError
+from torpor.shared.errors import BudgetExceeded, StoreCorrupt, StoreMissing, TorporError
 from torpor.shared.values import MachineId, ObjectKey
+
+_MOST_BYTES: Final = 64 * 1024  # of what is recorded of an event
 
 
 def standings(opened: OpenWorkspace) -> list[Standing]:
@@ -190,7 +195,7 @@ def _tell_once(opened: OpenWorkspace, now: Standing, what: str, event: Workspace
     of = now.budget
     key = ObjectKey(f"budgets/{of.name}/{now.month}-{of.usd_month:f}{what}")
     try:
-        if opened.store.head(key) is not None:
+        if _is_recorded(opened.store, key):
             return
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         why = trouble(error)
@@ -199,4 +204,15 @@ def _tell_once(opened: OpenWorkspace, now: Standing, what: str, event: Workspace
         )
     emit(event)
     with suppress(Exception):  # else it is sent again
-        opened.store.put(key, msgspec.json.encode({"message": now.message()}))
+        body = msgspec.json.encode({"message": now.message()})
+        opened.store.put(key, opened.store.signer.sign(key, body))
+
+
+def _is_recorded(store: ObjectStore, key: ObjectKey) -> bool:
+    """Whether a control side of this store has recorded that the event was sent: whoever else can
+    write in the bucket keeps none from being sent."""
+    try:
+        store.signer.check(key, store.get(key, max_bytes=_MOST_BYTES))
+    except (StoreMissing, StoreCorrupt, Unsigned, Forged):
+        return False
+    return True

@@ -240,6 +240,21 @@ def test_at_four_fifths_one_event_is_sent_a_month(lab: Lab, events: deque[dict[s
     assert "budget lab: " in event["payload"]["message"]
 
 
+def test_what_somebody_else_wrote_keeps_no_event_from_being_sent(
+    lab: Lab, events: deque[dict[str, Any]]
+) -> None:
+    now = time.time()
+    lab.record(created_unix=now - 60, seen_unix=now)
+    opened = lab.limited(4 / 60 / 0.9)
+    with plain(opened):
+        what_is_left(opened)
+        (recorded,) = lab.store.list("budgets/")
+        lab.store.put(recorded.key, b"{}")
+        for _ in range(2):
+            what_is_left(opened)
+    assert len(events) == 2
+
+
 def test_an_event_is_sent_by_the_next_run_where_one_is_killed_as_it_sends_it(lab: Lab) -> None:
     def killed(event: dict[str, Any]) -> None:
         raise KeyboardInterrupt

@@ -20,7 +20,8 @@ _KINDS: Final = frozenset(
     {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "claim"}
 )
 """What is signed of a workspace, by the word after its name (``workspaces/NAME/KIND``)."""
-_CANARIES: Final = "canaries/"
+_OF_ALL: Final = ("canaries/", "budgets/")
+"""What is signed and belongs to no workspace."""
 _MOST_BYTES: Final = 33 * MIB  # a mark of prune; all others are small
 _PASSES: Final = 5  # a run that goes on may write an unsigned record after it was listed
 
@@ -43,7 +44,7 @@ def sign_records(
     whether a workspace's records are meant. Idempotent."""
     signed: list[ObjectKey] = []
     for _ in range(_PASSES):
-        found = [one for prefix in ("workspaces/", _CANARIES) for one in store.list(prefix)]
+        found = [one for prefix in ("workspaces/", *_OF_ALL) for one in store.list(prefix)]
         left: dict[ObjectKey, str] = {}
         before = len(signed)
         for stored in sorted(found, key=lambda one: one.modified_unix):
@@ -64,11 +65,11 @@ def sign_records(
 def is_signed_kind(key: ObjectKey) -> bool:
     """Whether objects of such a name are records that carry a signature."""
     parts = key.split("/")
-    return key.startswith(_CANARIES) or (len(parts) > 2 and parts[2] in _KINDS)
+    return key.startswith(_OF_ALL) or (len(parts) > 2 and parts[2] in _KINDS)
 
 
 def _workspace(key: ObjectKey) -> WorkspaceName:
-    return WorkspaceName("" if key.startswith(_CANARIES) else key.split("/")[1])
+    return WorkspaceName("" if key.startswith(_OF_ALL) else key.split("/")[1])
 
 
 def _sign(store: ObjectStore, key: ObjectKey, whatever: bool) -> bool:
