@@ -150,19 +150,21 @@ def test_what_a_user_does_to_the_home_locks_torpor_out_of_no_machine(
     new = asyncssh.generate_private_key("ssh-ed25519")
     users = KeyPair(new.export_private_key().decode(), new.export_public_key().decode().strip())
 
-    def enters(key: KeyPair) -> bool:
+    def ran(command: str, key: KeyPair = identity_key) -> bool:
         try:
-            return run(machine, key, host_key, "echo in") == "in\n"
+            return run(machine, key, host_key, f"{command} && echo done") == "done\n"
         except (OSError, asyncssh.Error):
             return False
 
-    until(lambda: enters(identity_key), "the machine lets its owner in")
+    # Each waits: an sshd that ran before the start script knows the new keys already, and the
+    # script ends it while somebody is in.
+    until(lambda: ran("true"), "the machine lets its owner in")
     keys = users_keys or "~/.ssh/authorized_keys"
-    run(machine, identity_key, host_key, f"echo '{users.public}' >{keys}")
-    assert enters(identity_key)
-    assert enters(users)  # where the image looks for keys, they count as before
-    run(machine, identity_key, host_key, "chmod -R a+wx ~")
-    assert enters(identity_key)
+    until(lambda: ran(f"echo '{users.public}' >{keys}"), "the user's key is written")
+    until(lambda: ran("true"), "the key file of torpor counts")
+    until(lambda: ran("true", users), "where the image looks for keys, they count as before")
+    until(lambda: ran("chmod -R a+wx ~"), "everybody may write in the home")
+    until(lambda: ran("true"), "the key file of torpor counts in spite of the home")
 
 
 def test_machines_are_apart_and_end_with_all_their_processes(
