@@ -82,9 +82,9 @@ def install(notify: Sequence[str] = (), silent_minutes: float = SILENT_MINUTES) 
     if not 10 / 60 <= silent_minutes <= 24 * 60:
         raise InvalidInput(f"--silent-minutes is {silent_minutes:g}: use 0.17 (10 s) to 1440")
     with get_client(sync_client=True) as client:
-        wanted = [_pause_prune(_deployment(client, "prune/prune"))]
+        wanted = [_pause_prune(read_own(client, "prune/prune").id)]
         if notify:
-            watch = _deployment(client, "watch/watch")
+            watch = read_own(client, "watch/watch").id
             blocks = [_notifier(client, one) for one in notify]
             wanted.append(_silence(watch, blocks, silent_minutes))
             _name_notifiers(client, list(notify))
@@ -164,16 +164,6 @@ def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
         return
     kept = automation.model_copy(update={"enabled": there[0].enabled})
     client.update_automation(there[0].id, kept)
-
-
-def _deployment(client: SyncPrefectClient, name: str) -> UUID:
-    try:
-        return read_own(client, name).id
-    except ObjectNotFound:
-        raise InvalidInput(
-            f"the server {client.api_url} has no deployment {name}: run `make up` first, or "
-            "`prefect deploy --all`"
-        ) from None
 
 
 def _notifier(client: SyncPrefectClient, reference: str) -> UUID:

@@ -7,8 +7,10 @@ from typing import Final
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
 
 from tasks.runs import FLOW_POOL, JOB_POOL, TAG
+from torpor.control.own_server import API_URL, choose_server
 from torpor.shared.errors import InvalidInput
 
 _POOLS: Final = (FLOW_POOL, JOB_POOL)
@@ -25,9 +27,12 @@ def is_own(there: DeploymentResponse, entrypoint: str) -> bool:
 
 
 def read_own(client: SyncPrefectClient, name: str) -> DeploymentResponse:
-    """The deployment of that full name. InvalidInput where it is somebody else's, ObjectNotFound
-    where there is none."""
-    there = client.read_deployment_by_name(name)
+    """The deployment of that full name. InvalidInput where it is somebody else's, and where there
+    is none: with the server that was asked, and the command that makes it."""
+    try:
+        there = client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        raise InvalidInput(_absent(name, str(client.api_url))) from None
     function = name.partition("/")[0].replace("-", "_")
     if not is_own(there, f"flows/{function}.py:{function}"):
         raise InvalidInput(refusal({name: there}, str(client.api_url)))
@@ -38,6 +43,21 @@ def check_own(name: str) -> None:
     """As read_own(), for who is about to start a run of it."""
     with get_client(sync_client=True) as client:
         read_own(client, name)
+
+
+def _absent(name: str, api_url: str) -> str:
+    server = api_url.rstrip("/")
+    choice = choose_server(set_in=server)
+    chosen = choice.taken if choice and choice.taken.api_url == server else None
+    why = f" ({chosen.named_by})" if chosen else ""
+    up = "`torpor up`"
+    if chosen is not None and chosen.source == "profile":  # `torpor up` would start its own server
+        up = f"`{API_URL}={server} torpor up`"
+    return (
+        f"the Prefect server {server}{why} has no deployment {name}: torpor's deployments were "
+        f"never made there, or this one was deleted. {up} makes them, and starts the worker that "
+        "runs them"
+    )
 
 
 def refusal(others: dict[str, DeploymentResponse], server: str) -> str:

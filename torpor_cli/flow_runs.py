@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from torpor.shared.errors import TorporError
 from torpor_cli.output import print_report, quiet
 from torpor_cli.server import connected
 
@@ -72,14 +73,23 @@ def run(
 
 def _submit(deployment: str, parameters: dict[str, Any], queue: str) -> Any:
     from prefect.deployments import run_deployment
+    from prefect.exceptions import PrefectHTTPStatusError
 
     from tasks.own_deployments import check_own
 
     check_own(deployment)
-    return run_deployment(
-        deployment,
-        parameters=parameters,
-        timeout=0,
-        as_subflow=False,
-        work_queue_name=queue or None,
-    )
+    try:
+        return run_deployment(
+            deployment,
+            parameters=parameters,
+            timeout=0,
+            as_subflow=False,
+            work_queue_name=queue or None,
+        )
+    except PrefectHTTPStatusError as error:  # wrong parameters, or its work pool was deleted
+        answer = error.response
+        raise TorporError(
+            f"the Prefect server at {answer.url.host}:{answer.url.port} refuses a run of "
+            f"{deployment} ({answer.status_code}): {answer.text.strip()}. `torpor up` gives "
+            "torpor's deployments their work pools and queues back"
+        ) from None

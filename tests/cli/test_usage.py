@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +22,8 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName
 from torpor_cli import setup
 from torpor_cli.app import app
+
+ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
 
 
 @pytest.mark.parametrize(
@@ -111,9 +117,78 @@ def test_a_folder_with_a_package_of_the_same_name_is_named(tmp_path: Path) -> No
     assert "run_deployment" in done.stderr
 
 
-def _here(*arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("named_by", ["PREFECT_API_URL", "a profile"])
+def test_a_server_without_torpor_s_deployments_is_named_with_the_command_that_makes_them(
+    tmp_path: Path, named_by: str
+) -> None:
+    with _prefect_answering({"/admin/version": (200, "3.9.1")}) as url:
+        env, up = {"PREFECT_API_URL": url}, "`torpor up` makes them"
+        if named_by != "PREFECT_API_URL":
+            profiles = tmp_path / "profiles.toml"
+            profiles.write_text(f'active = "p"\n[profiles.p]\nPREFECT_API_URL = "{url}"\n')
+            named_by = f"the active profile p of {profiles}"
+            env, up = {"PREFECT_HOME": str(tmp_path)}, f"`PREFECT_API_URL={url} torpor up` makes"
+        done = _here("hibernate", "mywork", "--detach", env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"server {url} ({named_by}) has no deployment hibernate/hibernate" in done.stderr
+    assert up in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_refuses_a_detached_run_is_quoted() -> None:
+    own: dict[str, object] = {"id": ID, "name": "job", "flow_id": ID, "tags": ["torpor"]}
+    own["entrypoint"] = "flows/job.py:job"
+    refused = {"detail": "deployment is not associated with a work pool"}
+    answers = {
+        "/admin/version": (200, "3.9.1"),
+        "/deployments/name/job/job": (200, own),
+        f"/deployments/{ID}/create_flow_run": (400, refused),
+    }
+    with _prefect_answering(answers) as url:
+        done = _here("job", "run", "mywork", "--detach", "true", env={"PREFECT_API_URL": url})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "refuses a run of job/job (400)" in done.stderr
+    assert "not associated with a work pool" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@contextmanager
+def _prefect_answering(answers: dict[str, tuple[int, object]]) -> Iterator[str]:
+    """The API of a Prefect server that answers these paths, and 404 to all others."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix("/api")
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, answer = answers.get(path, (404, {"detail": "not found"}))
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/api"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _here(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.run(
         [sys.executable, "-m", "torpor_cli", *arguments],
+        env=plain | (env or {}),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
