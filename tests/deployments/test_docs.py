@@ -24,6 +24,7 @@ from torpor_cli.app import app
 PROJECT: Final = Path(__file__).resolve().parents[2]
 README: Final = PROJECT / "README.md"
 GUIDE: Final = sorted((PROJECT / "docs" / "guide").rglob("*.md"))
+GUIDE_OF_MARKETS: Final = PROJECT / "docs" / "guide" / "markets"
 QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
 COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
@@ -79,6 +80,17 @@ def test_every_page_is_linked_from_the_readme_or_from_a_page_that_is() -> None:
         found |= new
         left += new
     assert [_name(page) for page in PAGES if page not in found] == []
+
+
+@pytest.mark.parametrize("page", sorted(GUIDE_OF_MARKETS.glob("*.md")), ids=_name)
+def test_each_market_says_what_its_key_may_do(page: Path) -> None:
+    """And links to each file of permissions that is named after it."""
+    text = page.read_text()
+    assert re.search(
+        r"^(?:\* \*\*Permissions\.|\| Permissions \||## Permissions$)", text, re.MULTILINE
+    )
+    policies = {file.name for file in (GUIDE_OF_MARKETS / "policies").glob(f"{page.stem}[.-]*")}
+    assert policies == {*re.findall(r"\]\(policies/([\w.-]+)\)", text)}
 
 
 @pytest.mark.parametrize("page", [README, PROJECT / "CONTRIBUTING.md", *GUIDE], ids=_name)

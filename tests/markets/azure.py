@@ -7,11 +7,13 @@ import itertools
 import math
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlencode
 
 from tests.markets.azure_rules import IMAGE_GIB, group_fault, machine_fault, network_fault
 from tests.markets.market import Market, Rented, Ware
+from tests.markets.policies import Need, azure_rights
 from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.azure.client import AzureLogin
 from torpor.control.providers.azure.provider import AzureProvider
@@ -28,6 +30,24 @@ _IMAGE: Final = "microsoft-dsvm/artifacttypes/vmimage/offers/ubuntu-hpc/skus/220
 _VERSIONS: Final = ("22.04.2024102301", "22.04.2026091502", "22.04.202609150")
 _GROUP: Final = r"/resource[gG]roups/([\w.-]+)"
 _THING: Final = rf"{_GROUP}/providers/Microsoft\.(Network|Compute)/(\w+)/(\w+)"
+_MAKES: Final = {
+    "resourceGroups": ("Microsoft.Resources/subscriptions/resourceGroups/write",),
+    "networkSecurityGroups": ("Microsoft.Network/networkSecurityGroups/write",),
+    "virtualNetworks": (
+        "Microsoft.Network/virtualNetworks/write",
+        "Microsoft.Network/networkSecurityGroups/join/action",
+    ),
+    "virtualMachines": (
+        "Microsoft.Compute/virtualMachines/write",
+        "Microsoft.Compute/disks/write",
+        "Microsoft.Network/networkInterfaces/write",
+        "Microsoft.Network/networkInterfaces/join/action",
+        "Microsoft.Network/publicIPAddresses/write",
+        "Microsoft.Network/publicIPAddresses/join/action",
+        "Microsoft.Network/virtualNetworks/subnets/join/action",
+    ),
+}
+"""What a PUT makes, and what it joins: a machine brings its disk, card and address."""
 _KINDS: Final = {"networkSecurityGroups", "virtualNetworks", "virtualMachines"}
 
 
@@ -58,6 +78,7 @@ class FakeAzure(FakeMarket):
     links = "https://management.azure.com"  # where links of answers lead
     deletion_looks: int = 0
     wares = staticmethod(azure_wares)
+    rights = partial(azure_rights, "azure.json")
     body = "vm"
     given_port = True
     prefix = f"/subscriptions/{SUBSCRIPTION}"
@@ -66,7 +87,10 @@ class FakeAzure(FakeMarket):
         r"GET /providers/Microsoft\.Compute/skus": ("offers", "_skus"),
         r"GET /providers/Microsoft\.Compute/locations/(\w+)/publishers/(.+)": ("account", "_image"),
         r"GET /providers/Microsoft\.Compute/locations/(\w+)/usages": ("account", "_usages"),
-        r"GET /operations/(\w+)": ("account", "_operation"),
+        r"GET /providers/Microsoft\.Compute/locations/\w+/operations/(\w+)": (
+            "account",
+            "_operation",
+        ),
         r"GET /operationresults/([\w-]+)": ("account", "_deletion"),
         r"GET /resourcegroups": ("list", "_groups"),
         r"GET /resources": ("account", "_resources"),
@@ -154,6 +178,16 @@ class FakeAzure(FakeMarket):
     def opened(self, key: str, **options: Any) -> AzureProvider:
         login = AzureLogin(lambda: (key, math.inf), "a test")
         return AzureProvider(login, **self.settings() | options)
+
+    def needs(self, request: Request) -> Iterator[Need]:
+        """https://learn.microsoft.com/azure/role-based-access-control/resource-provider-operations"""
+        path = self.asked(request).partition(" ")[2]
+        if request.method == "PUT":
+            yield from map(Need, _MAKES[path.strip("/").split("/")[-2]])
+        elif request.method == "DELETE":
+            yield Need("Microsoft.Resources/subscriptions/resourceGroups/delete")
+        else:
+            yield Need(_read(path))
 
     def hand_id(self, number: int) -> str:
         """Of a group from which somebody has removed our tags."""
@@ -270,7 +304,12 @@ class FakeAzure(FakeMarket):
                 return self._no_group(group)
             rows += list(self._things(group))
         kind = request.query.get("$filter", "").removeprefix("resourceType eq ").strip("'")
-        return self._page(request, [row for row in rows if kind in ("", row["type"])])
+        shown = [row for row in rows if kind in ("", row["type"]) and self._may_read(row["type"])]
+        return self._page(request, shown)
+
+    def _may_read(self, kind: str) -> bool:
+        """Azure lists to nobody what he may not read."""
+        return self.policy is None or self.policy.has(Need(f"{kind}/read"))
 
     def _things(self, name: str) -> Iterator[dict[str, Any]]:
         group = self.groups[name]
@@ -397,7 +436,8 @@ class FakeAzure(FakeMarket):
             ended["error"] = {"code": fault[0], "message": fault[1]}
         self.operations[number] = ended
         self._looks[number] = self.operation_looks
-        path = f"{self.prefix}/operations/{number}?api-version=2024-07-01&t=1"
+        place = f"{self.prefix}/providers/Microsoft.Compute/locations/eastus"
+        path = f"{place}/operations/{number}?api-version=2024-07-01&t=1"
         return {"Azure-AsyncOperation": f"{self.links}{path}"}
 
     def _operation(self, request: Request, number: str) -> Answer:
@@ -495,6 +535,16 @@ class FakeAzure(FakeMarket):
             row = _price("", usd, f"{name} LRS", "Premium SSD Managed Disks", region)
             yield {**row, "meterName": f"{name} LRS Disk", "unitOfMeasure": "1/Month"}
             yield {**row, "meterName": f"{name} LRS Disk Mount", "retailPrice": 0.5}
+
+
+def _read(path: str) -> str:
+    """The action that reads what a path of a subscription names: the kinds in it."""
+    words = path.strip("/").split("/") if path.strip("/") else []
+    below = "Microsoft.Resources/subscriptions"
+    if "providers" in words:
+        at = words.index("providers")
+        below, words = words[at + 1], words[at + 2 :]
+    return "/".join([below, *words[::2], "read"])
 
 
 def _price(size: str, usd: float, sku: str, product: str, region: str) -> dict[str, Any]:

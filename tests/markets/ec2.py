@@ -13,9 +13,10 @@ import os
 import re
 import secrets
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
@@ -27,6 +28,7 @@ import httpx
 
 from tests.markets.ec2_model import unknown_elements
 from tests.markets.market import Market, Rented, Ware
+from tests.markets.policies import Need, Right, iam_rights
 from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.ec2.provider import Ec2Provider
 
@@ -37,6 +39,17 @@ DISK_USD_GIB_MONTH: Final = 0.08
 ADDRESS_USD_H: Final = 0.005
 _SPACE: Final = "http://ec2.amazonaws.com/doc/2016-11-15"
 _CREDENTIAL: Final = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([\w-]+)/([\w-]+)/")
+_ADMIN: Final = "AKADMIN"  # the access key of the account's owner, who may do everything
+_RESOURCES: Final = {
+    "ImageId": "image", "NetworkInterface.1.SubnetId": "subnet",
+    "NetworkInterface.1.SecurityGroupId.1": "security-group", "InstanceId.1": "instance",
+    "VolumeId": "volume", "ResourceId.1": "instance", "GroupId": "security-group", "VpcId": "vpc",
+}  # fmt: skip
+"""The kinds of what a request names."""
+_MADE: Final = {
+    "RunInstances": ("instance", "network-interface", "volume"),
+    "CreateSecurityGroup": ("security-group",),
+}
 _MOST_USER_DATA: Final = 16 << 10
 _PRODUCTS_A_PAGE: Final = 2
 _Form: TypeAlias = tuple[tuple[str, str], ...]
@@ -69,6 +82,7 @@ class FakeEc2(FakeMarket):
     probe_refusal: str = ""
     all_types: bool = False
     wares = staticmethod(ec2_wares)
+    rights = partial(iam_rights, "ec2.json")
     body = "vm"
     given_port = True
     rents_by_hand = False  # its listing comes from moto, which knows instances by their create
@@ -169,14 +183,75 @@ class FakeEc2(FakeMarket):
         found = _CREDENTIAL.match(authorization)
         key, region, service = found.groups() if found else ("", "", "")
         request.query = {"authorization": authorization, "service": service, "region": region}
-        return super().answer(request, f"Bearer {key}")
+        request.query["key"] = key
+        return super().answer(request, f"Bearer {self.key if key == _ADMIN else key}")
+
+    def admin(self) -> Any:
+        """A client of EC2 for the account's owner."""
+        made = self.session(_ADMIN)
+        return made.client("ec2", region_name=REGION, endpoint_url=self.url)
 
     def session(self, key: str) -> boto3.Session:
         made = botocore.session.Session()
         made.register_component("data_loader", _loader())
         return boto3.Session(key, self.secret, botocore_session=made)
 
+    def may_adopt(self) -> None:
+        self.grant(iam_rights("ec2-adopt.json"))
+
+    def needs(self, request: Request) -> Iterator[Need]:
+        """https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html"""
+        operation, form = _operation(request), _form(request)
+        service = request.query["service"]
+        if request.query["key"] == _ADMIN or service == "sts":  # for which nobody needs a right
+            return
+        if operation.startswith(("Describe", "Get")):
+            yield Need(f"{service}:{operation}", "*")
+            return
+        for kind, number in self._named(form):
+            owner = "" if kind == "image" else self.account
+            tags = {f"aws:ResourceTag/{k}": v for k, v in self._tags_of(kind, number).items()}
+            asked = _changed_tags(form)
+            facts = tags | {f"aws:RequestTag/{k}": v for k, v in asked.items()}
+            if asked:
+                facts["aws:TagKeys"] = [*asked]
+            yield Need(f"ec2:{operation}", _arn(owner, f"{kind}/{number}"), facts)
+        made = _MADE.get(operation, ())
+        if "InstanceMarketOptions.MarketType" in form:
+            made += ("spot-instances-request",)
+        for kind in made:
+            tags = {f"aws:RequestTag/{k}": v for k, v in _tags(form, kind).items()}
+            yield Need(f"ec2:{operation}", _arn(self.account, f"{kind}/*"), tags)
+            if tags:
+                facts = {**tags, "ec2:CreateAction": operation}
+                yield Need("ec2:CreateTags", _arn(self.account, f"{kind}/*"), facts)
+        for name, value in form.items():
+            if name.startswith("IamInstanceProfile."):
+                yield Need("iam:PassRole", value)
+
+    def _named(self, form: dict[str, str]) -> Iterator[tuple[str, str]]:
+        for name, kind in _RESOURCES.items():
+            if name in form:
+                yield kind, form[name]
+
+    def _tags_of(self, kind: str, number: str) -> dict[str, str]:
+        backend = self.backend
+        with self._moto:
+            things = {
+                "instance": backend.get_instance_by_id,
+                "volume": backend.volumes.get,
+                "security-group": lambda number: backend.get_security_group_from_id(number),
+            }
+            found = things[kind](number) if kind in things else None
+            return {tag["key"]: tag["value"] for tag in found.get_tags()} if found else {}
+
     def opened(self, key: str, *, timeout: httpx.Timeout, **options: Any) -> Ec2Provider:
+        """The page of EC2 names further rights for some settings of the block."""
+        if options.get("ssh_from"):
+            self.grant(iam_rights("ec2-ssh-from.json"))
+        if profile := options.get("instance_profile"):
+            passes = Need("iam:PassRole", profile)
+            self.grant([Right(str(passes), passes.__eq__)])
         return Ec2Provider(
             self.session(key),
             self.account,
@@ -193,11 +268,13 @@ class FakeEc2(FakeMarket):
         one = operation == "DescribeInstances" and "InstanceId.1" in form
         return f"{operation} one" if one else operation
 
+    def denied(self, request: Request) -> Answer:
+        if request.query["service"] == "ec2":
+            return super().denied(request)
+        body = {"__type": "AccessDeniedException", "Message": self.words["denied"][2]}
+        return Answer(400, body, "application/x-amz-json-1.1")
+
     def handle(self, request: Request) -> Answer:
-        if request.has("denied") and request.query["service"] in ("pricing", "servicequotas"):
-            message = self.words["denied"][2]
-            body = {"__type": "AccessDeniedException", "Message": message}
-            return Answer(400, body, "application/x-amz-json-1.1")
         answer = super().handle(request)
         if answer.status == 200 and request.query["service"] == "ec2":
             self.violations += unknown_elements(_operation(request), str(answer.body))
@@ -523,6 +600,16 @@ def _written(tree: ElementTree.Element) -> str:
 def _form(request: Request) -> dict[str, str]:
     text = request.body if isinstance(request.body, str) else ""
     return dict(parse_qsl(text, keep_blank_values=True))
+
+
+def _arn(owner: str, resource: str) -> str:
+    return f"arn:aws:ec2:{REGION}:{owner}:{resource}"
+
+
+def _changed_tags(form: dict[str, str]) -> dict[str, str]:
+    """Those of a request that changes the tags of what is there."""
+    names = [name for name in form if re.fullmatch(r"Tag\.\d+\.Key", name)]
+    return {form[name]: form.get(name.replace("Key", "Value"), "") for name in names}
 
 
 def _tags(form: dict[str, str], resource: str) -> dict[str, str]:

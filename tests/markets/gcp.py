@@ -6,9 +6,11 @@ import base64
 import hashlib
 import itertools
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
@@ -17,6 +19,7 @@ import google.oauth2.credentials
 
 from tests.markets.gcp_rules import IMAGE_GIB, firewall_fault, fits, instance_fault
 from tests.markets.market import Market, Rented, Ware
+from tests.markets.policies import Need, google_rights
 from tests.markets.server import Answer, FakeMarket, Request
 from tests.markets.service_key import new_key, service_key
 from torpor.control.providers.gcp.client import GoogleLogin
@@ -30,6 +33,12 @@ _PLACE: Final = rf"{PROJECT}/zones/([a-z0-9-]+)"
 _LINK: Final = "https://www.googleapis.com/compute/v1"
 _TOKENS: Final = "https://oauth2.googleapis.com/token"  # to whom a login is addressed
 _FAMILY: Final = "common-cu129-ubuntu-2204-nvidia-580"
+_ASKED: Final = re.compile(
+    rf"\w+ {PROJECT}(?:/(?P<where>aggregated|global|(?:zones|regions)/[^/]+))?"
+    r"(?:/(?P<kind>(?!global|images)\w+)(?:/(?P<name>[^/]+)(?:/(?P<act>\w+))?)?)?"
+)
+_SET: Final = {"labels": "setLabels", "metadata": "setMetadata", "tags": "setTags"}
+_TYPES: Final = {"instances": "Instance", "disks": "Disk"}
 _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
@@ -64,6 +73,7 @@ class FakeGcp(FakeMarket):
     operation_looks: int = 0
     deletion_looks: int = 0
     wares = staticmethod(gcp_wares)
+    rights = partial(google_rights, "gcp.yaml", "gcp-condition.yaml")
     body = "vm"
     given_port = True
     prefix = "/compute/v1/projects/"
@@ -173,10 +183,50 @@ class FakeGcp(FakeMarket):
         }
 
     def opened(self, key: str, **options: Any) -> GcpProvider:
+        if options.get("ssh_from"):
+            self.grant(google_rights("gcp-ssh-from.yaml"))
         login = GoogleLogin(google.oauth2.credentials.Credentials(key))
         settings = self.settings() | options
         del settings["service_account"]
         return GcpProvider(login, **settings)
+
+    def may_adopt(self) -> None:
+        """The role without its condition: a machine of one's own has another name."""
+        self.grant(google_rights("gcp.yaml"))
+
+    def needs(self, request: Request) -> Iterator[Need]:
+        """https://cloud.google.com/compute/docs/reference/rest/v1, IAM permissions of each method.
+        Whoever owns an image's project says who may use it."""
+        found = _ASKED.fullmatch(self.asked(request))
+        if found is None:
+            return
+        where, kind, name, act = found.group("where", "kind", "name", "act")
+        if kind == "operations":
+            of = "globalOperations" if where == "global" else "zoneOperations"
+            yield _need(f"{of}.{'get' if name else 'list'}")
+        elif kind is None:
+            yield _need("regions.get" if where else "projects.get")
+        elif request.method == "POST" and kind == "firewalls":
+            yield _need("firewalls.create")
+            yield _need("networks.updatePolicy")
+        elif request.method == "POST" and not act:
+            yield from self._needs_of_insert(request.body or {}, where)
+        else:
+            verb = act or {"GET": "get" if name else "list", "DELETE": "delete"}[request.method]
+            yield _need(f"{kind}.{verb}", f"{where}/{kind}/{name}" if name else "")
+
+    def _needs_of_insert(self, asked: dict[str, Any], where: str) -> Iterator[Need]:
+        machine, disk = f"{where}/instances/{asked['name']}", f"{where}/disks/{asked['name']}"
+        yield _need("instances.create", machine)
+        yield _need("disks.create", disk)
+        for field, verb in _SET.items():
+            if asked.get(field):
+                yield _need(f"instances.{verb}", machine)
+        if asked["disks"][0]["initializeParams"].get("labels"):
+            yield _need("disks.setLabels", disk)
+        yield _need("subnetworks.use")
+        if asked["networkInterfaces"][0].get("accessConfigs"):
+            yield _need("subnetworks.useExternalIp")
 
     def hand_id(self, number: int) -> str:
         return f"by-hand-{number}.{ZONES[0]}"
@@ -513,6 +563,15 @@ _SINGULAR: Final = {
     "instances": "instance", "disks": "disk", "addresses": "address",
     "machineTypes": "machineType", "acceleratorTypes": "acceleratorType",
 }  # fmt: skip
+
+
+def _need(permission: str, path: str = "") -> Need:
+    """On a thing of the project, or on the project."""
+    kind = path.split("/")[2] if path else ""
+    of = f"compute.googleapis.com/{_TYPES.get(kind, kind)}"
+    place = f"{of} projects/{PROJECT}/{path}"
+    project = f"cloudresourcemanager.googleapis.com/Project projects/{PROJECT}"
+    return Need(f"compute.{permission}", place if path else project)
 
 
 def _place(machine: Rented) -> tuple[str, str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Final
 
 from pydantic import SecretStr
 
 from tests.markets.market import Body, Market, Rented, Ware
+from tests.markets.policies import Need, kubernetes_rights
 from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.kubernetes.jump import LABEL
 from torpor.control.providers.kubernetes.objects import Machines
@@ -25,6 +27,10 @@ _SPACE: Final = f"/namespaces/{NAMESPACE}"
 _KUEUE: Final = "kueue.x-k8s.io"
 _RENTAL: Final = "torpor-rental"
 _JOB_NAME: Final = "batch.kubernetes.io/job-name"
+_PATH: Final = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/v\w+(?:/namespaces/(?P<space>[^/]+))?"
+    r"(?:/(?P<resource>\w+)(?:/(?P<name>[^/]+))?)?"
+)
 _FULL: Final = (
     "jobs.batch is forbidden: exceeded quota: gpus, requested: count/jobs.batch=1, used: 1, "
     "limited: 1"
@@ -117,6 +123,7 @@ class FakeKubernetes(FakeMarket):
     repeats: bool = False  # a refusal quotes the request
     runtime_classes: frozenset[str] = frozenset()
     wares = staticmethod(kubernetes_wares)
+    rights = staticmethod(kubernetes_rights)
     given_port = True
     routes: ClassVar = {
         r"POST /selfsubjectaccessreviews": ("account", "_review"),
@@ -126,7 +133,7 @@ class FakeKubernetes(FakeMarket):
         r"GET /runtimeclasses/(.+)": ("account", "_runtime_class"),
         r"GET /apis/kueue\.x-k8s\.io": ("account", "_kueue"),
         rf"GET {_SPACE}/events": ("account", "_events"),
-        rf"GET {_SPACE}": ("account", {"metadata": {"name": NAMESPACE, "uid": "n", "labels": {}}}),
+        rf"GET {_SPACE}": ("account", "_namespace"),
         rf"POST {_SPACE}/jobs": ("create", "_create"),
         rf"GET {_SPACE}/jobs": ("list", "_list"),
         rf"DELETE {_SPACE}/jobs/(.+)": ("destroy", "_job"),
@@ -183,6 +190,26 @@ class FakeKubernetes(FakeMarket):
         machines = Machines(price_usd_h=ware.usd_h, gpu=ware.gpu, **options)
         return KubernetesProvider(kubeconfig(self.url, key), NAMESPACE, machines, **client)
 
+    def needs(self, request: Request) -> Iterator[Need]:
+        """https://kubernetes.io/docs/reference/access-authn-authz/authorization/. Every user may
+        ask for versions and for his own rights. ``check`` also looks for the namespace, which only
+        a user with more rights than the page gives may see."""
+        found = _PATH.fullmatch(request.path)
+        if found is None or found["resource"] == "selfsubjectaccessreviews":
+            return
+        group, space, resource, name = found.group("group", "space", "resource", "name")
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(
+            request.method, "get" if name else "list"
+        )
+        if resource is None or (verb, resource) in self.forbidden:
+            return
+        of = f"{resource}.{group or ''}".rstrip(".")
+        yield Need(f"{verb} {of}", space or "")
+        owned = request.method in ("POST", "PATCH") and request.body["metadata"]
+        if owned and "ownerReferences" in owned:
+            # OpenShift lets only a user who may delete an object change its owners.
+            yield Need(f"delete {of}", space or "")
+
     def asked(self, request: Request) -> str:
         path = re.sub(r"^/apis?(?:/[a-z0-9.-]+)?/v1(?:beta\d)?(?=/)", "", request.path)
         return f"{request.method} {path}"
@@ -196,8 +223,16 @@ class FakeKubernetes(FakeMarket):
 
     def _review(self, request: Request) -> Answer:
         asked = request.body["spec"]["resourceAttributes"]
-        allowed = (asked["verb"], asked["resource"]) not in self.forbidden
+        need = Need(
+            f"{asked['verb']} {asked['resource']}.{asked['group']}".rstrip("."),
+            asked.get("namespace", ""),
+        )
+        given = self.policy is None or self.policy.has(need)
+        allowed = given and (asked["verb"], asked["resource"]) not in self.forbidden
         return Answer(201, {"status": {"allowed": allowed}})
+
+    def _namespace(self, request: Request) -> Answer:
+        return self.error(403, "Forbidden", f'namespaces "{NAMESPACE}" is forbidden')
 
     def _version(self, request: Request) -> Answer:
         return Answer(200, {"major": "1", "minor": self.minor})

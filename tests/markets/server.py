@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -21,6 +21,7 @@ from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.boot import Kind
 from tests.markets.faults import Action, Fault, Faults
 from tests.markets.market import Market, Rented, Ware
+from tests.markets.policies import Need, Policy, Right
 from torpor.control.providers.seam import Provider
 
 KEY: Final = "fake-account-key"
@@ -76,6 +77,8 @@ class FakeMarket(Loopback, ABC):
     the groups, or the body of the answer."""
     words: ClassVar[dict[str, tuple[Any, ...]]]
     """What ``error`` is told for each refusal, "wrong key", "no route", "error body", "failed"."""
+    rights: ClassVar[Callable[[], list[Right]] | None] = None
+    """What the market's page gives the key; None where keys have no scopes."""
 
     @staticmethod
     @abstractmethod
@@ -86,6 +89,18 @@ class FakeMarket(Loopback, ABC):
         """What the routes are told apart by."""
         return f"{request.method} {request.path.removeprefix(self.prefix)}"
 
+    def needs(self, request: Request) -> Iterable[Need]:
+        """What the key must be allowed to do for it."""
+        return ()
+
+    def grant(self, rights: list[Right]) -> None:
+        """Give the key further rights that the market's page names."""
+        if self.policy is not None:
+            self.policy.grant(rights)
+
+    def may_adopt(self) -> None:
+        """Give it those for ``torpor adopt``."""
+
     def hand_id(self, number: int) -> str:
         """The id of a machine that is not ours."""
         return f"{900_000 + number:032x}"
@@ -95,6 +110,7 @@ class FakeMarket(Loopback, ABC):
     def __init__(self, market: Market | None = None) -> None:
         self.market = market or Market(wares=type(self).wares())
         self.faults = Faults()
+        self.policy = Policy(type(self).rights()) if type(self).rights else None
         self.key = KEY
         self.calls: list[tuple[str, str]] = []
         self.step: Callable[[], bool] = lambda: True
@@ -162,12 +178,16 @@ class FakeMarket(Loopback, ABC):
     def handle(self, request: Request) -> Answer:
         """Carry the request out."""
         if request.has("denied"):
-            return self.error(*self.words["denied"])
+            return self.denied(request)
         found = self._route(request)
         if found is None:
             return self.error(*self.words["no route"])
         _, does, groups = found
         return getattr(self, does)(request, *groups) if isinstance(does, str) else Answer(200, does)
+
+    def denied(self, request: Request) -> Answer:
+        """The answer to a key that may not do this."""
+        return self.error(*self.words["denied"])
 
     def unauthorized(self) -> Answer:
         """The answer to a wrong key."""
@@ -236,13 +256,14 @@ class FakeMarket(Loopback, ABC):
 
     def _faulty(self, request: Request, authorization: str) -> Answer | None:
         request.action = self.action_of(request)
-        if not hmac.compare_digest(authorization, f"Bearer {self.key}") and not self._ends_itself(
-            request, authorization
-        ):
+        of_account = hmac.compare_digest(authorization, f"Bearer {self.key}")
+        if not of_account and not self._ends_itself(request, authorization):
             return self.unauthorized()
         early = self.faults.take(request.action, lambda kind: kind not in self.shown | self.acted)
         if early is not None:
             return self._instead(early, request)
+        if of_account and not self._permitted(request):
+            return self.denied(request)
         request.fault = self.faults.take(request.action, lambda kind: kind in self.acted)
         answer = self.handle(request)
         after = self.faults.take(request.action, lambda kind: kind in self.shown)
@@ -253,6 +274,10 @@ class FakeMarket(Loopback, ABC):
         if after.status != 500:
             return self.gave_up(after.status)
         return self.failed()
+
+    def _permitted(self, request: Request) -> bool:
+        policy = self.policy
+        return policy is None or all(policy.permits(need) for need in self.needs(request))
 
     def _ends_itself(self, request: Request, authorization: str) -> bool:
         """Whether a machine asks, which has the key to itself, for its own end."""

@@ -56,6 +56,7 @@ class Mine:
         self.market = f"{self.provider.identity.partition(':')[0]}"
         label = opened.rentals.new_label("nobody")
         self.host_key = host_key_of(opened.identity.load(), label).public
+        markets.fakes[name].may_adopt()
         self.id = self._rent(label)
         (self.rented,) = markets.fakes[name].market.alive()
         markets.fakes[name].disown(self.rented)

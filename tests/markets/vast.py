@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from tests.markets.market import Rented, Ware
+from tests.markets.policies import Need, vast_rights
 from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.vast import VastProvider
 
@@ -64,6 +67,7 @@ class FakeVast(FakeMarket):
 
     adapter = VastProvider
     wares = staticmethod(vast_wares)
+    rights = partial(vast_rights, "vast.json")
     routes: ClassVar = {
         r"POST /api/v0/bundles": ("offers", "_search"),
         r"\w+ /api/v0/asks/(\d+)": ("create", "_create"),
@@ -92,6 +96,12 @@ class FakeVast(FakeMarket):
 
     def variables_of(self, machine: str) -> dict[str, str]:
         return {"CONTAINER_ID": machine, "CONTAINER_API_KEY": f"of-{machine}"}
+
+    def needs(self, request: Request) -> Iterator[Need]:
+        """https://docs.vast.ai/api-reference/permissions"""
+        kind = request.path.split("/")[3]
+        reads = "instance_read" if request.method == "GET" else "instance_write"
+        yield Need({"bundles": "misc", "users": "user_read"}.get(kind, reads))
 
     def asked(self, request: Request) -> str:
         by_id = " by id" if '"id"' in request.query.get("select_filters", "") else ""

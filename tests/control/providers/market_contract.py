@@ -131,6 +131,8 @@ class MarketContract(ProviderContract):
         with FAKES[self.row]() as fake:
             yield fake
         assert getattr(fake, "violations", []) == [], "a request that the market forbids"
+        lacks = [] if fake.policy is None else fake.policy.lacks
+        assert lacks == [], f"the policy in docs/guide/markets does not allow {lacks}"
 
     @pytest.fixture
     def shop(self, fake: FakeMarket, want: Want, identity_key: KeyPair) -> Shop:
@@ -150,6 +152,7 @@ class MarketContract(ProviderContract):
 
     @pytest.fixture
     def unlabelled(self, shop: Shop) -> MachineId:
+        shop.fake.may_adopt()  # a narrower policy would not even let torpor look at it
         return self.foreign(shop)
 
     @pytest.fixture
@@ -163,6 +166,33 @@ class MarketContract(ProviderContract):
         return MachineId(shop.fake.rent_by_hand(-1).id)
 
     # -- without machines: what the adapter makes of answers
+
+    def test_the_policy_of_the_page_gives_no_right_that_no_request_needs(self, shop: Shop) -> None:
+        """A request that it does not allow is refused in all of these tests."""
+        if shop.fake.policy is not None:
+            self.ask_for_everything(shop)
+            unneeded = shop.fake.policy.unneeded()
+            assert unneeded == [], f"no request needs {unneeded}"
+
+    def ask_for_everything(self, shop: Shop) -> None:
+        """Each kind of request that the adapter makes."""
+        provider = shop.plain
+        provider.check()
+        provider.offers(Want(spot="either"))
+        machine = shop.create()
+        provider.find(machine.id)
+        provider.list_own()
+        if provider.abilities.adopts:
+            shop.fake.may_adopt()
+            mine = provider.find(self.foreign(shop))
+            provider.mark(mine, wanted := label())
+            provider.mark(msgspec.structs.replace(mine, label=wanted), None)
+        if provider.abilities.restarts:
+            shop.market.rented[0].stopped = True
+            provider.start(machine)
+        shop.destroy(machine)
+        provider.find(machine.id)
+        provider.residue()
 
     def test_it_costs_what_the_offer_said(self, shop: Shop) -> None:
         machine = shop.create()
@@ -359,6 +389,7 @@ class MarketContract(ProviderContract):
         if not provider.abilities.adopts:
             assert not isinstance(provider, Adopts), "mark() needs ``abilities.adopts``"
             return
+        shop.fake.may_adopt()
         mine = provider.find(self.foreign(shop))
         provider.mark(mine, wanted := label())
         provider.mark(mine, wanted)

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import boto3
 import msgspec
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.control.providers.market_contract import MarketContract, Shop, label, of_model
-from tests.markets.ec2 import ADDRESS_USD_H, DISK_USD_GIB_MONTH, IMAGE_GIB, REGION, FakeEc2
+from tests.markets.ec2 import ADDRESS_USD_H, DISK_USD_GIB_MONTH, IMAGE_GIB, REGION
 from tests.markets.market import Ware
 from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.seam import Absent
@@ -23,7 +24,7 @@ from torpor.shared.errors import (
     ProviderDenied,
     UnexpectedAnswer,
 )
-from torpor.shared.values import MachineId, Want
+from torpor.shared.values import Machine, MachineId, Want
 
 BID = "InstanceMarketOptions.SpotOptions.MaxPrice"
 SPOT = Want(spot="only", disk_gib=20)
@@ -53,7 +54,7 @@ class TestEc2(MarketContract):
 
     def foreign(self, shop: Shop) -> MachineId:
         """Of moto, which knows instances only by their create."""
-        aws = _boto(shop.fake)
+        aws = shop.fake.admin()
         zones = {subnet["AvailabilityZone"]: subnet for subnet in aws.describe_subnets()["Subnets"]}
         made = aws.run_instances(
             ImageId=shop.fake.images[0],
@@ -65,6 +66,49 @@ class TestEc2(MarketContract):
             NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": zones[f"{REGION}a"]["SubnetId"]}],
         )
         return MachineId(made["Instances"][0]["InstanceId"])
+
+    def ask_for_everything(self, shop: Shop) -> None:
+        super().ask_for_everything(shop)
+        spot = shop.create(offer=of_model(shop.plain.offers(SPOT), "T4")[0])
+        self._keep_the_disk(shop, spot)
+        shop.destroy(spot)
+        shop.destroy(spot)
+        shop.fake.admin().delete_security_group(GroupId=shop.fake.group)
+        home = shop.connect(ssh_from="203.0.113.7/32")
+        home.create(shop.changed(label=label()))
+
+    def test_the_policy_ends_no_machine_or_disk_without_a_label_and_rents_none(
+        self, shop: Shop
+    ) -> None:
+        """Whoever has the key asks by himself."""
+        mine = self.foreign(shop)
+        thief = shop.fake.session(shop.fake.key).client(
+            "ec2", region_name=REGION, endpoint_url=shop.fake.url
+        )
+        (disk,) = shop.fake.admin().describe_volumes()["Volumes"]
+        group = shop.fake.group
+        rule = {"IpProtocol": "tcp", "FromPort": 5432, "ToPort": 5432}
+        anybody = [{**rule, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+        shop.connect(ssh_from="203.0.113.7/32")  # with the policy that this setting needs
+        for verb, asked in (
+            ("terminate_instances", {"InstanceIds": [mine]}),
+            ("delete_volume", {"VolumeId": disk["VolumeId"]}),
+            (
+                "create_tags",
+                {"Resources": [mine], "Tags": [{"Key": "torpor-rental", "Value": "a"}]},
+            ),
+            ("authorize_security_group_ingress", {"GroupId": group, "IpPermissions": anybody}),
+            ("run_instances", {"MinCount": 1, "MaxCount": 1, "ImageId": shop.fake.images[0]}),
+        ):
+            with pytest.raises(ClientError, match="UnauthorizedOperation"):
+                getattr(thief, verb)(**asked)
+        shop.fake.policy.lacks.clear()
+
+    @staticmethod
+    def _keep_the_disk(shop: Shop, machine: Machine) -> None:
+        kept = [{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": False}}]
+        aws = shop.fake.admin()
+        aws.modify_instance_attribute(InstanceId=machine.id, BlockDeviceMappings=kept)
 
     def test_a_label_makes_one_machine_though_no_listing_shows_it_yet(self, shop: Shop) -> None:
         shop.market.next_hidden_looks = 5
@@ -111,6 +155,17 @@ class TestEc2(MarketContract):
         asked = [machine.request.get(BID) for machine in shop.market.rented]
         assert asked == [None, f"{0.5 - _beside(20):.6f}"]
         assert all(machine.spot for machine in shop.market.rented)
+
+    def test_an_account_without_the_role_of_spot_machines_is_told_the_command(
+        self, shop: Shop
+    ) -> None:
+        code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+        shop.fake.words = {**shop.fake.words, "denied": (403, code, "No permission to create it.")}
+        shop.arm("denied", "create")
+        with pytest.raises(
+            CreateFailed, match=r"create-service-linked-role .* spot\.amazonaws\.com"
+        ):
+            shop.create(offer=of_model(shop.plain.offers(SPOT), "T4")[0])
 
     def test_spot_costs_at_most_the_price_on_demand_and_the_users_limit(self, shop: Shop) -> None:
         """AWS changes the price while the machine runs."""
@@ -187,8 +242,7 @@ class TestEc2(MarketContract):
         machine = shop.create()
         other = shop.create(label=label())
         for made in (machine, other):
-            kept = [{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": False}}]
-            _boto(shop.fake).modify_instance_attribute(InstanceId=made.id, BlockDeviceMappings=kept)
+            self._keep_the_disk(shop, made)
             shop.destroy(made)
         left = shop.plain.residue()
         assert {(disk.kind, disk.label) for disk in left} == {
@@ -213,7 +267,7 @@ class TestEc2(MarketContract):
 
     def test_check_says_what_the_account_lacks(self, shop: Shop) -> None:
         assert any("8 vCPUs" in note for note in shop.connect().check().notes)
-        aws, group = _boto(shop.fake), shop.fake.group
+        aws, group = shop.fake.admin(), shop.fake.group
         (rules,) = aws.describe_security_groups(GroupIds=[group])["SecurityGroups"]
         aws.revoke_security_group_ingress(GroupId=group, IpPermissions=rules["IpPermissions"])
         shop.fake.open_port(443)
@@ -249,7 +303,7 @@ class TestEc2(MarketContract):
         self, shop: Shop
     ) -> None:
         """And opens the ports; a look changes nothing, and says what a rental will change."""
-        aws, group = _boto(shop.fake), shop.fake.group
+        aws, group = shop.fake.admin(), shop.fake.group
         aws.delete_security_group(GroupId=group)
         with pytest.raises(ProviderDenied, match="create-security-group"):
             shop.connect().check()
@@ -291,7 +345,7 @@ class TestEc2(MarketContract):
         self, shop: Shop
     ) -> None:
         """Its subnet needs no internet gateway."""
-        aws = _boto(shop.fake)
+        aws = shop.fake.admin()
         network = aws.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
         made = aws.create_subnet(
             VpcId=network, CidrBlock="10.9.1.0/24", AvailabilityZone=f"{REGION}a"
@@ -352,7 +406,3 @@ class TestEc2(MarketContract):
 def _beside(disk_gib: float) -> float:
     """What disk and address of a machine cost an hour."""
     return (IMAGE_GIB + disk_gib) * DISK_USD_GIB_MONTH / 730 + ADDRESS_USD_H
-
-
-def _boto(fake: FakeEc2) -> Any:
-    return fake.session(fake.key).client("ec2", region_name=REGION, endpoint_url=fake.url)

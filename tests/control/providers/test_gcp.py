@@ -36,7 +36,7 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     QuotaReached,
 )
-from torpor.shared.values import MachineId, Want
+from torpor.shared.values import Machine, MachineId, Want
 
 _MINE = f"projects/{PROJECT}/global/images/mine"
 
@@ -59,6 +59,38 @@ class TestGcp(MarketContract):
                 if isinstance(rows, list):
                     rows[0] = dict.fromkeys(rows[0])
         return body
+
+    def ask_for_everything(self, shop: Shop) -> None:
+        shop.fake.operation_looks = 1
+        super().ask_for_everything(shop)
+        clock = shop.market.clock
+        shop.fake.firewalls.clear()
+        provider = shop.connect(
+            ssh_from="203.0.113.7/32", deadline_s=3600.0, clock=lambda: clock.now_unix
+        )
+        machine = provider.create(shop.changed(label=label()))
+        clock.advance(1800)
+        provider.renew(machine)
+        (rented,) = [rented for rented in shop.market.alive() if rented.id == machine.id]
+        rented.stopped = rented.suspended = True
+        provider.start(machine)
+        self._leave_behind(shop, machine)
+        shop.destroy(machine)
+
+    def test_the_policy_touches_no_machine_of_another_name(self, shop: Shop) -> None:
+        """Whoever has the key asks by himself."""
+        zone = ZONES[0]
+        for verb, path in (
+            ("DELETE", f"zones/{zone}/instances/mine"),
+            ("POST", f"zones/{zone}/instances/mine/setLabels"),
+            ("POST", f"zones/{zone}/instances/mine/setMetadata"),
+            ("DELETE", f"zones/{zone}/disks/mine"),
+            ("POST", "global/firewalls"),
+        ):
+            request = Request(verb, f"/compute/v1/projects/{PROJECT}/{path}", {}, {})
+            answer = shop.fake.answer(request, f"Bearer {shop.fake.key}")
+            assert answer.status == 403, path
+        shop.fake.policy.lacks.clear()
 
     def test_a_taken_name_is_the_machine_of_the_earlier_create(self, shop: Shop) -> None:
         first = shop.create()
@@ -355,14 +387,7 @@ class TestGcp(MarketContract):
         self, shop: Shop
     ) -> None:
         machine = shop.create()
-        shop.asked()["disks"][0]["autoDelete"] = False
-        shop.destroy(machine)
-        labels = shop.asked()["labels"]
-        for name, owner in (("ours", labels), ("other", {**labels, "torpor-rental": "f" * 16})):
-            shop.fake.addresses[name] = {
-                "kind": "compute#address", "name": name, "labels": owner, "users": [],
-                "region": "https://www.googleapis.com/compute/v1/projects/p/regions/us-central1",
-            }  # fmt: skip
+        self._leave_behind(shop, machine)
         shop.fake.addresses["mine"] = {**shop.fake.addresses["ours"], "name": "mine", "labels": {}}
         left = shop.plain.residue()
         assert sorted((found.kind, found.label == machine.label) for found in left) == [
@@ -372,6 +397,18 @@ class TestGcp(MarketContract):
         shop.destroy(machine)
         assert shop.fake.disks == {}
         assert sorted(shop.fake.addresses) == ["mine", "other"]
+
+    @staticmethod
+    def _leave_behind(shop: Shop, machine: Machine) -> None:
+        """End the newest machine, whose disk stays, with an address, and one of another label."""
+        shop.asked()["disks"][0]["autoDelete"] = False
+        shop.destroy(machine)
+        labels = shop.asked()["labels"]
+        for name, owner in (("ours", labels), ("other", {**labels, "torpor-rental": "f" * 16})):
+            shop.fake.addresses[name] = {
+                "kind": "compute#address", "name": name, "labels": owner, "users": [],
+                "region": "https://www.googleapis.com/compute/v1/projects/p/regions/us-central1",
+            }  # fmt: skip
 
     def test_what_has_no_price_in_the_block_is_not_on_sale(self, shop: Shop) -> None:
         prices = {"g2-standard-4": 0.9, "g2-standard-4/us-central1": 0.8,

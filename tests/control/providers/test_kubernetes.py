@@ -60,6 +60,32 @@ class TestKubernetes(ContainerContract):
         body["items"] = [*body["items"], {"metadata": {"name": "odd", "labels": None}}]
         return body
 
+    def ask_for_everything(self, shop: Shop) -> None:
+        super().ask_for_everything(shop)
+        clock, fake = shop.market.clock, shop.fake
+        fake.queues = {"h100": {"type": "Active", "status": "True"}}
+        fake.priorities = {"hi"}
+        shop.connect(priority_class="hi").check()
+        with contextlib.suppress(InvalidInput):
+            shop.connect(queue="another", priority_class="hi").check()
+        queue = shop.another(
+            queue="h100", priority_class="hi", address="jump pod", clock=lambda: clock.now_unix
+        )
+        queue.plain.check()
+        machine, other = queue.create(), queue.create(label=label())
+        fake.unschedulable = "no node has room"
+        clock.advance(ROOM_S)
+        queue.find(machine)
+        fake.quota = 1
+        fake.evict(shop.market.rented[-1])
+        queue.find(other)
+        fake.unschedulable = ""
+        fake.orphans, fake.collects = {machine.id}, False
+        (orphan,) = [live for live in queue.plain.list_own() if live.id == machine.id]
+        queue.destroy(orphan)
+        for _ in range(2):
+            queue.destroy(machine)
+
     def ask_for_login(self, shop: Shop) -> None:
         shop.fake.pull_secrets = [self.login]
 

@@ -241,8 +241,8 @@ class AzureClient(MarketClient):
     def not_allowed(self, fault: Fault, doing: str) -> ProviderDenied:
         """Names who is not allowed, and what to do."""
         remedy = (
-            f"Check the login in the provider block, that {self._login.account} has the role "
-            "Contributor in the subscription, and that the subscription is enabled"
+            f"Check the login in the provider block, that {self._login.account} has the role in "
+            "docs/guide/markets/azure.md in the subscription, and that the subscription is enabled"
         )
         if fault.code == "MissingSubscriptionRegistration":
             remedy = "Run az provider register --namespace, with the namespace that Azure names"

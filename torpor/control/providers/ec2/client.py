@@ -176,7 +176,7 @@ class Ec2Client:
         if refusal.code in DENIED:
             return ProviderDenied(
                 f"AWS account {self.account} may not {doing} in {self.region}: {refusal}. Check "
-                "the credentials block and the permissions of its user or role"
+                "the credentials block and its user's or role's policy (docs/guide/markets/ec2.md)"
             )
         return ProviderError(f"AWS refused to {doing} in {self.region}: {refusal}")
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from torpor.control.providers.ec2.client import DENIED, AwsRefusal
 from torpor.control.providers.ec2.offers import offer_parts
 from torpor.control.providers.ec2.prices import Ec2Prices
-from torpor.control.providers.ec2.setup import Ec2Setup, Image, Network
+from torpor.control.providers.ec2.setup import Ec2Setup, Image, Network, tagged
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import start_script
@@ -20,9 +20,11 @@ from torpor.shared.errors import (
     ProviderError,
     QuotaReached,
 )
+from torpor.shared.values import Label, WorkspaceName
 
 PRICE_TAG: Final = "torpor-usd-h"  # EC2 does not say what a machine costs
 _PROBED: Final = "g4dn.xlarge"  # the type of the request that only checks permissions
+_PROBE: Final = Label("torpor", WorkspaceName("probe"), "0" * 16)
 
 _NO_CAPACITY: Final = frozenset(
     {"InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity",
@@ -33,6 +35,9 @@ _QUOTA: Final = frozenset(
     {"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded",
      "VolumeLimitExceeded", "MaxIOPSLimitExceeded"}
 )  # fmt: skip
+
+_NO_SPOT_ROLE: Final = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+"""AWS makes the role with the first spot request of a login that may do so; ours may not."""
 
 PROBE_ALLOWED: Final = _NO_CAPACITY | _QUOTA | {"DryRunOperation"}
 """Answers to a probe that say nothing against the account: AWS checks permissions first, and the
@@ -66,17 +71,16 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
         tags["spot-instances-request"] = label
         options = _spot_options(setup, prices, order, image)
         request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
-    request["TagSpecifications"] = [
-        {"ResourceType": kind, "Tags": [{"Key": k, "Value": v} for k, v in words.items()]}
-        for kind, words in tags.items()
-    ]
-    return request
+    return request | tagged(tags)
 
 
 def probe_request(setup: Ec2Setup, image: Image) -> dict[str, Any]:
-    """A request with ``DryRun``, which rents nothing."""
-    network = setup.network()
-    return _placed(setup, _PROBED, image, network, next(iter(network.subnets)), 0)
+    """A request with ``DryRun``, which rents nothing. It has a label: a policy may allow no machine
+    without one."""
+    network, label = setup.network(), label_tags(_PROBE)
+    tags = dict.fromkeys(("instance", "volume", "network-interface"), label)
+    zone = next(iter(network.subnets))
+    return _placed(setup, _PROBED, image, network, zone, 0) | tagged(tags)
 
 
 def launch_refused(order: Order, refusal: AwsRefusal) -> ProviderError:
@@ -92,6 +96,11 @@ def launch_refused(order: Order, refusal: AwsRefusal) -> ProviderError:
         )
     if refusal.code in DENIED:
         return ProviderDenied(f"{asked}. Check the credentials block and its permissions")
+    if refusal.code == _NO_SPOT_ROLE:
+        return CreateFailed(
+            f"{asked} Once in the account, run aws iam create-service-linked-role "
+            "--aws-service-name spot.amazonaws.com"
+        )
     return CreateFailed(asked)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,9 @@ from torpor.shared.errors import InvalidInput, ProviderDenied
 
 GROUP: Final = "torpor"
 """The security group that is used where the provider block names none."""
+_GROUP_TAG: Final = "torpor-group"
+"""A tag of the group that torpor makes. The policy in docs/guide/markets/policies lets torpor open
+ports in no other."""
 
 _DLAMI: Final = {
     "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) ????????",
@@ -290,7 +293,8 @@ class Ec2Setup:
 
     def _made_group(self, vpc: str) -> _Group:
         asked = {"GroupName": GROUP, "Description": "SSH to machines of torpor", "VpcId": vpc}
-        answer = self._client.ask(_NewGroup, "create_security_group", **asked)
+        tags = tagged({"security-group": {_GROUP_TAG: GROUP}})
+        answer = self._client.ask(_NewGroup, "create_security_group", **asked, **tags)
         if isinstance(answer, AwsRefusal):
             theirs = self._found_group(vpc) if answer.code == "InvalidGroup.Duplicate" else None
             if theirs is None:  # otherwise another run made it meanwhile
@@ -345,6 +349,15 @@ class Ec2Setup:
         return InvalidInput(
             f"{self._client.region} has no image {named}: each region has AMIs of its own"
         )
+
+
+def tagged(tags: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The part of a request that tags what it makes, by kinds."""
+    rows = {
+        kind: [{"Key": k, "Value": v} for k, v in words.items()] for kind, words in tags.items()
+    }
+    named = [{"ResourceType": kind, "Tags": words} for kind, words in rows.items()]
+    return {"TagSpecifications": named}
 
 
 def _filters(asked: dict[str, str]) -> list[dict[str, Any]]:
