@@ -27,6 +27,7 @@ from tasks.watch import (
     has_deadline,
     list_all_machines,
     look_at,
+    patient,
     renew_deadline,
     seen,
 )
@@ -73,6 +74,7 @@ def watch(
             do not check.
     """
     blocks, closed = open_all(workspaces or runner().workspaces())
+    blocks = patient(blocks)
     named: dict[WorkspaceName, list[str]] = {}
     for block, one in blocks.items():
         named.setdefault(one.spec.name, []).append(block)

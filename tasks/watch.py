@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -23,10 +24,12 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.alerts.delivery import Alert
 from torpor.control.alerts.watch import of_lost
 from torpor.control.idleness import OWN_WORK, Verdict, judge
+from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
-from torpor.control.rental.records import Rental
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
@@ -38,6 +41,10 @@ from torpor.shared.wire.activity import NOBODY, Activity
 LOOK_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
 new agent may have to be installed within it."""
+
+STORE_S: Final = 600.0
+"""How long one store may hold up a look in all, before it is this store's trouble alone. A look
+takes seconds at most stores; a minute where each of a hundred workspaces has a machine."""
 
 OWN_WORK_S: Final = 1800.0
 """How long a hibernation of an idle machine waits for torpor's own work there, most often a backup.
@@ -61,6 +68,29 @@ class AllMachines(msgspec.Struct, frozen=True):
         """The machines of one workspace, with their rentals."""
         name = opened.spec.name
         return [(f.machine, f.rental) for f in self.findings if f.machine and f.workspace == name]
+
+
+def patient(blocks: Mapping[str, OpenWorkspace]) -> dict[str, OpenWorkspace]:
+    """The same workspaces, each of whose stores may hold up this look for STORE_S. The budgets open
+    the stores once more."""
+    patience = StorePatience(STORE_S)
+    return {
+        block: replace(
+            one,
+            store=patience.of(one.store),
+            budgets=partial(_patient_budgets, one.budgets, patience),
+        )
+        for block, one in blocks.items()
+    }
+
+
+def _patient_budgets(
+    budgets: Callable[[], Sequence[OpenBudget]], patience: StorePatience
+) -> list[OpenBudget]:
+    def ledgers(budget: OpenBudget) -> list[Rentals]:
+        return [ledger.through(patience.of) for ledger in budget.ledgers()]
+
+    return [msgspec.structs.replace(one, ledgers=partial(ledgers, one)) for one in budgets()]
 
 
 @step("list machines")

@@ -3,24 +3,33 @@ watch, the machines and jobs of the others are seen to."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final
 
 import pytest
 
 from flows import watch
 from flows.procedures.watch import leftovers
+from tasks import watch as steps
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.activity import sample
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.clocked_agent import ClockedStore
 from tests.fixtures.lab import FolderMarket, Lab
+from tests.fixtures.loopback import Handler, Loopback
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.rentals import handed_over, standing
+from tests.markets.market import Clock
 from torpor.control.jobs.records import Job, new_job_id
+from torpor.control.money.budgets import Budget, OpenBudget
+from torpor.control.store.patience import StorePatience
+from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
 from torpor.shared.errors import TorporError
@@ -99,6 +108,59 @@ def _left_job(opened: OpenWorkspace) -> None:
     opened.jobs.leave(opened.jobs.take(made, "gone"), failed=False)
 
 
+_PAGE: Final = (
+    b"<ListBucketResult><IsTruncated>true</IsTruncated>"
+    b"<NextContinuationToken>%d</NextContinuationToken></ListBucketResult>"
+)
+
+
+class _Endless(Handler):
+    """Each byte that drips, or each page of a listing without an end, takes 50 s by the test's
+    clock."""
+
+    server: Endless
+
+    def do_GET(self) -> None:
+        endless = self.server
+        endless.asked += 1
+        if not endless.drips:
+            endless.pass_time()
+            self.reply(200, _PAGE % endless.asked)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        while True:
+            endless.pass_time()
+            self.wfile.write(b" ")
+
+
+class Endless(Loopback):
+    """A store; once it has held its client up for a whole look's patience, it waits for the test's
+    end."""
+
+    def __init__(self, drips: bool) -> None:
+        self.drips, self.clock, self.asked = drips, Clock(), 0
+        self.began_unix, self.closing = self.clock.now_unix, threading.Event()
+        super().__init__(_Endless)
+
+    def pass_time(self) -> None:
+        if self.clock.now_unix - self.began_unix >= steps.STORE_S:
+            self.closing.wait()
+            raise ConnectionResetError
+        self.clock.advance(50)
+
+    def close(self) -> None:
+        self.closing.set()
+        super().close()
+
+    def store(self) -> S3Store:
+        settings = S3Settings(
+            "evil", "key", "secret", self.url, attempts=1, read_timeout_s=1, root=bytes(32)
+        )
+        return S3Store.connect(settings)
+
+
 class Starts(PlainRunner):
     """Keeps which flow was started for which workspace, and starts none."""
 
@@ -147,3 +209,30 @@ def test_whatever_one_raises_the_others_are_seen_to_in_the_same_look(
         turns.step += 1
     assert turns.step > 2
     store.close()
+
+
+@pytest.mark.parametrize("drips", [True, False])
+def test_a_store_that_ends_no_answer_holds_up_a_look_only_so_long(
+    lab: Lab, drips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is this store's trouble, and nothing else is asked of it, also not for a budget."""
+    endless = Endless(drips)
+    patience = partial(StorePatience, clock=lambda: endless.clock.now_unix)
+    monkeypatch.setattr(steps, "StorePatience", patience)
+    evil = replace(lab.wanting(name=EVIL, idle=RULES), store=endless.store())
+    good, other = lab.wanting(idle=RULES), lab.wanting(name=OTHER, idle=RULES)
+    standing(other)
+    _idle(other)
+    _left_job(good)
+    counted = Budget(name="ml", usd_month=Decimal(10**6), workspaces=(OTHER, EVIL))
+    budget = OpenBudget(counted, lambda: [one.rentals for one in (evil, other)])
+    evil = replace(evil, budgets=lambda: [budget])
+    alerts = AlertMemory()
+    with Starts(evil, other, good, alerts=alerts) as runs, suppress(TorporError):
+        watch.fn(dry_run=False)
+    asked = endless.asked
+    endless.close()
+    assert {("hibernate", OTHER), ("job", "demo")} <= runs.started
+    assert asked == (1 if drips else steps.STORE_S / 50 + 1)
+    told = [one for one in alerts.remembered() if one.workspace == EVIL]
+    assert any(evil.store.address in one.words for one in told), told

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -117,6 +117,10 @@ class Rentals:
             store, Rental, _MOST_BYTES, "check the machine that it may belong to"
         )
         self.workspace = workspace
+
+    def through(self, way: Callable[[ObjectStore], ObjectStore]) -> Rentals:
+        """The same, whose store is asked in another way."""
+        return Rentals(way(self._store), self.workspace)
 
     def new_label(self, owner: str) -> Label:
         """A label that no other attempt has."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from torpor.control.store.s3_errors import code_of, explained, status_of
-from torpor.shared.errors import StoreCorrupt, StoreMissing, StoreUnavailable
+from torpor.shared.errors import StoreCorrupt, StoreError, StoreMissing, StoreUnavailable
 from torpor.shared.transfer.retries import Retries
 from torpor.shared.values import KIB
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 DELETE_BATCH: Final = 1000  # DeleteObjects takes no more
+MOST_PAGES: Final = 10_000
+"""Of a listing. Stores send up to 1,000 names in a page; one that sends a hundred may still list as
+many objects as torpor takes in (s3.MOST_LISTED)."""
 _READ_BYTES: Final = 256 * KIB
 _NO_BATCH_STATUS: Final = {400, 403, 405, 411, 501}
 """A store, or a policy in front of it, refuses DeleteObjects. Single deletes follow."""
@@ -82,7 +85,7 @@ class S3Requests:
         """The listing's raw entries, page by page, with their full names."""
         token: dict[str, Any] = {}
         seen = set()
-        while True:
+        for _ in range(MOST_PAGES):
             page = self.send(f"list {prefix!r}", lambda: self._page(prefix, token))  # noqa: B023
             yield from page.get("Contents", [])
             if not page.get("IsTruncated"):
@@ -95,6 +98,10 @@ class S3Requests:
                 )
             seen.add(at)
             token = {"ContinuationToken": at}
+        raise StoreError(
+            f"list {prefix!r} at {self.address}: the listing has no end after {MOST_PAGES} pages: "
+            "use another store"
+        )
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete at most DELETE_BATCH objects, in one request if the store allows that."""

@@ -1,0 +1,148 @@
+"""How long one store may hold up whoever asks many: a store that drips its answers, or whose
+listing never ends, breaks no timeout of a single request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.signatures import Signer
+from torpor.shared.errors import StoreError
+from torpor.shared.transfer.transfer import Range
+from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject
+
+_NAP_S: Final = 0.25  # a call whose time is over ends within this
+_Answer = TypeVar("_Answer")
+
+
+class StorePatience:
+    """Gives each store ``most_s`` in all, by its address. What several calls of one store wait for
+    at the same time counts once."""
+
+    def __init__(self, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_s, self._clock = most_s, clock
+        self._lock = threading.Lock()
+        self._of: dict[str, _Held] = {}
+
+    def of(self, store: ObjectStore) -> ObjectStore:
+        """The same store. Once its time is over, each call raises StoreError, which is not tried
+        again: at once, or while it waits. The request of one that waited may go on."""
+        with self._lock:
+            held = self._of.setdefault(
+                store.address, _Held(store.address, self._most_s, self._clock)
+            )
+        return _PatientStore(store, held)
+
+
+class _Held:
+    """How long one store has held somebody up."""
+
+    def __init__(self, address: str, most_s: float, clock: Callable[[], float]) -> None:
+        self._address, self._most_s, self._clock = address, most_s, clock
+        self._lock = threading.Lock()
+        self._open, self._since_s, self._before_s = 0, 0.0, 0.0
+
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        self.check()
+        with self._lock:
+            if not self._open:
+                self._since_s = self._clock()
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    self._before_s += self._clock() - self._since_s
+
+    def check(self) -> None:
+        """StoreError once its time is over."""
+        with self._lock:
+            open_s = self._clock() - self._since_s if self._open else 0.0
+            held_s = self._before_s + open_s
+        if held_s >= self._most_s:
+            raise StoreError(
+                f"the store {self._address} has held up this run for {self._most_s:.0f} s in all, "
+                "and is not asked any more: see why it answers so slowly, or lists without an end"
+            )
+
+
+class _PatientStore:
+    """The seam's ObjectStore. Each call has a thread of its own, which is left alone where the
+    store does not answer in time; no thread keeps a process from ending."""
+
+    def __init__(self, store: ObjectStore, held: _Held) -> None:
+        self._store, self._held = store, held
+
+    def __repr__(self) -> str:
+        return repr(self._store)
+
+    @property
+    def address(self) -> str:
+        return self._store.address
+
+    @property
+    def signer(self) -> Signer:
+        return self._store.signer
+
+    def probe(self) -> Capabilities:
+        return self._asked(self._store.probe)
+
+    def clock_ahead_s(self) -> float:
+        return self._asked(self._store.clock_ahead_s)
+
+    def put(
+        self,
+        key: ObjectKey,
+        body: bytes,
+        *,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> StoredObject:
+        return self._asked(
+            lambda: self._store.put(key, body, if_absent=if_absent, if_version=if_version)
+        )
+
+    def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
+        return self._asked(lambda: self._store.get(key, max_bytes=max_bytes))
+
+    def read(self, key: ObjectKey, *, max_bytes: int) -> tuple[bytes, str]:
+        return self._asked(lambda: self._store.read(key, max_bytes=max_bytes))
+
+    def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
+        return self._asked(lambda: self._store.get_range(key, wanted))
+
+    def head(self, key: ObjectKey) -> StoredObject | None:
+        return self._asked(lambda: self._store.head(key))
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        yield from self._asked(lambda: [*self._store.list(prefix)])
+
+    def delete(self, keys: Iterable[ObjectKey]) -> None:
+        named = [*keys]
+        self._asked(lambda: self._store.delete(named))
+
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
+        return self._store.grant(verb, key, expires_s=expires_s, replaces=replaces)
+
+    def _asked(self, call: Callable[[], _Answer]) -> _Answer:
+        with self._held.one_call():
+            answer: Future[_Answer] = Future()
+            threading.Thread(target=_give, args=(answer, call), daemon=True).start()
+            while not wait([answer], _NAP_S).done:
+                self._held.check()
+            return answer.result()
+
+
+def _give(answer: Future[_Answer], call: Callable[[], _Answer]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
+        answer.set_exception(error)
