@@ -15,6 +15,7 @@ from tasks.workspace_blocks import open_workspace
 from torpor.control.compare.choices import frame
 from torpor.control.compare.page import page, picture, rows
 from torpor.control.compare.uses import advise
+from torpor.control.reports import without
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -44,12 +45,13 @@ def compare(
     """
     opened = open_workspace(workspace).freezing
     terms = choose_terms(opened, snapshot, hours, spot)
-    found = ask_markets(opened, terms, read_past(opened, terms), everywhere)
-    title = f"Where to rent for workspace {opened.spec.name}, {hours:g} h"
+    past, unread = read_past(opened, terms)
+    found = ask_markets(opened, terms, past, everywhere)
+    title = f"Where to rent for workspace {opened.spec.name}, {hours:g} h{without(unread)}"
     runner().table(key=f"compare-{opened.spec.name}", rows=rows(found), description=title)
     runner().page(
         key=f"compare-{opened.spec.name}-page",
-        markdown=page(found, advise(found), picture(found)),
+        markdown=page(found, advise(found), picture(found), unread),
         description=title,
     )
     return frame(found)

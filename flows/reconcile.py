@@ -54,7 +54,7 @@ def reconcile(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    findings = compare_with_rentals(opened)
+    findings, unread = compare_with_rentals(opened)
     chosen = choose(findings, end)
     settled = _settled_by_runs(choose(findings, left))
     everywhere = [provider.identity for provider in opened.markets.every()]
@@ -94,13 +94,14 @@ def reconcile(
     if abandoned:
         ended += end_abandoned(opened)
     if chosen or settled or closed or abandoned:
-        findings = compare_with_rentals(opened)
+        findings, unread = compare_with_rentals(opened)
     report = Reconciliation(
         opened.spec.name,
         ", ".join(everywhere),
         findings,
         ended,
         [rental.label.rental for rental in closed],
+        {str(key): str(why) for key, why in unread.items()},
     )
     runner().log.info(report.title())
     if faults:

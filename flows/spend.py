@@ -19,6 +19,7 @@ from torpor.control.money.costs import costs
 from torpor.control.money.months import Month, microseconds
 from torpor.control.money.page import page, picture
 from torpor.control.money.spending import frame, lines, rows
+from torpor.control.reports import without
 from torpor.control.zones import zone_named
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def spend(
     """Show what machines cost, by month, project, workspace, provider and GPU, and what storage
     costs.
 
-    All workspaces in the store are counted. Changes nothing.
+    All workspaces in the store are counted. A record that cannot be believed is named, and the
+    figures are shown without it. Changes nothing.
 
     Args:
         workspace: A Workspace block in whose store to look, or its name.
@@ -57,7 +59,9 @@ def spend(
         now,
     )
     title = f"What the workspaces in {opened.store.address} cost, since {since} ({timezone})"
-    runner().table(key=f"spend-{opened.spec.name}", rows=rows(found), description=title)
+    title += without(books.unread)
+    shown = rows(found, books.unread)
+    runner().table(key=f"spend-{opened.spec.name}", rows=shown, description=title)
     runner().page(
         key=f"spend-{opened.spec.name}-page",
         markdown=page(
@@ -68,6 +72,7 @@ def spend(
             timezone,
             steady(books.rentals, books.now_unix),
             [its.row() for its in used(books.jobs, books.rentals)],
+            books.unread,
         ),
         description=title,
     )

@@ -14,7 +14,14 @@ from flows.procedures.watch.alarms import Look, remember_spent, see_alarms, tell
 from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
-from flows.procedures.watch.rows import asleep, in_use, is_missing, newest_snapshots, not_there
+from flows.procedures.watch.rows import (
+    asleep,
+    in_use,
+    is_missing,
+    kept_in_doubt,
+    newest_snapshots,
+    not_there,
+)
 from flows.procedures.watch.twins import most_frequent_saves, twins, undecided
 from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
@@ -110,7 +117,8 @@ def watch(
         if one.machine and one.rental
     ]
     stored = [name for name, made_unix in newest.items() if made_unix is not None]
-    left = see_left(standing.findings, opened, named, stored, with_job, alike)
+    doubtful = {**standing.unread, **unread_jobs}
+    left = see_left(standing.findings, opened, named, stored, with_job, alike, doubtful)
     watched = [
         *(
             Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
@@ -128,7 +136,11 @@ def watch(
     ]
     watched += asleep(opened, newest, {one.workspace for one in watched}, with_job)
     watched = [
-        undecided(one, alike.get(one.workspace), one.workspace in with_job) for one in watched
+        kept_in_doubt(
+            undecided(one, alike.get(one.workspace), one.workspace in with_job),
+            doubtful.get(one.workspace, ""),
+        )
+        for one in watched
     ]
     _warn(watched)
     seen_jobs = [seen.watched() for seen in jobs]
@@ -164,7 +176,8 @@ def watch(
     )
     if not dry_run:
         told = tell_of(alarms, notify, faults)
-        end_abandoned(report.findings, named, alike, faults)
+        sure = {name: of for name, of in named.items() if name not in doubtful}
+        end_abandoned(report.findings, sure, alike, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)

@@ -9,6 +9,7 @@ import msgspec
 
 from tasks.canaries import read_canaries
 from tasks.restore import NEWEST, fitted, picked
+from tasks.spending import warn_of
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared, Terms, compared
@@ -18,6 +19,7 @@ from torpor.control.money.storage import look
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rentals
 from torpor.control.rental.search import Tried, ask_for_offers
+from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import TorporError
 
@@ -51,12 +53,15 @@ def choose_terms(
 
 
 @step("read rentals")
-def read_past(opened: OpenWorkspace, terms: Terms) -> Past:
-    """The rentals of all workspaces in the store, and canaries. Lists the whole store; changes
-    nothing."""
+def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[Past, Unread]:
+    """The rentals of all workspaces in the store, and canaries; and the records that were left out,
+    because they cannot be believed. Lists the whole store; changes nothing."""
     since_unix = terms.now_unix - DAYS * _DAY_S
     ledgers = [Rentals(opened.store, name) for name in look(opened.store)]
-    return Past(read(ledgers, since_unix), since_unix, read_canaries(opened))
+    unread: Unread = {}
+    past = Past(read(ledgers, since_unix, unread), since_unix, read_canaries(opened))
+    warn_of(unread)
+    return past, unread
 
 
 @step("ask markets")

@@ -21,6 +21,7 @@ from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
 from torpor.control.reports import moment
 from torpor.control.store.files import find_file, read_end
+from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 from torpor.shared.values import Machine, SnapshotId
@@ -33,21 +34,25 @@ _MOST_LOOKS = 256  # 16 MiB of a log that its run has not read
 
 
 class JobsOf(msgspec.Struct, frozen=True):
-    """The jobs of one workspace, oldest first."""
+    """The jobs of one workspace, oldest first. ``unread``: the records that cannot be believed,
+    with the reason."""
 
     open: list[Job]
     ended: list[Job]
+    unread: dict[str, str] = {}
 
 
 @step("read jobs")
 def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
     """The workspace's open jobs, and those that ended last."""
-    return JobsOf(opened.jobs.open(), opened.jobs.ended(most_ended))
+    unread: Unread = {}
+    jobs = opened.jobs.open(unread), opened.jobs.ended(most_ended, unread)
+    return JobsOf(*jobs, {str(key): str(why) for key, why in unread.items()})
 
 
 def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], dict[str, str]]:
-    """The jobs of the workspaces of these blocks, oldest first, and why others could not be
-    read."""
+    """The jobs of the workspaces of these blocks, oldest first, and why others, or some of a
+    workspace's, could not be read."""
     found: dict[str, Job] = {}
     unread: dict[str, str] = {}
     reads = {}
@@ -63,6 +68,8 @@ def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], di
             unread[block] = str(error)
         else:  # several blocks may be for one workspace
             found |= {job.id: job for job in (*read_here.open, *read_here.ended)}
+            if read_here.unread:
+                unread[block] = "; ".join(read_here.unread.values())
     jobs = sorted(found.values(), key=lambda job: (job.ended_unix or job.created_unix, job.id))
     return jobs, unread
 

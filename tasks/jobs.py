@@ -20,10 +20,12 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.records import Job, job_id, new_job_id
 from torpor.control.money.budgets import between
-from torpor.control.money.costs import costs
+from torpor.control.money.costs import costs, read
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
+from torpor.control.reports import without
+from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.variables import Secrets, variables
 from torpor.control.zones import zone_named
@@ -264,30 +266,35 @@ def cost_of(opened: OpenWorkspace, job: Job) -> str:
     names = {one.rental for one in job.attempts}
     if not names:
         return "no machine was rented"
+    unread = Unread()
     try:
-        found = [*opened.rentals.open(), *opened.rentals.history(job.created_unix)]
-        mine = [one for one in found if one.label.rental in names]
+        mine = [
+            one
+            for one in read([opened.rentals], job.created_unix, unread)
+            if one.label.rental in names
+        ]
         if job.nodes > 1:
-            nodes = nodes_of(opened).rentals
-            others = [*nodes.open(), *nodes.history(job.created_unix)]
+            others = read([nodes_of(opened).rentals], job.created_unix, unread)
             mine += [one for one in others if one.job == job.id]
     except TorporError as error:  # the job is over; its bill can be read later
         return f"not known: {error}"
     each = costs(mine, time.time(), zone_named("UTC"))
     words = between(sum(one.low for one in each), sum(one.high for one in each))
     unknown = sum(not one.price_usd_h for one in mine)
-    return f"{words}, with {unknown} machines of unknown price" if unknown else words
+    words += f", with {unknown} machines of unknown price" if unknown else ""
+    return words + without(unread) + "".join(f"; {why}" for why in unread.values())
 
 
 def machines_of(opened: OpenWorkspace, job: Job) -> str:
     """The machines that the job has now, also one that is being woken, in words."""
-    names = {attempt.rental for attempt in job.attempts}
-    nodes = nodes_of(opened).rentals.open() if job.nodes > 1 else []
-    return "; ".join(
+    names, unread = {attempt.rental for attempt in job.attempts}, Unread()
+    nodes = nodes_of(opened).rentals.open(unread) if job.nodes > 1 else []
+    found = [
         f"{rental.machine or 'one that is being rented'} at {rental.provider}, {rental.state}"
-        for rental in (*opened.rentals.open(), *nodes)
+        for rental in (*opened.rentals.open(unread), *nodes)
         if rental.job == job.id or rental.label.rental in names
-    )
+    ]
+    return "; ".join([*found, *map(str, unread.values())])
 
 
 def _request() -> str:

@@ -23,6 +23,7 @@ from torpor.control.overview import Overview, Overviews
 from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL, moment
 from torpor.control.store.receipts import newest_receipt
+from torpor.control.store.records import Unread
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, made_at
 
@@ -35,7 +36,7 @@ def look_at_all(blocks: Sequence[str], server: AlertServer) -> Overviews:
     """The workspaces of these blocks, in the order of their names. All markets are asked."""
     opened, closed = open_all(sorted(blocks))
     coming = server.coming()
-    found = overview(opened, lambda one: renting(one).machines(), coming)
+    found = overview(opened, lambda one: renting(one).machines({}), coming)
     lost = [Overview(block=name, trouble=str(error)) for name, error in closed.items()]
     every = sorted([*found, *lost], key=lambda one: one.block)
     return Overviews(every, _watching(coming))
@@ -88,25 +89,30 @@ def _look_at(
     asleep_too: bool,
 ) -> Overview:
     """One workspace and the other nodes of its jobs, with the trouble instead of an error."""
+    unread: Unread = {}
     try:
         now_unix = time.time()
         newest, receipt = newest_receipt(opened.store, opened.spec.name)
-        jobs = opened.jobs.open()
+        jobs = opened.jobs.open(unread)
         others = nodes_of(opened) if any(job.nodes > 1 for job in jobs) else None
-        nodes = [one for one in others.rentals.open() if one.machine] if others else []
-        rented = bool(opened.rentals.open())
+        nodes = [one for one in others.rentals.open(unread) if one.machine] if others else []
+        rented = bool(opened.rentals.open(unread)) or bool(unread)  # a machine may be there
+        month_usd = None
+        if asleep_too or rented or nodes:
+            month_usd = _month_usd(opened, now_unix, unread)
         price = opened.store_price()
         stored = receipt.stored_bytes if receipt else None
         seen = Overview(
             block=block,
             state="asleep" if newest else "new",
-            month_usd=_month_usd(opened, now_unix) if asleep_too or rented or nodes else None,
+            month_usd=None if unread else month_usd,
             newest=newest,
             newest_age_s=None if newest is None else now_unix - made_at(newest).timestamp(),
             asleep_usd_day=None if price is None or stored is None else price.usd_day(stored),
             jobs=len(jobs),
             machines=[f"{one.machine} at {one.provider}, a node of a job" for one in nodes],
             usd_h=sum(one.price_usd_h for one in nodes),
+            trouble="; ".join(map(str, unread.values())),
         )
         if not rented:
             return seen
@@ -115,14 +121,15 @@ def _look_at(
     try:
         found = machines(opened)
     except TorporError as error:
-        return msgspec.structs.replace(seen, state="awake?", trouble=str(error))
+        return msgspec.structs.replace(seen, state="awake?", trouble=seen.trouble or str(error))
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]
+    doubtful = any("/rentals/open/" in key for key in unread)
     if not there:
-        return seen
+        return msgspec.structs.replace(seen, state="awake?" if doubtful else seen.state)
     whole = all(rental is not None and rental.state == "handed over" for _, rental in there)
     return msgspec.structs.replace(
         seen,
-        state="awake" if whole else "not finished",
+        state="awake" if whole else "awake?" if doubtful else "not finished",
         machines=[f"{machine.id} at {machine.provider}" for machine, _ in there] + seen.machines,
         usd_h=sum(machine.price_usd_h for machine, _ in there) + seen.usd_h,
     )
@@ -140,11 +147,11 @@ def _watching(coming: Sequence[ComingRun] | None) -> str:
     return f"watch looks next at {moment(min(looks))}"
 
 
-def _month_usd(opened: OpenWorkspace, now_unix: float) -> float:
+def _month_usd(opened: OpenWorkspace, now_unix: float, unread: Unread) -> float:
     utc = ZoneInfo("UTC")
     month = Month.of(microseconds(now_unix), utc)
     books = [opened.rentals, nodes_of(opened).rentals]
-    rentals = read(books, month.begin_us(utc) / 1e6)
+    rentals = read(books, month.begin_us(utc) / 1e6, unread)
     found = [cost.high for cost in costs(rentals, now_unix, utc) if cost.month == month]
     return float(dollars(sum(found)))
 

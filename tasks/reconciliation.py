@@ -16,7 +16,8 @@ from torpor.control.providers.seam import Provider, Residue
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.greeting import greeting_fault, jump_fault
 from torpor.control.rental.markets import ask_all, recall
-from torpor.control.rental.records import Rental
+from torpor.control.rental.records import Rental, rental_named
+from torpor.control.store.records import Unread
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -31,12 +32,12 @@ Listing: TypeAlias = tuple[list[Machine], list[Residue]]
 
 
 @step("compare with rentals")
-def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
+def compare_with_rentals(opened: OpenWorkspace) -> tuple[list[Finding], Unread]:
     """Read the machines at all provider blocks, and the rentals of the workspace, under all of its
-    names. Changes nothing. A provider of the workspace that does not answer is an error; another
-    one is left out with a warning."""
-    before = _listed(opened)
-    rentals = open_rentals(opened)
+    names; and the records that cannot be believed. Changes nothing. A provider of the workspace
+    that does not answer is an error; another one is left out with a warning."""
+    before, unread = _listed(opened), Unread()
+    rentals = open_rentals(opened, unread)
     after = _listed(opened, rentals)
     residue = [one for found in after.values() for one in found[1]]
     found = compare(
@@ -46,8 +47,9 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
         [machine for machines, _ in before.values() for machine in machines],
         [machine for machines, _ in after.values() for machine in machines],
         residue,
+        {rental_named(key) for key in unread},
     )
-    return [finding for finding in found if not just_ended(opened, finding)]
+    return [finding for finding in found if not just_ended(opened, finding)], unread
 
 
 def check_all_answer(opened: OpenWorkspace) -> None:
@@ -114,10 +116,11 @@ def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
     return [rental.machine for rental in ended if rental.machine is not None]
 
 
-def open_rentals(opened: OpenWorkspace) -> list[Rental]:
-    """The open rentals of the workspace, under all of its names."""
+def open_rentals(opened: OpenWorkspace, unread: Unread | None = None) -> list[Rental]:
+    """The open rentals of the workspace, under all of its names. ``unread``: as in
+    Records.read_each."""
     names = names_of(opened.spec.name)
-    return [one for name in names for one in opened.under(name).rentals.open()]
+    return [one for name in names for one in opened.under(name).rentals.open(unread)]
 
 
 def listed(

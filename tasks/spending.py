@@ -17,6 +17,7 @@ from torpor.control.money.months import Month
 from torpor.control.money.storage import Stored, look, stored, workspaces
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, Rentals
+from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
 from torpor.control.zones import zone_named
 from torpor.shared.errors import MachineUnread, TorporError
@@ -29,7 +30,8 @@ _MOST_JOBS: Final = 100  # of one workspace, each a read
 @dataclass(frozen=True)
 class Books:
     """Everything that a store knows of money. ``of``: the workspace of each name that machines
-    were rented under. ``jobs``: of each workspace the open ones, and the newest that ended."""
+    were rented under. ``jobs``: of each workspace the open ones, and the newest that ended.
+    ``unread``: the records that were left out, because they cannot be believed."""
 
     rentals: Sequence[Rental]
     jobs: Sequence[Job]
@@ -37,6 +39,7 @@ class Books:
     stored: Sequence[Stored]
     store_price: StorePrice | None
     now_unix: float
+    unread: Unread
 
 
 @step("read rentals")
@@ -45,22 +48,30 @@ def read_books(opened: OpenWorkspace, since: Month, timezone: str) -> Books:
     workspace keeps. Lists the whole store; changes nothing."""
     names = look(opened.store)
     ledgers = [Rentals(opened.store, name) for name in names]
-    found = read(ledgers, since.begin_us(zone_named(timezone)) / 1e6)
+    unread: Unread = {}
+    found = read(ledgers, since.begin_us(zone_named(timezone)) / 1e6, unread)
     now_unix = time.time()
     rentals = shown_now(found, _shown(opened, found), now_unix)
     price = opened.store_price()
     of = workspaces(names)
-    jobs = _jobs(opened, sorted(set(of.values())))
-    return Books(rentals, jobs, of, stored(names, price), price, now_unix)
+    jobs = _jobs(opened, sorted(set(of.values())), unread)
+    warn_of(unread)
+    return Books(rentals, jobs, of, stored(names, price), price, now_unix, unread)
 
 
-def _jobs(opened: OpenWorkspace, names: Sequence[WorkspaceName]) -> list[Job]:
-    """The jobs of these workspaces; a record that cannot be read is a warning."""
+def warn_of(unread: Unread) -> None:
+    """A warning for each record that figures are shown without."""
+    for why in unread.values():
+        runner().log.warning("the figures are without a record: %s", why)
+
+
+def _jobs(opened: OpenWorkspace, names: Sequence[WorkspaceName], unread: Unread) -> list[Job]:
+    """The jobs of these workspaces; a workspace whose jobs cannot be read is a warning."""
 
     def of(name: WorkspaceName) -> list[Job] | TorporError:
         jobs = Jobs(opened.store, name)
         try:
-            return [*jobs.open(), *jobs.ended(_MOST_JOBS)]
+            return [*jobs.open(unread), *jobs.ended(_MOST_JOBS, unread)]
         except TorporError as error:
             return error
 

@@ -28,9 +28,10 @@ from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
-from torpor.control.rental.records import Rental, Rentals
+from torpor.control.rental.records import Rental, Rentals, rental_named
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
+from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
@@ -54,9 +55,9 @@ OWN_WORK_POLL_S: Final = 5.0
 
 class AllMachines(msgspec.Struct, frozen=True):
     """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
-    that did not answer, and of each workspace whose store did not. ``lost``: the alerts of machines
-    that had gone without torpor, whose rentals this look has closed. ``unjudged``: the machines of
-    workspaces whose rentals cannot be read."""
+    that did not answer, and of each workspace whose store did not, or that has a rental which
+    cannot be believed. ``lost``: the alerts of machines that had gone without torpor, whose rentals
+    this look has closed. ``unjudged``: the machines whose rentals cannot be read."""
 
     findings: list[Finding]
     silent: dict[str, str]
@@ -108,13 +109,19 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
     before, _ = listed([*known.values()])
     rentals: list[Rental] = []
     unread: dict[WorkspaceName, str] = {}
+    silenced, unbelieved = set[WorkspaceName](), set[str]()
     for opened in workspaces:
+        name, refused = opened.spec.name, Unread()
         try:
-            rentals += open_rentals(opened)
+            rentals += open_rentals(opened, refused)
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-            unread[opened.spec.name] = str(trouble(error))
+            unread[name] = str(trouble(error))
+            silenced.add(name)
+        if refused:
+            unread[name] = "; ".join(map(str, refused.values()))
+            unbelieved |= {rental_named(key) for key in refused}
     after, silent = listed([*known.values()], rentals)
-    read = [opened for opened in workspaces if opened.spec.name not in unread]
+    read = [opened for opened in workspaces if opened.spec.name not in silenced]
     found = compare(
         after.keys(),
         [name for opened in read for name in names_of(opened.spec.name)],
@@ -122,6 +129,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
         [machine for machines, _ in before.values() for machine in machines],
         [machine for machines, _ in after.values() for machine in machines],
         [one for _, residue in after.values() for one in residue],
+        unbelieved,
     )
     of = {name: opened for opened in read for name in names_of(opened.spec.name)}
     left: list[Finding] = []
@@ -134,12 +142,15 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
         if not is_over:
             left.append(finding)
     shown = [machine for machines, _ in after.values() for machine in machines]
-    names = {name for one in unread for name in names_of(one)}
+    names = {name for one in silenced for name in names_of(one)}
     return AllMachines(
         left,
         closed | {identity: str(error) for identity, error in silent.items()},
         unread,
-        unjudged=[one for one in shown if one.label and one.label.workspace in names],
+        unjudged=[
+            *(one for one in shown if one.label and one.label.workspace in names),
+            *(one.machine for one in left if one.kind == "not believed" and one.machine),
+        ],
     )
 
 

@@ -6,10 +6,12 @@ from tasks.canaries import read_canaries
 from tasks.comparison import choose_terms
 from tasks.machines import look_for_offers, renting
 from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.spending import warn_of
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.experience import Past
 from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
+from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot
 
 _HOURS = 24.0
@@ -26,7 +28,9 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST) -> OffersReport:
         wanted = found.snapshot
     terms = choose_terms.function(opened, wanted, _HOURS, opened.spec.want.spot)
     offers = look_for_offers.function(opened)
-    past = Past(read([opened.rentals]), flown=read_canaries(opened))
+    unread: Unread = {}
+    past = Past(read([opened.rentals], unread=unread), flown=read_canaries(opened))
+    warn_of(unread)
     return OffersReport(
         name,
         terms.snapshot,

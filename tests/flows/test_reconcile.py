@@ -96,8 +96,8 @@ def test_a_machine_whose_rental_ends_meanwhile_is_not_lost(
     lab.market.destroy(hibernated, never_handed_over(hibernated, hibernated.label))
     read = Rentals.open
 
-    def just_before(self: Rentals) -> list[Rental]:
-        found = read(self)
+    def just_before(self: Rentals, *how: Any) -> list[Rental]:
+        found = read(self, *how)
         for rental in found:
             self.change(rental, state="ended")
         return found

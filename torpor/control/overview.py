@@ -67,7 +67,8 @@ class Overviews(Report, frozen=True):
     def costs(self) -> str:
         """What the awake ones cost together, and what they would cost asleep."""
         total = sum(seen.usd_h for seen in self.awake)
-        return f"{total:.3f} $/h, {total * 24:.2f} $ a day{_asleep(self.awake)}"
+        least = "at least " if any(seen.trouble for seen in self.workspaces) else ""
+        return f"{least}{total:.3f} $/h, {total * 24:.2f} $ a day{_asleep(self.awake)}"
 
     def rows(self) -> list[Row]:
         return [seen.row() for seen in self.workspaces]

@@ -9,8 +9,8 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.control.providers.seam import FREE, Residue
-from torpor.control.rental.records import Rental, by_label
-from torpor.control.reports import Row, WorkspaceReport, moment
+from torpor.control.rental.records import Rental, by_label, rental_named
+from torpor.control.reports import Row, WorkspaceReport, moment, without
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
 from torpor.shared.values import RESERVED, Label, Machine, MachineId, WorkspaceName
 
@@ -18,6 +18,7 @@ Kind = Literal[
     "abandoned",
     "unfinished",
     "without a rental",
+    "not believed",
     "residue",
     "lost",
     "being ended",
@@ -34,6 +35,8 @@ _ADVICE: Final[dict[Kind, str]] = {
     "with it. If it never answers again, name its id in `end`",
     "without a rental": "this store has no rental for it, so it is left alone: reconcile with the "
     "store block that it was created with, or check the provider's console",
+    "not believed": "what is on record of it cannot be believed, so it is left alone and costs "
+    "money: the note on its record says what to do",
     "residue": "it outlived its machine and may cost money: look at it in the provider's console",
     "lost": "the provider does not list this machine: it was ended there, or was lost, or a "
     "hibernate was killed in its last step. Wake restores the newest snapshot. The next watch or "
@@ -139,17 +142,24 @@ class Finding(msgspec.Struct, frozen=True):
 
 class Reconciliation(WorkspaceReport, frozen=True):
     """What there is after the run, which machines it ended, and which rentals it closed by their
-    user's word."""
+    user's word. ``unread``: why rentals of these names cannot be believed; what is said of the
+    workspace is without them."""
 
     provider: str
     findings: list[Finding]
     ended: list[MachineId]
     closed: list[str] = msgspec.field(default_factory=list)
+    unread: dict[str, str] = msgspec.field(default_factory=dict)
 
     def rows(self) -> list[Row]:
-        """One row for each finding, those that may cost for nothing first."""
+        """One row for each finding, those that may cost for nothing first, and one for each record
+        that cannot be believed."""
         now_unix = time.time()
-        return [finding.row(now_unix) for finding in self.findings]
+        rows = [finding.row(now_unix) for finding in self.findings]
+        return rows + [
+            {"what": "not believed", "next step": why, "rental": rental_named(key)}
+            for key, why in self.unread.items()
+        ]
 
     def title(self) -> str:
         """In a sentence: how many of each, and what was ended."""
@@ -157,6 +167,7 @@ class Reconciliation(WorkspaceReport, frozen=True):
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         ended = f"; ended {', '.join(self.ended)}" if self.ended else ""
         ended += f"; closed rental {', '.join(self.closed)}" if self.closed else ""
+        ended += without(self.unread)
         hourly = sum(finding.price_usd_h for finding in self.findings)
         costs = f", {hourly:.2f} $/h in all" if hourly else ""
         found = f"{counts or 'nothing'}{costs}{ended}"
@@ -170,13 +181,15 @@ def compare(
     before: Sequence[Machine],
     after: Sequence[Machine],
     residue: Sequence[Residue] = (),
+    unbelieved: Collection[str] = (),
 ) -> list[Finding]:
     """The live machines and the residue at ``providers`` (their identities), and the open rentals
     of ``workspaces``, matched by label.
 
     ``before`` was listed before the rentals were read, ``after`` was listed after it. Runs create
     and destroy meanwhile: only a machine that is in both can be without a rental, only a rental
-    whose machine is in neither can be lost.
+    whose machine is in neither can be lost. ``unbelieved``: the ids of rentals whose records cannot
+    be believed.
     """
     rental_of = by_label(rentals)
     listed_before = {machine.id for machine in before}
@@ -190,6 +203,8 @@ def compare(
             if rental.is_ending(machine):
                 kind = "being ended"
             found.append(Finding(kind, machine, rental))
+        elif machine.label.rental in unbelieved:
+            found.append(Finding("not believed", machine, None))
         elif machine.id in listed_before:
             found.append(Finding("without a rental", machine, None))
     standing = {machine.label for machine in (*before, *after)}

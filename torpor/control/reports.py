@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from datetime import datetime, timezone
 from typing import Final
 
@@ -39,6 +40,14 @@ def _at(unix: float, form: str) -> str:
         return datetime.fromtimestamp(unix, timezone.utc).strftime(form)
     except (OverflowError, ValueError, OSError):
         return f"a time that no clock shows ({unix:g})"
+
+
+def without(unread: Sized) -> str:
+    """For the title of figures: that they lack these records. Empty where there is none."""
+    if not unread:
+        return ""
+    records = "1 record" if len(unread) == 1 else f"{len(unread)} records"
+    return f", WITHOUT {records} that cannot be believed"
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@
     │   ├── StoreMissing        no such bucket or object
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
     │   │   └── StoreUnreachable* its host refuses connections, or has no address
-    │   ├── RecordRefused       a record that no control side of this store has signed
+    │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
     │   ├── ObjectExists        a write-once name is taken
@@ -122,7 +122,7 @@ class StoreUnreachable(StoreUnavailable):
 
 
 class RecordRefused(StoreError):
-    """No control side of this store signed what lies there: nothing is done that it says."""
+    """What lies there is no record as this torpor writes it: nothing is done that it says."""
 
 
 class StoreCorrupt(StoreError):

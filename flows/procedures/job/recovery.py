@@ -114,16 +114,21 @@ class JobSeen:
 def see_jobs(
     opened: Mapping[WorkspaceName, OpenWorkspace],
 ) -> tuple[list[JobSeen], dict[WorkspaceName, str]]:
-    """The open jobs of these workspaces, and the errors of those that could not be read."""
+    """The open jobs of these workspaces, and the errors of those that could not be read. Where one
+    record cannot be believed, no job of its workspace is continued: it may be that one's turn."""
     found: list[JobSeen] = []
     troubles: dict[WorkspaceName, str] = {}
     looks = [(one, read_jobs.submit(one, 0)) for one in opened.values()]
     for one, look in looks:
         try:
-            jobs = look.result().open
+            read = look.result()
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
             troubles[one.spec.name] = str(trouble(error))
+            continue
+        if read.unread:
+            troubles[one.spec.name] = "; ".join(read.unread.values())
         else:
+            jobs = read.open
             first = jobs[0].id if jobs else ""
             found += [JobSeen(one, job, "" if job.id == first else first) for job in jobs]
     return _with_runs(found), troubles

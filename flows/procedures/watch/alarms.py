@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -62,6 +62,7 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         *watch.of_providers(look.standing.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),
         *watch.of_missed(report, look.named),
+        *watch.of_records(look.overview, _blocks(look, look.unread), now_unix),
     ]
     kinds: set[str] = set()
     if look.standing.silent:  # what these would show is not known
@@ -103,6 +104,10 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     known = {"", *look.named, *(block for names in look.named.values() for block in names)}
     doubt = Doubt(frozenset(kinds), frozenset(look.unread), frozenset(known) if look.some else None)
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
+
+
+def _blocks(look: Look, names: Iterable[str]) -> set[str]:
+    return {block for name in names for block in look.named.get(WorkspaceName(name), ())}
 
 
 def remember_spent(budgets: BudgetsSeen, watched: Sequence[Watched]) -> None:

@@ -52,11 +52,13 @@ def see_left(
     stored: Collection[WorkspaceName],
     with_job: Collection[WorkspaceName],
     alike: Mapping[WorkspaceName, Twins],
+    doubtful: Collection[WorkspaceName],
 ) -> list[Left]:
     """Who works on each machine that was never handed over, also on those that benchmarks, drills
     and jobs on several nodes rent beside a workspace. One that was asked for a few minutes ago is
     not looked at: its run may be installing its agent. ``stored``: the workspaces that have a
-    snapshot."""
+    snapshot. ``doubtful``: those of which not all records can be read; their machines are only
+    reported."""
     now_unix = time.time()
     owner = {name: workspace for workspace in opened for name in names_of(workspace)}
     asked = []
@@ -77,7 +79,7 @@ def see_left(
     except Exception as error:  # noqa: BLE001 - then no machine counts as left
         runner().log.warning("the runs that work now cannot be read: %s", error)
         live = None
-    torn = {name for name, of in alike.items() if of.stored or of.left}
+    torn = {name for name, of in alike.items() if of.stored or of.left} | {*doubtful}
     return [
         judge_left(
             name,

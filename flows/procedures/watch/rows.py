@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
+import msgspec
+
+from tasks.runner import runner
 from tasks.trouble import trouble
 from tasks.watch import AllMachines, MachineLook, newest_made_unix
 from tasks.workspace import OpenWorkspace
@@ -104,6 +107,18 @@ def not_there(
             )
         )
     return rows
+
+
+def kept_in_doubt(one: Watched, doubt: str) -> Watched:
+    """Kept, where a record of its workspace cannot be read: it may say that the machine works.
+    ``doubt``: which record, and why; empty without one."""
+    if not doubt or not (one.idle or one.over):
+        return one
+    step = f"it is kept, because not all that is on record of its workspace can be read: {doubt}"
+    if one.over:
+        step = f"{one.over}: {step}"
+        runner().log.warning("machine %s was not hibernated: %s", one.machine, step)
+    return msgspec.structs.replace(one, next_step=step, idle=False, over="")
 
 
 def is_missing(finding: Finding) -> bool:

@@ -140,8 +140,8 @@ def test_a_rental_that_ends_while_records_are_read_is_counted_once(
     first = rentals.begin(rentals.new_label("me"), H100, None, "p")
     begin = Rentals.open
 
-    def ends(self: Rentals) -> list[Rental]:
-        found = begin(self)
+    def ends(self: Rentals, *how: Any) -> list[Rental]:
+        found = begin(self, *how)
         for opened in found:
             self.change(opened, state="ended")
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -139,6 +139,25 @@ def of_awake(seen: Overviews, now_unix: float) -> list[Alert]:
             at_unix=now_unix,
             after_s=AWAKE_S,
         )
+    ]
+
+
+def of_records(seen: Overviews, told: Collection[str], now_unix: float) -> list[Alert]:
+    """The workspaces with a record that cannot be believed, and whose machines are looked at all
+    the same. ``told``: the blocks of which an alert says already that they cannot be looked at."""
+    return [
+        Alert(
+            kind="workspace unknown",
+            subject=f"{one.block}: records",
+            workspace=one.block,
+            title=f"not all that is on record of workspace {one.block} can be read",
+            cause=one.trouble,
+            next_step="see what it names; figures are shown without it, and prune deletes nothing",
+            at_unix=now_unix,
+            after_s=AWAY_S,
+        )
+        for one in seen.workspaces
+        if one.trouble and one.block not in told
     ]
 
 

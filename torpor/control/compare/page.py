@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from torpor.control.compare.choices import Choice, Compared
@@ -18,6 +18,7 @@ from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.rental.prospects import WEIGHED
 from torpor.control.rental.search import UNSTATED
 from torpor.control.reports import MOST_ROWS, Row
+from torpor.shared.values import ObjectKey
 
 MOST_REASONS: Final = 40
 
@@ -52,8 +53,13 @@ def rows(found: Compared) -> list[Row]:
     return shown or [{"result": "no offer fits"}]
 
 
-def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
-    """Markdown for Prefect's UI."""
+def page(
+    found: Compared,
+    said: Sequence[Advice],
+    plot: bytes | None,
+    unread: Mapping[ObjectKey, object] = {},
+) -> str:
+    """Markdown for Prefect's UI. ``unread``: the records that the figures lack, and why."""
     image = "No plot: no offer that fits has a price."
     if plot is not None:
         encoded = base64.b64encode(plot).decode()
@@ -87,6 +93,10 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
                     {"market": _plain(tried.provider), "reason": _plain(tried.outcome)}
                     for tried in found.silent
                 ],
+            ),
+            *section(
+                "Rentals that cannot be believed, and are left out",
+                [{"record": key, "why": _plain(str(why))} for key, why in unread.items()],
             ),
             "## What the figures are",
             "",

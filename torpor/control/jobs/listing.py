@@ -23,7 +23,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
 
 
 class JobList(Report, frozen=True):
-    """``unread``: the workspaces that could not be looked at, with the reason."""
+    """``unread``: the workspaces of which jobs could not be read, with the reason."""
 
     open: list[Job]
     queued: list[QueuedJob]

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from torpor.control.store.records import TRIES, Records, last_written
+from torpor.control.store.records import TRIES, Records, Unread, last_written, left_out
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     HandedOver,
@@ -233,25 +233,27 @@ class Jobs:
             begun.append(job)
         return begun
 
-    def open(self) -> list[Job]:
-        """Every job that has not ended, by their turns."""
+    def open(self, unread: Unread | None = None) -> list[Job]:
+        """Every job that has not ended, by their turns. ``unread``: as in Records.read_each."""
         ended = set(self._names("ended"))
         jobs = []
         for name in self._names("open"):
-            if name in ended and self._records.read(self._key("ended", name)) is not None:
-                continue  # a name alone, which anybody may write, ends no job
-            found = self._records.read(self._key("open", name))
-            if found is not None and found[0].ended:
-                self._file(found[0])  # its run was killed half-way
-            elif found is not None:
-                jobs.append(found[0])
+            with left_out(self._key("ended", name), unread):
+                if name in ended and self._records.read(self._key("ended", name)) is not None:
+                    continue  # a name alone, which anybody may write, ends no job
+            with left_out(self._key("open", name), unread):
+                found = self._records.read(self._key("open", name))
+                if found is not None and found[0].ended:
+                    self._file(found[0])  # its run was killed half-way
+                elif found is not None:
+                    jobs.append(found[0])
         return sorted(jobs, key=lambda job: job.turn)
 
-    def ended(self, most: int = MOST_ENDED) -> list[Job]:
-        """The jobs that ended last, at most so many, oldest first."""
+    def ended(self, most: int = MOST_ENDED, unread: Unread | None = None) -> list[Job]:
+        """The jobs that ended last, at most so many, oldest first. ``unread``: as in
+        Records.read_each."""
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
-        read = [self._records.read(key) for key in last_written(self._store.list(prefix), most)]
-        jobs = [record[0] for record in read if record is not None]
+        jobs = self._records.read_each(last_written(self._store.list(prefix), most), unread)
         return sorted(jobs, key=lambda job: job.ended_unix or 0.0)[-most:] if most else []
 
     def take(self, job: Job, driver: str, driven_for: str = "", *, gone: bool = False) -> Job:

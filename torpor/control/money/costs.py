@@ -23,6 +23,7 @@ import msgspec
 
 from torpor.control.money.months import Month, microseconds, split
 from torpor.control.rental.records import Rental, Rentals
+from torpor.control.store.records import Unread
 from torpor.shared.values import Label
 
 HOUR_US: Final = 3_600_000_000
@@ -82,12 +83,15 @@ def costs(rentals: Iterable[Rental], now_unix: float, zone: ZoneInfo) -> list[Co
     return found
 
 
-def read(ledgers: Sequence[Rentals], since_unix: float = 0.0) -> list[Rental]:
-    """The rentals of these workspaces, open ones and those that ended after ``since_unix``."""
+def read(
+    ledgers: Sequence[Rentals], since_unix: float = 0.0, unread: Unread | None = None
+) -> list[Rental]:
+    """The rentals of these workspaces, open ones and those that ended after ``since_unix``.
+    ``unread``: as in Records.read_each."""
 
     def of(ledger: Rentals) -> dict[Label, Rental]:
-        still_open = ledger.open()  # first: what ends meanwhile is in both, and none is in neither
-        found = [*still_open, *ledger.history(since_unix)]
+        # The open ones first: what ends meanwhile is in both, and none is in neither.
+        found = [*ledger.open(unread), *ledger.history(since_unix, unread)]
         return {rental.label: rental for rental in found}
 
     if not ledgers:

@@ -15,6 +15,7 @@ from torpor.control.money.costs import HOUR_US, dollars
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
 from torpor.control.reports import Row
+from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
 
 MOST_COLOURS: Final = len(COLOURS) - 1
@@ -42,6 +43,7 @@ def page(
     timezone: str,
     reserve: Sequence[Steady] = (),
     gpus: Sequence[Row] = (),
+    unread: Unread = {},  # noqa: B006 - it is never changed
 ) -> str:
     """Markdown for Prefect's UI."""
     image = "No plot: no machine had a known price."
@@ -62,6 +64,10 @@ def page(
             *section("Worth a reservation", [machine.row() for machine in reserve]),
             *section("What jobs used of their GPUs", gpus),
             *([_HOW, ""] if gpus else []),
+            *section(
+                "Records that cannot be believed, and are not counted",
+                [{"record": key, "why": str(why)} for key, why in unread.items()],
+            ),
             _NOT_COUNTED,
         ]
     )

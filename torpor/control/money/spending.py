@@ -13,6 +13,7 @@ from torpor.control.money.costs import HOUR_US, Cost, dollars
 from torpor.control.money.months import Month
 from torpor.control.money.storage import Stored
 from torpor.control.reports import MOST_ROWS, Row
+from torpor.control.store.records import Unread
 from torpor.shared.values import WorkspaceName
 
 if TYPE_CHECKING:
@@ -153,10 +154,18 @@ def frame(found: Sequence[Line]) -> pandas.DataFrame:
     return pandas.DataFrame([line.record() for line in found], columns=columns)
 
 
-def rows(found: Sequence[Line]) -> list[Row]:
-    """The UI's table; its last row says how much is left out."""
+def rows(
+    found: Sequence[Line],
+    unread: Unread = {},  # noqa: B006 - it is never changed
+) -> list[Row]:
+    """The UI's table; its last rows say what is left out: lines, and records that cannot be
+    believed."""
     shown = [line.row() for line in found[:MOST_ROWS]]
     if len(found) > MOST_ROWS:
         more = f"and {len(found) - MOST_ROWS:,} more: in Python, spend returns them all"
         shown.append({**dict.fromkeys(shown[0], ""), "month": more})
-    return shown or [{"result": "nothing was rented or stored"}]
+    lacks = [
+        {"month": "not counted", "workspace": key.split("/")[1], "cost": str(why)}
+        for key, why in [*unread.items()][:MOST_ROWS]
+    ]
+    return [*shown, *lacks] or [{"result": "nothing was rented or stored"}]

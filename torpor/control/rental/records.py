@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from torpor.control.providers.offers import Offer
-from torpor.control.store.records import TRIES, Records, last_written
+from torpor.control.store.records import TRIES, Records, Unread, last_written, left_out
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     HandedOver,
@@ -190,36 +190,37 @@ class Rentals:
         self._records.create(self.key(label), rental)
         return rental
 
-    def open(self) -> list[Rental]:
-        """Every rental that has not ended, at any provider."""
+    def open(self, unread: Unread | None = None) -> list[Rental]:
+        """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each."""
         keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
-        ended = {key.rsplit("/", 1)[1] for key in keys if "/rentals/ended/" in key}
-        handed = {key.rsplit("/", 1)[1] for key in keys if "/rentals/handed/" in key}
-        names = [key.rsplit("/", 1)[1] for key in keys if "/rentals/open/" in key]
+        ended = {rental_named(key) for key in keys if "/rentals/ended/" in key}
+        handed = {rental_named(key) for key in keys if "/rentals/handed/" in key}
+        names = [rental_named(key) for key in keys if "/rentals/open/" in key]
         rentals = []
         for name in names:
-            if name in ended and self.ended(name) is not None:
-                continue  # a name alone, which anybody may write, ends no rental
-            found = self._read(name, handed=name in handed)
-            if found is not None and found[0].state == "ended":
-                self._file(found[0])  # its run was killed half-way
-            elif found is not None:
-                rentals.append(found[0])
+            with left_out(self._key("ended", name), unread):
+                if name in ended and self.ended(name) is not None:
+                    continue  # a name alone, which anybody may write, ends no rental
+            with left_out(self._key("open", name), unread):
+                found = self._read(name, handed=name in handed)
+                if found is not None and found[0].state == "ended":
+                    self._file(found[0])  # its run was killed half-way
+                elif found is not None:
+                    rentals.append(found[0])
         return rentals
 
-    def history(self, since_unix: float = 0.0) -> list[Rental]:
-        """Every rental that has ended, at least those that ended after ``since_unix``."""
+    def history(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
+        """Every rental that has ended, at least those that ended after ``since_unix``. ``unread``:
+        as in Records.read_each."""
         found = self._store.list(self._prefix("rentals/ended/"))
         late = [stored.key for stored in found if stored.modified_unix > since_unix - _CLOCKS_S]
-        read = [self._records.read(key) for key in late]
-        return [record[0] for record in read if record is not None]
+        return self._records.read_each(late, unread)
 
     def last_stored(self) -> Rental | None:
         """The rental that ended last with its work in a snapshot; None if none of the newest ended
         ones has one."""
         last = last_written(self._store.list(self._prefix("rentals/ended/")), _MOST_READ)
-        read = [self._records.read(key) for key in last]
-        stored = [record[0] for record in read if record is not None and record[0].snapshot]
+        stored = [rental for rental in self._records.read_each(last) if rental.snapshot]
         return max(stored, key=lambda rental: rental.ended_unix or 0.0, default=None)
 
     def of(self, label: Label) -> Rental | None:
@@ -326,6 +327,11 @@ def _is_written(now: Rental, changes: dict[str, Any]) -> bool:
     """Whether the record has this very hand-over. The store's clock moves its time a little."""
     asked_unix = changes.get("handed_unix", math.inf)
     return now.handed_unix is not None and abs(now.handed_unix - asked_unix) < _SAME_S
+
+
+def rental_named(key: str) -> str:
+    """The id of the rental that an object of this name would be a record of."""
+    return key.rsplit("/", 1)[1]
 
 
 def by_label(rentals: Collection[Rental]) -> dict[Label, Rental]:

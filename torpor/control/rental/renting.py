@@ -34,6 +34,7 @@ from torpor.control.rental.renter import Renter
 from torpor.control.rental.search import Tried
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.safety import Warrant, never_handed_over
+from torpor.control.store.records import Unread
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
@@ -164,9 +165,10 @@ class Renting:
 
     # -- what there is
 
-    def machines(self) -> list[tuple[Machine, Rental | None]]:
-        """The workspace's live machines at all providers that it or an open rental names."""
-        rentals, machines = self._look()
+    def machines(self, unread: Unread | None = None) -> list[tuple[Machine, Rental | None]]:
+        """The workspace's live machines at all providers that it or an open rental names.
+        ``unread``: as in Records.read_each; to show them, and for nothing else."""
+        rentals, machines = self._look(unread)
         known = by_label(rentals)
         return [
             (machine, known.get(machine.label)) for machine in machines if machine.label is not None
@@ -476,8 +478,8 @@ class Renting:
 
     # -- one look, one attempt
 
-    def _look(self) -> tuple[list[Rental], list[Machine]]:
-        rentals = self._rentals.open()
+    def _look(self, unread: Unread | None = None) -> tuple[list[Rental], list[Machine]]:
+        rentals = self._rentals.open(unread)
         if self._over_before is None:
             self._over_before = {
                 rental.label for rental in rentals if rental.state == "handed over"

@@ -8,14 +8,21 @@ memory they are by this host's, so that it can compare them with its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
-from torpor.shared.errors import RecordRefused, StoreError, StoreMissing, StoreUnavailable
+from torpor.shared.errors import (
+    RecordRefused,
+    StoreCorrupt,
+    StoreError,
+    StoreMissing,
+    StoreUnavailable,
+)
 from torpor.shared.values import ObjectKey, StoredObject, learned
 
 TRIES: Final = 10
@@ -24,6 +31,9 @@ TRIES: Final = 10
 _SAME_MOMENT_S: Final = 2.0  # of two such times nobody can say which is later
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+Unread = dict[ObjectKey, StoreError]
+"""The records that a reader has left out, and why each cannot be believed. Whoever shows records
+leaves such a one out and names it. Whoever ends, deletes or rents by a set of records needs all."""
 
 
 class Records(Generic[Record]):
@@ -39,7 +49,7 @@ class Records(Generic[Record]):
 
     def read(self, key: ObjectKey) -> tuple[Record, str] | None:
         """The record and its version; None if it is absent. RecordRefused if no control side of
-        this store signed it, StoreError if it is damaged."""
+        this store signed it, or if it is damaged."""
         try:
             blob, version = self._store.read(key, max_bytes=self._most_bytes + ENVELOPE_BYTES)
             body = self._store.signer.check(key, blob)
@@ -52,9 +62,19 @@ class Records(Generic[Record]):
             raise self.damaged(key, error) from None
         return _moved(found, -self._store.clock_ahead_s()), version
 
-    def damaged(self, key: ObjectKey, why: object) -> StoreError:
+    def read_each(self, keys: Iterable[ObjectKey], unread: Unread | None = None) -> list[Record]:
+        """The records that are there. ``unread`` gets the errors of those that cannot be believed;
+        without it, the first one is raised."""
+        found = []
+        for key in keys:
+            with left_out(key, unread):
+                if (record := self.read(key)) is not None:
+                    found.append(record[0])
+        return found
+
+    def damaged(self, key: ObjectKey, why: object) -> RecordRefused:
         """The error of a record that cannot be believed."""
-        return StoreError(
+        return RecordRefused(
             f"{key} in {self._store.address} is not what this torpor writes ({why}): where a "
             f"newer one wrote it, use that one; else {self._advice}, then delete the object"
         )
@@ -81,6 +101,17 @@ class Records(Generic[Record]):
     def _encoded(self, key: ObjectKey, record: Record) -> bytes:
         body = msgspec.json.encode(_moved(record, self._store.clock_ahead_s()))
         return self._store.signer.sign(key, body)
+
+
+@contextmanager
+def left_out(key: ObjectKey, unread: Unread | None) -> Iterator[None]:
+    """Leave the record of this name out where it cannot be believed, as ``read_each`` does."""
+    try:
+        yield
+    except (RecordRefused, StoreCorrupt) as error:  # corrupt: longer than any record, for example
+        if unread is None:
+            raise
+        unread[key] = error
 
 
 def last_written(found: Iterable[StoredObject], most: int) -> list[ObjectKey]:
