@@ -98,8 +98,14 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
 def line_held(opened: StoredWorkspace, session: Agent) -> SnapshotId | None:
     """The snapshot that the workspace on the machine goes on from, as the machine says: what it
     has restored or stored last. None where it holds none that is whole."""
-    line = _look(opened, session).line
-    return None if line is None else snapshot_id(line)
+    return held_and_saving(opened, session)[0]
+
+
+def held_and_saving(opened: StoredWorkspace, session: Agent) -> tuple[SnapshotId | None, bool]:
+    """As ``line_held``; and whether the machine saves the workspace by itself, which only one that
+    was handed over does."""
+    state = _look(opened, session)
+    return (None if state.line is None else snapshot_id(state.line)), state.lives
 
 
 def end_autosave(opened: StoredWorkspace, session: Agent) -> None:

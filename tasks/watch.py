@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tasks.alert_delivery import remember
-from tasks.autosave import NO_SAVES, Saves, line_held, renew_autosave
+from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
@@ -37,7 +37,7 @@ from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.plain_text import plain
 from torpor.shared.values import Machine, SnapshotId, WorkspaceName, made_at, names_of
-from torpor.shared.wire.activity import NOBODY, Activity
+from torpor.shared.wire.activity import NOBODY, PERSON, Activity
 
 LOOK_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
@@ -316,7 +316,9 @@ def check_nothing_began(
 
 class LeftLook(msgspec.Struct, frozen=True):
     """``works``: the agent works for a run now; None where it did not say, with the ``error``.
-    ``used``: a job, a server or a person is on the machine. ``holds``: the snapshot that it has
+    ``used``: a job or a server is on the machine, a person is or was, or it saves itself: it may
+    have been handed over, whatever its record says, which may be an older one that was put back in
+    the store. ``holds``: the snapshot that it has
     restored whole, where that is not the workspace's newest."""
 
     works: bool | None
@@ -337,7 +339,7 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
             over.start()
             try:
                 activity = _read(opened, session)
-                held = line_held(opened, session)
+                held, saving = held_and_saving(opened, session)
             finally:
                 over.cancel()
         stored = choose(opened.store, opened.spec.name, opened.seal).snapshot
@@ -346,8 +348,10 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         return LeftLook(None, error=plain(str(trouble(error))))
     newest = activity.samples[-1:]
-    people = any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) for one in newest)
-    used = people or activity.job_s is not None or activity.served_s is not None
+    people = any(
+        (one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) or one.flags & PERSON for one in newest
+    )
+    used = people or saving or activity.job_s is not None or activity.served_s is not None
     return LeftLook(activity.runs, used, holds=held)
 
 

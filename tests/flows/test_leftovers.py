@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+import tasks.watch
 from flows import watch
 from flows.procedures.watch import leftovers, rows
 from flows.procedures.watch.leftovers import judge_left
@@ -17,6 +18,7 @@ from tasks.alert_server import LiveRun
 from tasks.plain_runner import PlainRunner
 from tasks.watch import LeftLook
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.activity import sample
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
@@ -24,6 +26,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
+from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
 from torpor.shared.values import (
     RESERVED,
     Endpoint,
@@ -33,6 +36,7 @@ from torpor.shared.values import (
     WorkspaceName,
     reserved_name,
 )
+from torpor.shared.wire.activity import PERSON
 
 DEMO = WorkspaceName("demo")
 LABEL = Label("me", DEMO, "0123")
@@ -186,6 +190,36 @@ def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
         (rental,) = stored.opened.rentals.open()
         assert rental.state == "handed over" and rental.machine is not None
         assert not (stored.workspace(rental.machine) / "later").exists()
+
+
+@pytest.mark.parametrize("shows", ["somebody was logged in", "it saves itself", "nothing"])
+def test_a_machine_in_use_whose_older_record_was_put_back_is_handed_over_again(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch, shows: str
+) -> None:
+    """Before, it was stored and ended, with its user's programs, once nobody was logged in."""
+    machine = _left_by_a_kill(stored, whole=True)
+    (stored.workspace(machine) / "late").touch()
+    if shows == "somebody was logged in":
+        ring = Ring(stored.market.near[machine].home)
+        ring.append(sample(1, at_s=boot_clock_s(), boot=boot_id(), flags=PERSON))
+        ring.close()
+    held = tasks.watch.held_and_saving
+    monkeypatch.setattr(
+        tasks.watch,
+        "held_and_saving",
+        lambda *of: (held(*of)[0], shows == "it saves itself"),
+    )
+    server = AlertMemory()
+    for _ in range(2):
+        report, _ = _look(stored, server)
+        server.since(600)
+    if shows == "nothing":
+        assert stored.machines() == [] and len(stored.snapshots()) == 2
+        return
+    (rental,) = stored.opened.rentals.open()
+    assert (rental.machine, rental.state) == (machine, "handed over")
+    assert (stored.workspace(machine) / "late").exists() and len(stored.snapshots()) == 1
+    assert report.left[0].next_step == "it was woken"
 
 
 def test_the_machine_of_a_live_deploy_stays(stored: Lab) -> None:
