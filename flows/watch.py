@@ -125,7 +125,7 @@ def watch(
             for name, error in closed.items()
         ),
         *(
-            Watched(name, "unknown", why, "see that its store answers")
+            Watched(name, "unknown", why, "do what its reason says, or see that its store answers")
             for name, why in unread.items()
         ),
         *(

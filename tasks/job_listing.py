@@ -21,7 +21,7 @@ from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
 from torpor.control.reports import moment
 from torpor.control.store.files import find_file, read_end
-from torpor.control.store.records import Unread
+from torpor.control.store.records import Unread, named
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 from torpor.shared.values import Machine, SnapshotId
@@ -34,12 +34,12 @@ _MOST_LOOKS = 256  # 16 MiB of a log that its run has not read
 
 
 class JobsOf(msgspec.Struct, frozen=True):
-    """The jobs of one workspace, oldest first. ``unread``: the records that cannot be believed,
-    with the reason."""
+    """The jobs of one workspace, oldest first. ``unread``: which records cannot be believed, and
+    why; empty where all can."""
 
     open: list[Job]
     ended: list[Job]
-    unread: dict[str, str] = {}
+    unread: str
 
 
 @step("read jobs")
@@ -47,7 +47,7 @@ def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
     """The workspace's open jobs, and those that ended last."""
     unread: Unread = {}
     jobs = opened.jobs.open(unread), opened.jobs.ended(most_ended, unread)
-    return JobsOf(*jobs, {str(key): str(why) for key, why in unread.items()})
+    return JobsOf(*jobs, named(unread))
 
 
 def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], dict[str, str]]:
@@ -69,7 +69,7 @@ def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], di
         else:  # several blocks may be for one workspace
             found |= {job.id: job for job in (*read_here.open, *read_here.ended)}
             if read_here.unread:
-                unread[block] = "; ".join(read_here.unread.values())
+                unread[block] = read_here.unread
     jobs = sorted(found.values(), key=lambda job: (job.ended_unix or job.created_unix, job.id))
     return jobs, unread
 

@@ -23,7 +23,7 @@ from torpor.control.overview import Overview, Overviews
 from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL, moment
 from torpor.control.store.receipts import newest_receipt
-from torpor.control.store.records import Unread
+from torpor.control.store.records import Unread, named
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, made_at
 
@@ -112,7 +112,7 @@ def _look_at(
             jobs=len(jobs),
             machines=[f"{one.machine} at {one.provider}, a node of a job" for one in nodes],
             usd_h=sum(one.price_usd_h for one in nodes),
-            trouble="; ".join(map(str, unread.values())),
+            trouble=named(unread),
         )
         if not rented:
             return seen

@@ -31,7 +31,7 @@ from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental, Rentals, rental_named
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
-from torpor.control.store.records import Unread
+from torpor.control.store.records import Unread, named
 from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
@@ -118,7 +118,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
             unread[name] = str(trouble(error))
             silenced.add(name)
         if refused:
-            unread[name] = "; ".join(map(str, refused.values()))
+            unread[name] = named(refused)
             unbelieved |= {rental_named(key) for key in refused}
     after, silent = listed([*known.values()], rentals)
     read = [opened for opened in workspaces if opened.spec.name not in silenced]

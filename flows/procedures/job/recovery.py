@@ -126,7 +126,7 @@ def see_jobs(
             troubles[one.spec.name] = str(trouble(error))
             continue
         if read.unread:
-            troubles[one.spec.name] = "; ".join(read.unread.values())
+            troubles[one.spec.name] = read.unread
         else:
             jobs = read.open
             first = jobs[0].id if jobs else ""

@@ -7,29 +7,43 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import verify
+from flows import hibernate, prune, verify, wake, watch
+from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.records import read_record
 from torpor.control.hosts import KnownHosts
-from torpor.control.jobs.records import Job
+from torpor.control.jobs.records import Job, Stop
 from torpor.control.store.receipts import newest_verified
-from torpor.control.upkeep.pins import is_own, pinned
+from torpor.control.upkeep.pins import is_own, pin, pinned
 from torpor.control.upkeep.signing import is_signed_kind, sign_records
-from torpor.shared.errors import RecordRefused
+from torpor.shared.errors import RecordRefused, WorkspaceAwake
 from torpor.shared.values import MIB, Endpoint, ObjectKey, SnapshotId
 
 HOST = Endpoint("192.0.2.1", 22, "me")
+
+
+class _Starts(PlainRunner):
+    """Keeps the names of the flows that watch starts, and starts none."""
+
+    def __init__(self, *opened: Any) -> None:
+        super().__init__(*opened, wait_factor=0.001)
+        self.started: list[str] = []
+
+    def start(self, flow: Any, key: str, **parameters: Any) -> str:
+        self.started.append(flow.name)
+        return ""
 
 
 def records(lab: Lab) -> list[ObjectKey]:
     return [found.key for found in lab.store.list("") if is_signed_kind(found.key)]
 
 
-def unsign(lab: Lab) -> None:
-    """As the version before wrote them."""
+def unsign(lab: Lab, kind: str = "") -> None:
+    """As the version before wrote them. ``kind``: a part of their names."""
     for key in records(lab):
-        lab.store.put(key, msgspec.json.encode(read_record(lab.store, key)))
+        if kind in key:
+            lab.store.put(key, msgspec.json.encode(read_record(lab.store, key)))
 
 
 @pytest.fixture
@@ -127,6 +141,41 @@ def test_what_a_run_writes_meanwhile_is_signed_in_another_pass(
 def test_only_the_workspaces_that_are_meant_are_signed(older: Lab) -> None:
     assert sign_records(older.store, of=lambda name: name == "another").signed == []
     assert sign_records(older.store, of=lambda name: name == "demo").signed
+
+
+@pytest.mark.parametrize("kind", ["rentals/open", "jobs/open", "jobs/stop", "verified", "pins", ""])
+def test_what_an_older_control_side_writes_after_that_is_refused_and_not_lost(
+    older: Lab, kind: str
+) -> None:
+    """One on another host, where a wake and a job run on across the upgrade."""
+    lab, demo = older, older.opened.spec.name
+    sign_records(lab.store)
+    lab.opened.jobs.ask_stop("0123456789ab", Stop("cancelled", "hibernate", "by its user", 1.0))
+    (first,) = lab.snapshots()
+    pin(lab.store, demo, first.snapshot, "a paper needs it")
+    unsign(lab, kind)
+    names = [key for key in records(lab) if kind in key]
+    orders, is_open = len(lab.market.orders), kind in ("", "rentals/open", "jobs/open")
+    with _Starts(lab.opened) as runner:
+        report = watch.fn(dry_run=False)
+    said = str([(row.reason, row.next_step) for row in report.watched])
+    if is_open:
+        assert runner.started == [] and any(key in said for key in names)
+        for words in ("runs an older torpor", "`torpor down`", "`torpor up --believe-records`",
+                      "nobody else can write to the bucket"):  # fmt: skip
+            assert words in said
+    for flow in (wake, hibernate, prune) if is_open else ():
+        with pytest.raises((RecordRefused, WorkspaceAwake)):
+            run_plainly(lab.opened, flow)
+    assert (len(lab.machines()), len(lab.market.orders)) == (1, orders)
+    assert [*pinned(lab.store, demo)] == [first.snapshot]
+    sign_records(lab.store, whatever=True)
+    (job,) = lab.opened.jobs.open()
+    assert lab.opened.jobs.stop_asked(job.id) is not None
+    lab.opened.jobs.end(lab.opened.jobs.take(job, "run-1"))
+    hibernate_plainly(lab.opened)
+    woken = wake_plainly(lab.opened)
+    assert (lab.workspace(woken.machine) / "late.txt").read_text() == "not stored yet"
 
 
 # -- what somebody with the bucket's key writes

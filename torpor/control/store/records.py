@@ -126,14 +126,25 @@ def last_written(found: Iterable[StoredObject], most: int) -> list[ObjectKey]:
 
 def refused(store: ObjectStore, key: ObjectKey, why: object, advice: str) -> RecordRefused:
     """The error of an object that no control side of this store has signed as it is."""
+    whose = "with another key: give both the same (docs/safety.md)"
+    if isinstance(why, Unsigned):
+        whose = "that runs an older torpor: run its `torpor down`, and bring it up to date"
     return RecordRefused(
-        f"{key} in {store.address} is not believed: {why}. If you have just brought torpor up to "
-        "date, run `torpor up` once: it signs what is there. If the store's key, or the block that "
-        "signs a plain store's records, is another one now, or a control side of yours runs an "
-        "older torpor, put that right; `torpor up --believe-records` signs all again. Else "
-        f"somebody else has written to the bucket: {advice}, delete the object, and replace the "
-        "bucket's access key"
+        f"{key} in {store.address} is not believed: {why}. Nothing is done that it says. If no "
+        "`torpor up` has run since you brought torpor up to date here, run it: it signs what is "
+        f"there, once. Else a control side of yours may have written it {whose}. Then, if you know "
+        "that it is true, and nobody else can write to the bucket, `torpor up --believe-records` "
+        f"signs all that is there. Else somebody else wrote it: {advice}, delete the object, and "
+        "replace the bucket's access key"
     )
+
+
+def named(unread: Unread) -> str:
+    """Why the first of these records cannot be believed, and the names of the others; empty without
+    any."""
+    others = ", ".join([*unread][1:])
+    why = "".join(str(error) for error in [*unread.values()][:1])
+    return f"{why}. Nor are: {others}" if others else why
 
 
 def _moved(record: Record, by_s: float) -> Record:
