@@ -57,12 +57,14 @@ from tests.attacker.installation import (
 from torpor.control.alerts.delivery import Remembered
 from torpor.control.jobs import driven_job, policy
 from torpor.control.jobs.driven_job import Driven
+from torpor.control.jobs.records import Job
 from torpor.control.reports import Row, WakeReport
 from torpor.control.store.signatures import Forged, Unsigned
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     InvalidInput,
     MachineInUse,
+    RunCancelled,
     StoreMissing,
     TorporError,
     WorkspaceAsleep,
@@ -78,6 +80,8 @@ _READ: Final = re.compile(r"/rentals/open/[^/]+$|/jobs/open/[0-9a-f]{12}$")
 _USUAL: Final = (WorkspaceAwake, WorkspaceAsleep, MachineInUse, InvalidInput)
 """What a flow may answer where nobody attacked: it was asked for what is not so."""
 _STEPS: Final = (3, 7)
+_PATIENT: Final = 20
+"""So often a job waits for its turn in one step, before its user cancels it."""
 
 
 class Memory(NobodyListens):
@@ -124,6 +128,7 @@ class Round:
         """The machines on which their user has worked, or a command."""
         self._of_jobs: set[str] = set()
         self._looks = False
+        self._waits = 0
         self._written = 0
         asleep = max(snapshot_ids(made.one, ASLEEP))
         self._newest = {ASLEEP: tree_of(made.one, ASLEEP, asleep, made.store_key)}
@@ -149,6 +154,7 @@ class Round:
     # -- torpor goes on
 
     def _go_on(self) -> None:
+        self._waits = 0
         steps: list[tuple[int, Callable[[], None]]] = [
             (30, self._watch),
             (25, lambda: self._hibernate(self._rng.choice([AWAKE, AWAKE, NEAR, ASLEEP]))),
@@ -412,7 +418,15 @@ class Round:
     @contextmanager
     def _quick(self) -> Iterator[None]:
         """Hours pass between two steps, and a job waits for nobody."""
-        real, story = time.time, self
+        real, story, wait = time.time, self, driver.Driver.wait_for_turn
+
+        def wait_for_turn(waiting: driver.Driver) -> Job | None:
+            """For as long as its user is patient: what the first job needs may be gone."""
+            story._waits += 1
+            if story._waits > _PATIENT:
+                name = waiting.job.workspace
+                raise RunCancelled(f"its user cancels a job of workspace {name} that waits")
+            return wait(waiting)
 
         class Ends:
             """The command of a job, which writes a file and ends."""
@@ -444,6 +458,7 @@ class Round:
                 (stopped_machine, "GONE_S", 0.05),
                 (policy, "WAITS_S", (0.01,)),
                 (driver, "Attending", Ends),
+                (driver.Driver, "wait_for_turn", wait_for_turn),
             ):
                 stack.enter_context(patch.object(module, name, value))
             logging.disable(logging.CRITICAL)
