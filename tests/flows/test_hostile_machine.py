@@ -8,12 +8,14 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
 import pytest
 
-from flows import hibernate, wake
+from flows import hibernate, job, wake
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.driver import hurried
 from tests.fixtures.hostile_machine import anything
 from tests.fixtures.lab import Lab
 from tests.fixtures.near_agent import NearMachine
@@ -49,16 +51,22 @@ LIES: dict[str, Lie] = {
 
 
 class Liar:
-    """Makes machines lie from the ``step``-th request on."""
+    """Makes machines lie from the ``step``-th request on; after ``told`` lies, ``taken_away`` is
+    called, and they are honest again."""
 
     def __init__(self, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.step, self.asked = 1 << 30, 0
+        self.step, self.asked, self.told = 1 << 30, 0, 1 << 30
+        self.taken_away: Callable[[], None] = lambda: None
         self._lie, self._dice, self._honest = lie, random.Random(7), NearMachine.call
         liar = self
 
         def call(near: NearMachine, request: Request[A], **how: Any) -> A:
             liar.asked += 1
-            return liar._said(request) if liar.asked > liar.step else honest(near, request, **how)
+            if not liar.step < liar.asked <= liar.step + liar.told:
+                return honest(near, request, **how)
+            if liar.asked == liar.step + liar.told:
+                liar.taken_away()
+            return liar._said(request)
 
         honest = self._honest
         monkeypatch.setattr(NearMachine, "call", call)
@@ -124,3 +132,38 @@ def test_a_wake_of_a_machine_that_lies_ends_with_an_error_of_ours_and_keeps_the_
         lab.lose_machines()
         lab.forget_rentals()
     assert liar.step, "it never lied"
+
+
+LIES_TOLD: Final = 8
+"""Then its owner takes the machine away. Until then a lie may be that the command still runs."""
+
+
+@pytest.mark.usefixtures("needs_server", "short_agent")
+@pytest.mark.parametrize("lie", LIES)
+def test_a_job_on_a_machine_that_lies_goes_on_elsewhere_and_every_snapshot_stays_whole(
+    lab: Lab, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a save that the machine named ended the job's run with a ValueError of ours."""
+    machine = lab.rent()
+    lab.workspace(machine.id).mkdir(parents=True)
+    (lab.workspace(machine.id) / "file").write_bytes(b"work")
+    first = hibernate_plainly(lab.opened, machine=machine.id).snapshot
+    liar = Liar(LIES[lie], monkeypatch)
+    ends = set()
+    with hurried():
+        for liar.step in range(0, 64, 7):
+            liar.asked, liar.told = 0, LIES_TOLD
+            liar.taken_away = lab.lose_machines
+            with PlainRunner(lab.opened, retries=0, wait_factor=0.01), suppress(TorporError):
+                job.fn("demo", ["sh", "-c", "echo result >result"])
+            lab.lose_machines()
+            lab.forget_rentals()
+            for left in lab.opened.jobs.open():
+                lab.opened.jobs.end(msgspec.structs.replace(left, state="failed"))
+            ends.add(lab.opened.jobs.ended(1)[0].state)
+            names = [one.snapshot for one in lab.snapshots()]
+            assert first in names and lab.verify_listed() == len(names)
+            if liar.asked <= liar.step:
+                break
+    assert liar.step, "it never lied"
+    assert "succeeded" in ends

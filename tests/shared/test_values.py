@@ -50,6 +50,13 @@ def test_what_is_no_snapshot_id(text: str) -> None:
         snapshot_id(text)
 
 
+@pytest.mark.parametrize("time", ["20260230T000000Z", "99999999T999999Z", "00000101T000000Z"])
+def test_an_id_of_a_time_that_does_not_exist_is_no_snapshot_id(time: str) -> None:
+    """Before, an object of such a name in the bucket ended each run that asked for its time."""
+    with pytest.raises(InvalidInput, match=f"{time} is no date and time"):
+        snapshot_id(f"{time}-1f0c9ab2")
+
+
 @pytest.mark.parametrize("key", ["a", "a/b", "workspaces/demo/packs/ab/cd", "a.b_c-d", "x" * 900])
 def test_object_keys(key: str) -> None:
     assert object_key(key) == key

@@ -82,6 +82,7 @@ def snapshot_id(text: str) -> SnapshotId:
         raise InvalidInput(
             f"{text!r} is not a snapshot id: they look like 20261120T234913Z-1f0c9ab2"
         )
+    made_at(SnapshotId(text))
     return SnapshotId(text)
 
 
@@ -131,8 +132,13 @@ def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotI
 
 @functools.lru_cache(maxsize=10_000)  # each rule of retention asks for each id
 def made_at(snapshot: SnapshotId) -> datetime:
-    """When a snapshot was made, in UTC, from its id."""
-    return datetime.strptime(snapshot[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    """When a snapshot was made, in UTC, from its id. InvalidInput where that names no time."""
+    try:
+        return datetime.strptime(snapshot[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise InvalidInput(
+            f"{snapshot!r} is not a snapshot id: {snapshot[:16]} is no date and time"
+        ) from None
 
 
 class Grant(msgspec.Struct, frozen=True):

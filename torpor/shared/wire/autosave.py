@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.job import NoticeSource, OwnSave, StandBy
 from torpor.shared.wire.losses import Moment
-from torpor.shared.wire.request import Count, Nothing, Request, Words
+from torpor.shared.wire.request import Count, Nothing, Request, Snapshot, Words
 
 
 class AutosaveState(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class AutosaveState(msgspec.Struct, frozen=True):
 
     lives: bool
     job: str = ""
-    line: SnapshotId | None = None
+    line: Snapshot | None = None
     saved: OwnSave | None = None
     stored_unix: Moment | None = None
     unsaved_s: Moment = 0.0

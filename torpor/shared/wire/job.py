@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.shared.values import Compression, Grant, Host, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.request import Count, Nothing, Request, Words
+from torpor.shared.wire.request import Count, Nothing, Request, Snapshot, Words
 from torpor.shared.wire.snapshot import Froze, KnownSnapshot
 
 CRIU: Final = "criu-"
@@ -31,7 +31,7 @@ class OwnSave(msgspec.Struct, frozen=True):
     """A snapshot that the supervisor stored after a notice, without the control side; not verified.
     ``root`` in hex."""
 
-    snapshot: SnapshotId
+    snapshot: Snapshot
     root: str
     manifest_bytes: Count
     made_unix: float
@@ -65,7 +65,7 @@ class JobState(msgspec.Struct, frozen=True):
     save_error: Words = ""
     went_on: bool = False
     afresh: Words = ""
-    frozen: SnapshotId | None = None
+    frozen: Snapshot | None = None
     not_frozen: Words = ""
 
 

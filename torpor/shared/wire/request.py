@@ -7,11 +7,13 @@ from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar, get_args
 import msgspec
 
 from torpor.shared.errors import InvalidInput, MachineError
-from torpor.shared.values import WorkspaceName, learned
+from torpor.shared.values import SnapshotId, WorkspaceName, learned
 
 MOST: Final = 1 << 53
 """No count, size or offset of a machine is larger: a float still holds it exactly."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Snapshot = Annotated[SnapshotId, msgspec.Meta(pattern=r"\A\d{8}T\d{6}Z-[0-9a-f]{8}\Z")]
+"""A snapshot that a machine names."""
 Words = Annotated[str, msgspec.Meta(max_length=300_000)]
 """Text that a machine sends for people: the longest path, each byte of it escaped."""
 Names = Annotated[list[Words], msgspec.Meta(max_length=100)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torpor.shared.values import Grant, SnapshotId
-from torpor.shared.wire.request import Count, Names, Nothing, OfRun
+from torpor.shared.wire.request import Count, Names, Nothing, OfRun, Snapshot
 from torpor.shared.wire.restore import Checked, OfSnapshot, RestorePart
 
 
@@ -16,7 +16,7 @@ class Intent(msgspec.Struct, frozen=True):
     from parts on the disk. ``kept``: changed after an earlier run of this sync began to write.
     """
 
-    last: SnapshotId | None
+    last: Snapshot | None
     roots: list[str]
     files: Count
     bytes: Count
