@@ -43,9 +43,11 @@ LOOK_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
 new agent may have to be installed within it."""
 
-STORE_S: Final = 600.0
+STORE_S: Final = 300.0
 """How long one store may hold up a look in all, before it is this store's trouble alone. A look
-takes seconds at most stores; a minute where each of a hundred workspaces has a machine."""
+takes seconds at most stores; a minute where each of a hundred workspaces has a machine. Stores are
+read one after the other: with five that never end an answer, a look stays within the half hour
+after which machines with a deadline stop."""
 
 OWN_WORK_S: Final = 1800.0
 """How long a hibernation of an idle machine waits for torpor's own work there, most often a backup.

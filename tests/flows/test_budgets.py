@@ -209,7 +209,7 @@ def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:
         offers = look_for_offers(opened)
         real, fails = Rentals.open, StoreUnavailable("503")
 
-        def away(self: Rentals) -> Any:
+        def away(self: Rentals, *_: Any) -> Any:
             raise fails
 
         with pytest.MonkeyPatch.context() as patch:

@@ -442,8 +442,11 @@ def test_a_record_that_is_refused_lets_no_deadline_of_its_workspace_pass(
     lab.store.put(ObjectKey("workspaces/demo/rentals/open/forged"), b"anything")
     report = _watch(replace(opened, providers=(provider,)), dry_run=False)
     assert provider.renewed == [machine]
-    (row,) = report.watched
-    assert (row.kind, "rentals/open/forged" in row.reason) == ("unknown", True)
+    rows = [(row.machine, row.kind, "rentals/open/forged" in row.reason) for row in report.watched]
+    assert rows == [(None, "unknown", True), (machine, "idle", False)]
+    kept = report.watched[1].next_step
+    assert kept.startswith("it is kept") and "rentals/open/forged" in kept
+    assert machine in lab.market.alive
 
 
 def test_a_deadline_that_is_not_renewed_fails_the_watch_which_looks_all_the_same(

@@ -33,7 +33,8 @@ _SAME_MOMENT_S: Final = 2.0  # of two such times nobody can say which is later
 Record = TypeVar("Record", bound=msgspec.Struct)
 Unread = dict[ObjectKey, StoreError]
 """The records that a reader has left out, and why each cannot be believed. Whoever shows records
-leaves such a one out and names it. Whoever ends, deletes or rents by a set of records needs all."""
+leaves such a one out and names it. A caller that ends, deletes or rents because of a set of records
+needs all of them."""
 
 
 class Records(Generic[Record]):
