@@ -183,7 +183,9 @@ class FakeAzure(FakeMarket):
         """https://learn.microsoft.com/azure/role-based-access-control/resource-provider-operations"""
         path = self.asked(request).partition(" ")[2]
         if request.method == "PUT":
-            yield from map(Need, _MAKES[path.strip("/").split("/")[-2]])
+            made = path.strip("/").split("/")[-2]  # Azure takes any case of it
+            (needs,) = [needs for kind, needs in _MAKES.items() if kind.lower() == made.lower()]
+            yield from map(Need, needs)
         elif request.method == "DELETE":
             yield Need("Microsoft.Resources/subscriptions/resourceGroups/delete")
         else:
