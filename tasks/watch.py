@@ -44,8 +44,7 @@ LOOK_S: Final = 300.0
 new agent may have to be installed within it."""
 
 STORE_S: Final = 300.0
-"""How long one store may hold up a look in all, before it is this store's trouble alone. A look
-takes seconds at most stores; a minute where each of a hundred workspaces has a machine. Stores are
+"""How long one store may hold up a look in all, before it is this store's trouble alone. Stores are
 read one after the other: with five that never end an answer, a look stays within the half hour
 after which machines with a deadline stop."""
 
@@ -320,8 +319,8 @@ class LeftLook(msgspec.Struct, frozen=True):
     """``works``: the agent works for a run now; None where it did not say, with the ``error``.
     ``used``: a job or a server is on the machine, a person is or was, or it saves itself: it may
     have been handed over, whatever its record says, which may be an older one that was put back in
-    the store. ``holds``: the snapshot that it has
-    restored whole, where that is not the workspace's newest."""
+    the store. ``holds``: the snapshot that it has restored whole, where that is not the workspace's
+    newest."""
 
     works: bool | None
     used: bool = False

@@ -21,6 +21,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.near_agent import NearMachine
 from tests.fixtures.plain_flows import hibernate_plainly
 from torpor.shared.errors import MachineError, TorporError, from_wire
+from torpor.shared.values import SnapshotId
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, parse_said
 from torpor.shared.wire.request import Request, parse_answer
 
@@ -80,6 +81,14 @@ class Liar:
         return parse_answer(type(request), said.result)
 
 
+def _stored(lab: Lab) -> SnapshotId:
+    """The workspace, of one file, sleeps."""
+    machine = lab.rent()
+    lab.workspace(machine.id).mkdir(parents=True)
+    (lab.workspace(machine.id) / "file").write_bytes(b"work")
+    return hibernate_plainly(lab.opened, machine=machine.id).snapshot
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """pytest's workers cannot send on what it would keep of such names."""
@@ -117,10 +126,7 @@ def test_hibernate_destroys_no_machine_that_lies_without_a_verified_snapshot(
 def test_a_wake_of_a_machine_that_lies_ends_with_an_error_of_ours_and_keeps_the_snapshot(
     lab: Lab, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = lab.rent()
-    lab.workspace(machine.id).mkdir(parents=True)
-    (lab.workspace(machine.id) / "file").write_bytes(b"work")
-    hibernate_plainly(lab.opened, machine=machine.id)
+    _stored(lab)
     liar = Liar(LIES[lie], monkeypatch)
     for liar.step in range(40):
         liar.asked = 0
@@ -144,10 +150,7 @@ def test_a_job_on_a_machine_that_lies_goes_on_elsewhere_and_every_snapshot_stays
     lab: Lab, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, a save that the machine named ended the job's run with a ValueError of ours."""
-    machine = lab.rent()
-    lab.workspace(machine.id).mkdir(parents=True)
-    (lab.workspace(machine.id) / "file").write_bytes(b"work")
-    first = hibernate_plainly(lab.opened, machine=machine.id).snapshot
+    first = _stored(lab)
     liar = Liar(LIES[lie], monkeypatch)
     ends = set()
     with hurried():
