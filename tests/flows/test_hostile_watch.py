@@ -30,8 +30,8 @@ from torpor.control.jobs.records import Job, new_job_id
 from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.s3 import S3Settings, S3Store
-from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
+from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.errors import TorporError
 from torpor.shared.values import IdleRules, WorkspaceName
 

@@ -20,7 +20,7 @@ import pytest
 
 from flows import hibernate, job, watch
 from tasks.plain_runner import PlainRunner
-from tests.fixtures.driver import JOB_FLOW, hurried
+from tests.fixtures.driver import JOB_FLOW, attempt_on, hurried, left_job
 from tests.fixtures.ground import Ground
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.lab import Lab
@@ -214,6 +214,37 @@ def test_the_agent_and_the_supervisor_may_be_killed(world: World, tmp_path: Path
         report = ended()
     assert [attempt.end for attempt in report.job.attempts] == ["supervisor lost", "command ended"]
     assert report.job.state == "succeeded" and world.machines() == []
+
+
+def test_a_command_that_removes_torpors_folder_is_begun_once(world: World) -> None:
+    """`rm -rf ~/.*` cleans a home, and removes the agent's bundle and the job's folder with it."""
+    _placed(world)
+    script = "echo $TORPOR_ATTEMPT >> begun; rm -rf ~/.torpor; sleep 3; echo its end >> begun"
+    report = _run(world, ["bash", "-c", script])
+    assert report.job.outcome == "succeeded: the command ended with status 0"
+    assert len(report.job.attempts) == 1
+    assert world.machines() == []
+    assert (_woken(world) / "begun").read_text() == "1\nits end\n"
+
+
+def test_an_attempt_that_its_machine_has_forgotten_is_not_begun_again(
+    lab: Lab, place: Path
+) -> None:
+    """Its command was seen to run. Then its driver died, and torpor's folder was removed."""
+    machine, *_ = lab.machines()
+    (rental,) = lab.opened.rentals.open()
+    left = left_job(
+        lab,
+        command=["sh", "-c", "echo $TORPOR_ATTEMPT >> begun"],
+        attempts=[attempt_on(machine, rental, seen_unix=2.0)],
+    )
+    with PlainRunner(lab.opened, wait_factor=0.1):
+        report = job.fn(WORKSPACE, [], job=left.id)
+    assert report.job.state == "succeeded"
+    lost, done = report.job.attempts
+    assert (lost.end, lost.error) == ("supervisor lost", records.FORGOTTEN)
+    assert done.end == "command ended" and "nobody knows how" in report.rows()[2]["value"]
+    assert (_woken(lab) / "begun").read_text() == "2\n"
 
 
 def test_an_end_that_was_stored_is_not_done_again(lab: Lab, place: Path) -> None:

@@ -30,8 +30,8 @@ from torpor.control.providers.seam import Absent, Provider
 from torpor.control.remote.session import SshSession
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watch_report import Watched, WatchReport
-from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
+from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.errors import MachineInUse, ProviderUnavailable, StoreUnavailable
 from torpor.shared.values import IdleRules, Machine, MachineId, ObjectKey
 from torpor.shared.wire.activity import NO_GPU, UNKNOWN

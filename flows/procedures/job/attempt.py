@@ -27,7 +27,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.policy import save_interval_s
-from torpor.control.jobs.records import End, log_path
+from torpor.control.jobs.records import FORGOTTEN, Attempt, End, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
@@ -107,6 +107,9 @@ class Attending:
         attempt = job.attempt or self._starting.begin()
         if attempt is None:
             return
+        if attempt.was_seen:
+            self._go_on(attempt)
+            return
         try:
             self._others.log_in()
             nodes = self._others.addresses(self._session)
@@ -136,8 +139,27 @@ class Attending:
             how = "goes on where it was frozen" if state.went_on else "begins from its files"
             runner().log.info("the command of job %s %s. %s", job.id, how, state.afresh)
             self._driven.thawed("" if state.went_on else state.afresh or "nobody knows why")
+        offset = job.log_offset
         if begins:  # what an earlier machine wrote after its newest save is not in this log
-            self._driven.see(min(job.log_offset, state.log_from))
+            offset = min(offset, state.log_from)
+        self._driven.see(offset)
+        self._driven.change()  # at once: this attempt is not started again
+
+    def _go_on(self, attempt: Attempt) -> None:
+        """Stay with a command that was started before. What its machine has forgotten, because
+        somebody removed torpor's folder there, is not started again within its attempt."""
+        try:
+            self._others.log_in()
+            self._others.go_on()
+        except MachineError as error:
+            self._lose_node(error)
+            return
+        runner().log.info(
+            "this run stays with attempt %d of job %s on machine %s",
+            attempt.number,
+            self._driven.job.id,
+            self._machine.id,
+        )
 
     def _look(self, threads: ThreadPoolExecutor) -> bool:
         """One look at the command; whether this attempt is over."""
@@ -171,12 +193,13 @@ class Attending:
             self._ended(state.status, state.error)
             return True
         if state.state in ("lost", "none"):
-            runner().log.warning("job %s lost its supervisor", job.id)
+            why = FORGOTTEN if state.state == "none" else job.attempt.error
+            runner().log.warning("job %s lost its supervisor. %s", job.id, why)
             self._saves.settle()
             self._stop_command()  # it may run on
             taken = job.stopped == self._machine.id  # and started again since
             end: End = "machine lost" if taken else "supervisor lost"
-            self._driven.change_attempt(end=end, ended_unix=time.time())
+            self._driven.change_attempt(end=end, error=why, ended_unix=time.time())
             return True
         if self._driven.stop is not None:
             runner().log.info("job %s is stopped: %s", job.id, self._driven.stop.why)

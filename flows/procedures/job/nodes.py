@@ -20,6 +20,7 @@ from flows.procedures.fleet import Fleet, Order
 from flows.procedures.job.log import show_log
 from tasks.jobs import (
     address_of,
+    look_at_command,
     nodes_of,
     secrets_to_hide,
     start_command,
@@ -191,6 +192,14 @@ class OtherNodes:
             one.offset = start_command(one.session, asked).log_from
 
         self._each(start, self._others)
+
+    def go_on(self) -> None:
+        """Show their logs from where this attempt began, which was started before."""
+
+        def look(one: _Other) -> None:
+            one.offset = look_at_command(one.session, self._job.id, 0, 0).state.log_from
+
+        self._each(look, self._others)
 
     def look(self) -> str:
         """Show what is new in their logs. Returns how one has failed; empty where none has."""

@@ -19,6 +19,7 @@ from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.sampler.process import ALIVE, dismiss
 from torpor.machine.sampler.ring import RING, read
+from torpor.machine.supervisor.marker import MARKER
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
@@ -122,6 +123,30 @@ def test_a_killed_agent_is_followed_by_a_new_one(bundle: Path, home: Path) -> No
     again = Attached(bundle, home)
     assert again.ask("r", "echo")["result"]["pid"] == agent_of(home) != pid
     again.close()
+
+
+def test_an_agent_whose_folder_is_removed_leaves_and_another_one_takes_its_place(
+    bundle: Path, home: Path
+) -> None:
+    """Two agents in one HOME would know nothing of each other's runs."""
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    shutil.rmtree(home)
+    assert peer.close() == 0
+    until(lambda: not argv_of(pid), "the agent has left")
+    again = Attached(bundle, home)
+    assert again.ask("r", "echo")["result"]["pid"] == agent_of(home) != pid
+    again.close()
+
+
+def test_an_agent_whose_marker_is_removed_can_be_attached_to(bundle: Path, home: Path) -> None:
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    (home / MARKER).unlink()
+    until((home / MARKER).exists, "it is made again")
+    again = Attached(bundle, home)
+    assert again.ask("s", "echo")["result"]["pid"] == pid
+    assert (again.close(), peer.close()) == (0, 0)
 
 
 def test_another_version_without_a_run_is_replaced(

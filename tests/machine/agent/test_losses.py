@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.home import MARKER
 from torpor.machine.agent.losses import LookBehind, first_start_ns, machine_began_ns
+from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LookForLosses
 

@@ -14,10 +14,11 @@ import pytest
 
 from tests.fixtures.nvml import StandIn
 from tests.fixtures.waiting import PATIENCE_S, until
-from torpor.machine.agent.home import MARKER, enter_home, note_busy
+from torpor.machine.agent.home import enter_home, note_busy
 from torpor.machine.sampler.process import ALIVE, dismiss, ensure_sampler
 from torpor.machine.sampler.ring import RING, boot_id, read
 from torpor.machine.sampler.save_lock import saving
+from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.activity import OWN_RUN, OWN_SAVE, Sample
 

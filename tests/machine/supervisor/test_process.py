@@ -15,10 +15,12 @@ import pytest
 
 import torpor
 from tests.fixtures.kill_points import killed_at
-from tests.fixtures.supervised import JOB, Machine
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.supervised import JOB, Machine, end_all_of
 from tests.fixtures.waiting import until
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.operations import operations
+from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.supervisor.processes import identify
 from torpor.shared.errors import AgentLost, InvalidInput
 
@@ -240,6 +242,52 @@ def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> 
             machine.stop(grace_s=0)
             assert other.poll() is None
         other.kill()
+
+
+# -- torpor's folder, removed
+
+
+@pytest.mark.parametrize("removed", ["", "/.t*", "/jobs", "/jobs/*/*", "/jobs/*/alive"])
+def test_what_a_command_removes_of_torpors_folder_is_made_again(
+    machine: Machine, removed: str
+) -> None:
+    script = f"echo 1 >> count; rm -rf {machine.home}{removed}; touch removed; {WAITS}; exit 7"
+    machine.shell(script)
+    until((machine.work / "removed").exists, "it is removed")
+    until(machine.home.exists, "it is made again")
+    assert [machine.shell(script, attempt).attempt for attempt in (1, 2)] == [1, 1]
+    (machine.work / "go").touch()
+    ended = machine.ended()
+    assert (ended.attempt, ended.state, ended.status) == (1, "ended", 7)
+    assert machine.file("count") == "1\n"
+    until(lambda: (machine.home / MARKER).exists(), "the folder is torpor's")
+    until(lambda: not machine.kept().supervisor.lives, "its supervisor leaves")
+    assert machine.shell("true", attempt=2).attempt == 2
+
+
+def test_a_stop_ends_a_command_of_which_its_machine_knows_nothing(machine: Machine) -> None:
+    machine.shell(WAITS)
+    command = machine.supervisor_dies().command
+    shutil.rmtree(machine.home)
+    assert machine.stop().state == "none"
+    assert not command.lives
+
+
+def test_no_supervisor_stays_where_the_place_of_torpors_folder_is_gone(
+    needs_server: None, memory_store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    machine = Machine(memory_store, inner)
+    log = str(tmp_path / "job.log")
+    machine.shell(f"{_ORPHAN}; {WAITS}", log=log, folder=str(tmp_path))
+    supervisor = machine.kept().supervisor
+    shutil.rmtree(inner)
+    (tmp_path / "go").touch()
+    until(lambda: not supervisor.lives, "the supervisor leaves")
+    assert not inner.exists()
+    end_all_of(tmp_path)
 
 
 # -- killed at each step

@@ -6,10 +6,10 @@ A driver looks, asks ``next_move``, carries the move out, and looks again, until
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from torpor.control.jobs.policy import is_hopeless, is_retried
-from torpor.control.jobs.records import MOST_ATTEMPTS, Job, State, Stop
+from torpor.control.jobs.records import FORGOTTEN, MOST_ATTEMPTS, Job, State, Stop
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Machine
 
@@ -45,6 +45,8 @@ class End:
     state: State
     why: str
 
+
+_MEMORY: Final = "see whether the command uses up the memory of its machine"
 
 Step = Literal[
     "wait for turn",  # another job of the workspace comes first
@@ -132,12 +134,10 @@ def hopeless_end(job: Job) -> End:
     """How a job ends that has lost too much without progress."""
     if len(job.attempts) >= MOST_ATTEMPTS:
         return End("failed", f"it was started {MOST_ATTEMPTS} times")
-    if job.attempts[-1].end == "supervisor lost":
-        return End(
-            "failed",
-            "its supervisor was lost several times before a newer save: see whether the command "
-            "uses up the memory of its machine",
-        )
+    newest = job.attempts[-1]
+    if newest.end == "supervisor lost":
+        why = newest.error if newest.error == FORGOTTEN else _MEMORY
+        return End("failed", f"its supervisor was lost several times before a newer save: {why}")
     return End(
         "preempted",
         "several machines were lost one after the other before a newer save; the newest is "

@@ -55,6 +55,11 @@ State = Literal[
 ]
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled", "preempted", "over budget")
 End = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
+FORGOTTEN: Final = (
+    "somebody, perhaps its command, has removed the folder of torpor on its machine, so that "
+    "nobody knows how the command ended"
+)
+"""The error of an attempt that was started, and of which its machine knows nothing any more."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +84,18 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None = None
     end: End = ""
     status: int | None = None
-    error: str = ""  # why it could not be started, how a notice went, or which node was lost
+    error: str = ""  # why it could not be started, how a notice went, or what was lost
     saved: bool = False
     agent: str = ""  # what its machine calls itself; empty in older records
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
     gpu_s: int = 0  # seconds in which its machine's GPUs were measured
     gpu_percent: float = 0.0  # of the busiest GPU, their mean
     gpu_mib: int = UNKNOWN  # the most memory in use on one GPU
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether its command is known to have been started."""
+        return self.seen_unix != self.began_unix
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

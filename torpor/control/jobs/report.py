@@ -50,5 +50,6 @@ def _attempt(attempt: Attempt) -> str:
     began = datetime.fromtimestamp(attempt.began_unix, timezone.utc).strftime("%Y-%m-%d %H:%M")
     status = "" if attempt.status is None else f" with status {attempt.status}"
     kind = "spot" if attempt.spot else "on demand"
-    lost = f", {attempt.error}" if attempt.end == "machine lost" and attempt.error else ""
+    is_lost = attempt.end in ("machine lost", "supervisor lost")
+    lost = f", {attempt.error}" if is_lost and attempt.error else ""
     return f"{attempt.number} ({began} UTC, {kind}): {attempt.end or 'runs'}{status}{lost}"

@@ -65,8 +65,9 @@ def _attach(bundle: Path, home: Path, *, sampled: bool) -> None:
 
 
 def _sample(bundle: Path, home: Path, lock: int) -> int:
-    from torpor.machine.agent.home import LIFE_LOCK, MARKER
+    from torpor.machine.agent.home import LIFE_LOCK
     from torpor.machine.sampler.process import sample  # attach need not load it
+    from torpor.machine.supervisor.marker import MARKER
 
     sample(home, version(bundle), lock, MARKER, LIFE_LOCK)
     return 0

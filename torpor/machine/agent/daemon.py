@@ -19,13 +19,20 @@ from torpor.machine.agent import machine
 from torpor.machine.agent.autosave import dismiss_autosaves
 from torpor.machine.agent.call import Call, Operations, Runs
 from torpor.machine.agent.connection import Connection
-from torpor.machine.agent.home import note_busy
+from torpor.machine.agent.home import OwnHome, note_busy
 from torpor.machine.agent.jobs import dismiss_supervisors
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
 from torpor.machine.agent.resume import GRACE_S, watch_owed
 from torpor.machine.sampler.process import dismiss
-from torpor.shared.errors import DiskFull, InvalidInput, MachineError, TorporError, WorkspaceBusy
+from torpor.shared.errors import (
+    AgentLost,
+    DiskFull,
+    InvalidInput,
+    MachineError,
+    TorporError,
+    WorkspaceBusy,
+)
 from torpor.shared.values import MIB
 from torpor.shared.wire.machine import Bye, Forget
 from torpor.shared.wire.protocol import Cancel, Envelope, Said, encode_line, parse_line
@@ -60,6 +67,7 @@ class Daemon:
         patience: Patience | None = None,
     ) -> None:
         self._home = home
+        self._own_home = OwnHome(home)
         self._agent = agent
         self._operations = operations
         operations.add(Bye, self._bye)
@@ -252,6 +260,11 @@ class Daemon:
         """The error to send. The log gets the traceback; neither holds a secret."""
         if isinstance(error, TorporError):
             return type(error)(scrub(str(error), request.args))
+        if isinstance(error, OSError | ImportError) and self._own_home.is_gone:
+            return AgentLost(
+                f"a program on the machine has removed {self._home}, the folder of torpor, during "
+                f"{request.op}: another agent is installed"
+            )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = _name(error.filename) or str(self._home)
             return DiskFull(
@@ -285,7 +298,8 @@ class Daemon:
         return any(op not in (Bye.op, Forget.op) for op in at_work) or self._runs.active()
 
     def _should_leave(self) -> bool:
-        if self._stopping:
+        self._own_home.mark()
+        if self._stopping or self._own_home.is_gone:  # who attaches starts another agent
             return True
         now = time.monotonic()
         with self._lock:

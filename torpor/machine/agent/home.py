@@ -7,14 +7,14 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from torpor.machine.supervisor.marker import MARKER, mark_home
 from torpor.shared.errors import AgentLost, InvalidInput, MachineUnfit
 
 SOCKET: Final = "agent.sock"  # connected to by its relative name: sun_path holds 108 bytes
-MARKER: Final = ".torpor-home"  # without it a folder is not ours, and is not removed
 START_LOCK: Final = "agent.start"
 LIFE_LOCK: Final = "agent.alive"
 """Held as long as the agent lives. It holds the process id, and ``busy`` while a run is active."""
@@ -41,7 +41,7 @@ def enter_home(home: Path) -> Path:
             raise MachineUnfit(
                 f"the agent's folder {home} holds files that are not torpor's: name another one"
             )
-        os.close(os.open(MARKER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        mark_home(home)
     if stat.S_IMODE(facts.st_mode) != 0o700:
         os.chmod(".", 0o700)
     return home
@@ -96,6 +96,38 @@ def agent_alive(home: Path) -> bool:
         return not try_lock(fd)
     finally:
         os.close(fd)
+
+
+class OwnHome:
+    """Whether HOME is still as the agent that lives in it made it: a user's program may remove it,
+    or some of it (`rm -rf ~/.*`)."""
+
+    def __init__(self, home: Path) -> None:
+        self._home: Final = home
+        self._ours: Final = _identity(home / LIFE_LOCK)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the agent's lock is surely not there any more: another agent may live."""
+        try:
+            return self._ours is not None and _identity(self._home / LIFE_LOCK) != self._ours
+        except OSError:
+            return False
+
+    def mark(self) -> None:
+        """Make the marker again where it is missing. Without it, no agent starts in HOME."""
+        with suppress(OSError):  # HOME is gone, or its disk is full: the next look tries again
+            if self._home.is_dir() and not os.path.lexists(self._home / MARKER):
+                mark_home(self._home)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file it is; None for none. OSError where that is unknown."""
+    try:
+        facts = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def try_lock(fd: int) -> bool:

@@ -25,7 +25,7 @@ from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.programs import look_at
 from torpor.machine.checkpoint.tree import why_not
 from torpor.machine.supervisor import log
-from torpor.machine.supervisor.folder import JobFolder, all_kept
+from torpor.machine.supervisor.folder import JobFolder, Kept, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
 from torpor.shared.errors import (
     AgentLost,
@@ -70,7 +70,7 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
     _remove_logs(call.home, request)
     lock = _lock_to_start(folder, request.attempt, call)
     if lock is None:
-        return folder.look()[0]
+        return _look(folder, call)[0]
     try:
         state, kept = folder.look()
         if state.attempt >= request.attempt and kept is not None:
@@ -81,7 +81,7 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
         start_process(supervise, lock, request_line(request.job, request), call, mark)
     finally:
         os.close(lock)  # the supervisor holds it by its own copy
-    state, _ = folder.look()
+    state, _ = _look(folder, call)
     if state.attempt != request.attempt:
         raise AgentLost(
             f"the supervisor of job {request.job} ended as it started; the agent's log on the "
@@ -92,7 +92,7 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
 
 
 def look_at_job(request: LookAtJob, call: Call) -> JobLook:
-    state, kept = JobFolder(call.home, request.job).look()
+    state, kept = _look(JobFolder(call.home, request.job), call)
     if kept is None:
         return JobLook(state, "", request.offset)
     ended = state.state == "ended"
@@ -104,7 +104,8 @@ def stop_job(request: StopJob, call: Call) -> JobState:
     folder = JobFolder(call.home, request.job)
     if not 0 <= request.grace_s <= MOST_GRACE_S:
         raise InvalidInput(f"the grace of a stop is 0 to {MOST_GRACE_S:.0f} s")
-    if folder.identity() is None:
+    if _look(folder, call)[1] is None and folder.identity() is None:
+        end_processes(lambda: folder.processes(None), request.grace_s, call.check)
         return folder.look()[0]
     with _none_starts(folder, call):
         _, kept = folder.look()
@@ -204,9 +205,14 @@ def _resolved(request: StartJob) -> StartJob:
 def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
     """The lock of the job's folder; None where an attempt runs, or this one was started before."""
     give_up = time.monotonic() + SETTLE_S
-    while (lock := folder.take()) is None:
+    while True:
         state, kept = folder.look()
-        if kept is not None and kept.supervisor.lives:
+        lives = folder.has_supervisor if kept is None else kept.supervisor.lives
+        if (lock := folder.take()) is not None:
+            if not lives:
+                return lock
+            os.close(lock)  # somebody has removed the lock: the supervisor takes it again
+        elif kept is not None and kept.supervisor.lives:
             if state.attempt >= attempt or state.state == "running":
                 return None
             left = partial(of_supervisor, folder.path, kept.supervisor)
@@ -219,7 +225,21 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
                 "workspace, or does not answer: wait until it has ended, then run it again"
             )
         time.sleep(_POLL_S)
-    return lock
+
+
+def _look(folder: JobFolder, call: Call) -> tuple[JobState, Kept | None]:
+    """How the command stands, and what its supervisor wrote. Where somebody has removed that, wait
+    until its supervisor has written it again. AgentLost where that does not happen."""
+    give_up = time.monotonic() + SETTLE_S
+    while (seen := folder.look())[1] is None and folder.has_supervisor:
+        call.check()
+        if time.monotonic() >= give_up:
+            raise AgentLost(
+                f"the supervisor of job {folder.job} lives, and what it keeps in {folder.path} is "
+                "gone and is not written again: see whether that disk is full"
+            )
+        time.sleep(_POLL_S)
+    return seen
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import msgspec
 from torpor.machine.agent.brought import made_again, own_profile
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import python_places
-from torpor.machine.agent.home import MARKER
+from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.left_behind import SENT, Found, Where
 from torpor.machine.tree.links_out import LinksOut

@@ -2,7 +2,8 @@
 
 ``alive`` is locked as long as a supervisor of the job lives; whoever starts one takes the lock
 first and passes it on, so that there are never two. ``state`` says how the command stands; only the
-holder of the lock writes it. ``socket`` is the supervisor's.
+holder of the lock writes it. ``socket`` is the supervisor's. A command may remove the folder, or
+all of HOME: its supervisor, which knows how the command stands, makes both again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Final
 
 import msgspec
 
-from torpor.machine.supervisor.processes import ProcessId, of_job
+from torpor.machine.supervisor.marker import MARKER, mark_home
+from torpor.machine.supervisor.processes import ProcessId, of_job, own_processes
 from torpor.shared.errors import InvalidInput, MachineError
 from torpor.shared.values import WorkspaceName, learned
 from torpor.shared.wire.job import JobState
@@ -130,6 +132,14 @@ class ProcessFolder:
         except OSError:
             return False
 
+    def is_locked_by(self, lock: int) -> bool:
+        """Whether the file ``alive`` is the one that ``lock`` holds. OSError where that is
+        unknown."""
+        try:
+            return os.path.samestat(os.stat(self.path / "alive"), os.fstat(lock))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     @contextmanager
     def _opened(self) -> Iterator[int]:
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -147,7 +157,32 @@ class JobFolder(ProcessFolder):
             raise InvalidInput(f"{job[:80]!r} is not a job's id: they look like 3f2a9c81d04e")
         super().__init__(home / JOBS / job)
         self.job: Final = job
+        self._home: Final = home
         self._state: Final = self.path / "state"
+
+    def is_whole(self, lock: int) -> bool:
+        """Whether all is there that the supervisor which holds ``lock`` keeps here. OSError where
+        that is unknown."""
+        files = (self._home / MARKER, self.path / "socket", self._state)
+        return self.is_locked_by(lock) and all(_is_there(path) for path in files)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether what HOME stands in is there. OSError where that is unknown."""
+        return _is_there(self._home.parent)
+
+    def make_again(self, lock: int) -> int | None:
+        """Make again the folder of the supervisor that holds ``lock``, and HOME: not what HOME
+        stands in. The lock that it is to hold from now on; None while somebody else holds it."""
+        mark_home(self._home)
+        self.make()
+        return lock if self.is_locked_by(lock) else self.take()
+
+    @property
+    def has_supervisor(self) -> bool:
+        """Whether a supervisor of the job lives, or a save that one began; the folder need not
+        be there."""
+        return bool(own_processes(self.path))
 
     def read(self) -> Kept | None:
         """What the newest supervisor wrote; None where none has written anything."""
@@ -176,7 +211,8 @@ class JobFolder(ProcessFolder):
             os.fsync(folder)
 
     def look(self) -> tuple[JobState, Kept | None]:
-        """How the command stands now, and what its supervisor wrote."""
+        """How the command stands now, and what its supervisor wrote; none where somebody has
+        removed that."""
         kept = self.read()
         if kept is None:
             return JobState(self.job, 0, "none"), None
@@ -191,6 +227,14 @@ class JobFolder(ProcessFolder):
         if kept is None:
             return of_job(self.path, None, None)
         return of_job(self.path, kept.command, kept.supervisor)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:

@@ -55,7 +55,7 @@ def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
     asked = parse_line(sys.stdin.buffer.read())
     if not isinstance(asked, Envelope):
         raise InvalidInput("a supervisor is started with a request")
-    supervisor = Supervisor(home, parse_request(StartJob, asked.args), bundle, save)
+    supervisor = Supervisor(home, lock, parse_request(StartJob, asked.args), bundle, save)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(null, stream)
@@ -66,9 +66,12 @@ def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
 class Supervisor:
     """Begins the attempt as it is made."""
 
-    def __init__(self, home: Path, request: StartJob, bundle: str, save: list[str]) -> None:
+    def __init__(
+        self, home: Path, lock: int, request: StartJob, bundle: str, save: list[str]
+    ) -> None:
         self._folder = JobFolder(home, request.job)
-        self._ours = self._folder.identity()
+        self._lock = lock
+        self._has_place = True
         self._leaving = False
         self._requests = Requests(self._folder.listen(), self._serve)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -99,6 +102,7 @@ class Supervisor:
                 self._hear(news)
             self._look_at_command(freezes=self._guard.freezes_now)
             self._look_at_orphans()
+            self._look_at_folder()
 
     # -- the command
 
@@ -191,10 +195,27 @@ class Supervisor:
             if not failed_before:
                 _note(f"the state of job {state.job} cannot be written: {error}")
 
+    def _look_at_folder(self) -> None:
+        """Make again what somebody has removed, as `rm -rf ~/.*` of the command does. What cannot
+        be made now is tried again at each tick, unless what HOME stood in is gone, too."""
+        with suppress(OSError):  # it is not known what is there
+            if self._folder.is_whole(self._lock):
+                return
+            self._has_place = self._folder.has_place
+            lock = self._folder.make_again(self._lock)
+            if lock is None:
+                return
+            os.set_inheritable(lock, False)
+            if lock != self._lock:
+                os.close(self._lock)
+                self._lock = lock
+            self._requests.listen(self._folder.listen())
+            self._keep()
+
     def _done(self) -> bool:
         if self._kept.runs or self._guard.saves_now:
             return False
-        if self._folder.is_gone(self._ours):  # there is nowhere to write it
+        if not self._has_place:  # there is nowhere to write it
             return True
         stays = self._guard.stands_by or self._has_orphans  # which init would adopt
         return self._written and (self._leaving or not stays)

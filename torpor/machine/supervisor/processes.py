@@ -98,6 +98,12 @@ def of_job(folder: Path, command: ProcessId | None, supervisor: ProcessId | None
     ]
 
 
+def own_processes(folder: Path) -> list[int]:
+    """The live supervisors of the job of that folder, and the saves that they began."""
+    own_mark = f"{OWN_MARK}={folder}".encode()
+    return [pid for pid in _look_at_all() if own_mark in _environment(pid) and _is_own(pid)]
+
+
 def descendants(pid: int) -> set[int]:
     """The live children of a process, and theirs."""
     seen = _look_at_all()

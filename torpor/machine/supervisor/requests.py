@@ -32,6 +32,11 @@ class Requests:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    def listen(self, listener: socket.socket) -> None:
+        """Take requests from another socket from now on."""
+        self._listener.close()
+        self._listener = listener
+
     def wait(self, seconds: float) -> None:
         """Until a request was answered, something wakes the process, or the time is over."""
         ready, _, _ = select.select([self._listener.fileno(), self._woken], [], [], seconds)
