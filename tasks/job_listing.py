@@ -23,7 +23,7 @@ from torpor.control.reports import moment
 from torpor.control.store.files import find_file, read_end
 from torpor.control.store.records import Unread, named
 from torpor.control.store.snapshots import find_snapshot, read_manifest
-from torpor.shared.errors import InvalidInput, JobFailed, TorporError
+from torpor.shared.errors import InvalidInput, JobFailed, MachineError, TorporError
 from torpor.shared.values import Machine, SnapshotId
 
 _LOOK_BYTES = 64 * 1024
@@ -207,6 +207,8 @@ def _from_machine(opened: OpenWorkspace, job: Job, machine: Machine) -> str:
     with open_session.function(opened, machine) as session:
         for _ in range(_MOST_LOOKS):
             look = look_at_command(session, job.id, offset, _LOOK_BYTES)
+            if look.unread:
+                raise MachineError(f"{log_path(opened.spec, job.id)}: {look.unread}")
             text = (text + look.text)[-_MOST_BYTES:]
             if look.offset <= offset:
                 break

@@ -357,6 +357,14 @@ def test_a_user_may_keep_the_machine_until_it_is_destroyed(
     assert len(lab.machines()) == 1
 
 
+def test_a_command_that_makes_its_logs_folder_a_file_ends_its_job(lab: Lab, place: Path) -> None:
+    script = "rm -r .torpor-jobs && echo mine > .torpor-jobs; sleep 1"
+    report = _run(lab, ["sh", "-c", script])
+    assert report.job.outcome == "succeeded: the command ended with status 0"
+    assert lab.machines() == []
+    assert (_woken(lab) / ".torpor-jobs").read_text() == "mine\n"
+
+
 def test_a_burst_of_output_and_a_child_that_goes_on_hold_up_nothing(lab: Lab, place: Path) -> None:
     goes_on = ["sh", "-c", "while :; do echo more; sleep 0.02; done"]
     noisy = f"import subprocess; print('x' * 3_000_000, flush=True); subprocess.Popen({goes_on!r})"

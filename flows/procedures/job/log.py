@@ -23,6 +23,8 @@ def show_log(session: Agent, job: str, offset: int, lines: Lines, node: str = ""
         for line in lines.skip(behind - MOST_LOG_BYTES):
             runner().log.info("%s%s", node, line)
         look = look_at_command(session, job, look.bytes - MOST_LOG_BYTES, MOST_LOG_BYTES)
+    for line in lines.unread(look.unread):
+        runner().log.warning("%s%s", node, line)
     for line in lines.feed(look.text, end=look.state.state != "running"):
         runner().log.info("%s%s", node, line)
     return look

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,69 @@ def test_a_log_that_is_moved_away_hinders_nothing(machine: Machine) -> None:
     assert machine.ended().status == 0
     assert machine.look().text.startswith("torpor: attempt 1 ended")
     assert machine.file("old.log").endswith("one\ntwo\n")
+
+
+def test_a_log_that_is_removed_is_written_again(machine: Machine) -> None:
+    """`git clean -fdx` removes it with its folder, however often."""
+    again = f"rm -r {machine.log.parent}; echo two; touch removed; {WAITS}; echo three"
+    machine.shell(f"echo one; {again}; rm -r {machine.log.parent}; echo four")
+    until((machine.work / "removed").exists, "it is removed")
+    until(lambda: "two" in machine.look().text, "it is written again")
+    (machine.work / "go").touch()
+    ended = machine.ended()
+    text = machine.look().text
+    said = [line for line in text.splitlines() if not line.startswith("torpor: ")]
+    assert (ended.status, said) == (0, ["one", "two", "three", "four"])
+    assert text.startswith("torpor: attempt 1 begins")
+    assert "torpor: the log was removed: its lines up to here are written again" in text
+    assert "torpor: attempt 1 ended with status 0" in text.splitlines()[-1]
+
+
+def test_a_log_that_was_replaced_by_another_file_gets_what_is_new(machine: Machine) -> None:
+    """As editors save."""
+    machine.shell(f"echo one; touch up; {WAITS}; echo two")
+    until((machine.work / "up").exists, "it wrote")
+    until(lambda: machine.look(0, 0).bytes == machine.log.stat().st_size, "it was looked at")
+    fresh = machine.work / "fresh"
+    fresh.write_text("edited\n")
+    fresh.rename(machine.log)
+    (machine.work / "go").touch()
+    machine.ended()
+    assert [line for line in machine.look().text.splitlines() if "torpor" not in line][-1] == "two"
+
+
+def _file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("a file of the user\n")
+
+
+def _loop(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+
+
+@pytest.mark.parametrize("become", [_file, _loop], ids=["a file", "a loop"])
+def test_the_end_of_a_command_is_known_apart_from_its_log(
+    machine: Machine, become: Callable[[Path], None]
+) -> None:
+    machine.shell(f"{WAITS}; exit 7")
+    become(machine.log.parent)
+    look = machine.look(offset=5)
+    assert (look.state.state, look.text, look.offset) == ("running", "", 5)
+    assert look.unread
+    assert machine.shell("true").state == "running"
+    (machine.work / "go").touch()
+    assert machine.ended().status == 7
+    assert machine.stop().status == 7
+    with pytest.raises(InvalidInput, match="cannot be written on the machine"):
+        machine.shell("true", attempt=2)
+
+
+@pytest.mark.parametrize("folder", [".torpor-jobs", ".torpor-process"])
+def test_git_leaves_the_folders_of_logs_out(machine: Machine, folder: str) -> None:
+    machine.shell("true", log=str(machine.work / folder / "1.log"))
+    machine.ended()
+    assert machine.file(f"{folder}/.gitignore") == "*\n"
 
 
 def test_a_long_log_keeps_its_newest_lines(machine: Machine) -> None:

@@ -27,6 +27,13 @@ class Lines:
         self._rest = ""
         self._skips = False
         self._shown = 0
+        self._unread = ""
+
+    def unread(self, why: str) -> Iterator[str]:
+        """Say once why the log cannot be read; empty: it can."""
+        if why and why != self._unread:
+            yield f"the log {self._where} cannot be read: {why}. The command does not depend on it"
+        self._unread = why
 
     def skip(self, count: int) -> Iterator[str]:
         """Leave out so many bytes of the log, and the line that they end in: it may hold half of a

@@ -5,6 +5,7 @@ Ending needs no supervisor: whoever asks finds the job's processes itself.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -58,6 +59,11 @@ LEAVE_S: Final = 5.0
 CANARY_S: Final = 60.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
+_UNWRITABLE: Final = (
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+)
+"""No other try writes there."""
 _POLL_S: Final = 0.02
 _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
@@ -96,8 +102,11 @@ def look_at_job(request: LookAtJob, call: Call) -> JobLook:
     if kept is None:
         return JobLook(state, "", request.offset)
     ended = state.state == "ended"
-    piece = log.read(kept.log, request.offset, request.most_bytes, state.log_from, whole=ended)
-    return JobLook(state, piece.text, piece.offset, log.size_of(kept.log))
+    try:
+        piece = log.read(kept.log, request.offset, request.most_bytes, state.log_from, whole=ended)
+        return JobLook(state, piece.text, piece.offset, log.size_of(kept.log))
+    except OSError as error:  # its folder became a file, for example
+        return JobLook(state, "", request.offset, unread=error.strerror or str(error))
 
 
 def stop_job(request: StopJob, call: Call) -> JobState:
@@ -268,7 +277,9 @@ def _remove_logs(home: Path, request: StartJob) -> None:
 def _make_log(path: str) -> None:
     try:
         os.close(log.open_log(path))
-    except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
         raise InvalidInput(
             f"the log {path} cannot be written on the machine: {error.strerror}. Name a file in "
             "the workspace"

@@ -1,15 +1,19 @@
 """The log of a job: a file in the workspace, written by the command and, a line here and there, by
-its supervisor. Users may cut it or move it away, and its supervisor cuts one that is too long."""
+its supervisor. Users may cut it or move it away, and its supervisor cuts one that is too long, and
+writes one again that was removed."""
 
 from __future__ import annotations
 
 import codecs
 import os
+import shutil
+import stat
 import time
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import MIB
+from torpor.shared.values import JOB_LOGS, MIB, PROGRAMS
 
 MOST_BYTES: Final = 1 * MIB
 """Read at once. A character may need six bytes on the wire, whose lines hold 16 MiB."""
@@ -25,15 +29,52 @@ class Piece(NamedTuple):
 
 
 def open_log(path: str) -> int:
-    """Open the log to append, which makes it and its folder. InvalidInput where that cannot be."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    """Open the log to append, which makes it and its folder, with a .gitignore in a folder of ours.
+    InvalidInput where that cannot be."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.path.basename(folder) in (JOB_LOGS, PROGRAMS):
+        _ignore(folder)
     if os.path.exists(path) and not os.path.isfile(path):
         raise InvalidInput(f"the log {path} is no file: move it away, or name another one")
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
+class Output:
+    """The log as a command writes it. Where somebody removes it (`git clean -fdx`), the command
+    writes on into a file without a name: that is copied to the log's path, as it grows."""
+
+    def __init__(self, path: str) -> None:
+        self._path: Final = path
+        self._fd: Final = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._copied = 0  # of a file without a name; of one with a name: all that is there
+
+    def keep(self) -> None:
+        """Copy what is new, if the log was removed. OSError or InvalidInput where that cannot be
+        now."""
+        facts = os.fstat(self._fd)
+        if facts.st_nlink:
+            self._copied = facts.st_size
+            return
+        removed = not os.path.lexists(self._path)
+        if removed:
+            self._copied = 0
+        elif facts.st_size <= self._copied:
+            self._copied = facts.st_size  # its command has cut it
+            return
+        with open(open_log(self._path), "wb") as again, open(os.dup(self._fd), "rb") as file:
+            file.seek(self._copied)
+            shutil.copyfileobj(file, again)
+            self._copied = file.tell()
+        if removed:
+            say(self._path, "the log was removed: its lines up to here are written again")
+        if self._copied > MOST_LOG_BYTES:  # the command appends, so this moves where it writes
+            os.truncate(f"/proc/self/fd/{self._fd}", 0)
+            self._copied = 0
+
+
 def size_of(path: str) -> int:
-    """How long the log is; 0 where there is none."""
+    """How long the log is; 0 where there is none. OSError where that cannot be known."""
     try:
         return os.stat(path).st_size
     except FileNotFoundError:
@@ -70,21 +111,30 @@ def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) ->
     ``began``, where this attempt began, or from its start if it is shorter than that too.
 
     Text ends between characters; bytes that are none are replaced. ``whole``: nobody writes any
-    more, so that what stands at the end is no part of a character.
+    more, so that what stands at the end is no part of a character. OSError where it cannot be read.
     """
-    if not os.path.isfile(path):  # a pipe would not answer
-        return Piece("", 0)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would not answer
+            return Piece("", 0)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             begin = next(at for at in (offset, began, 0) if 0 <= at <= size)
             file.seek(begin)
             data = file.read(max(_LEAST_BYTES, min(most_bytes, MOST_BYTES)))
-    except (FileNotFoundError, PermissionError):
+    except FileNotFoundError:
         return Piece("", 0)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=whole and begin + len(data) >= size)
     return Piece(text, begin + len(data) - len(decoder.getstate()[0]))
+
+
+def _ignore(folder: str) -> None:
+    """Let git leave the folder out."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with suppress(OSError):  # it is there; or the log cannot be written either
+        fd = os.open(f"{folder}/.gitignore", flags, 0o600)
+        os.write(fd, b"*\n")
+        os.close(fd)
 
 
 def _line(words: str) -> bytes:

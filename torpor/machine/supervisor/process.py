@@ -113,6 +113,7 @@ class Supervisor:
         if afresh:
             log.say(request.log, f"its processes did not go on: {afresh}")
         output = log.open_log(request.log)
+        self._output = log.Output(request.log)
         environment = {
             **os.environ,
             **request.environment,
@@ -155,6 +156,7 @@ class Supervisor:
         """``freezes``: what is frozen needs its log as it is, unless somebody ends it."""
         if self._kept.runs and (self._leaving or not freezes):
             with suppress(OSError, InvalidInput):  # the next look tries again
+                self._output.keep()
                 log.cut(self._kept.log, log.MOST_LOG_BYTES)
             status = self._command.poll()
             if status is not None:
@@ -177,6 +179,7 @@ class Supervisor:
         if state.error and status in (NOT_FOUND, NOT_STARTED):
             words = f"attempt {state.attempt} could not start {state.error}"
         try:
+            self._output.keep()
             log.say(self._kept.log, words)
         except (OSError, InvalidInput) as error:
             _note(f"the log of job {state.job} cannot be written: {error}")

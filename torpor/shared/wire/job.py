@@ -115,12 +115,14 @@ class StartJob(Request[JobState], frozen=True):
 
 class JobLook(msgspec.Struct, frozen=True):
     """``text``: the log from the offset that was asked for; ``offset``: where it goes on;
-    ``bytes``: how long the log is."""
+    ``bytes``: how long the log is. ``unread``: why the log cannot be read; its text is then empty,
+    and the state is known all the same."""
 
     state: JobState
     text: str
     offset: Count
     bytes: Count = 0
+    unread: Words = ""
 
 
 class LookAtJob(Request[JobLook], frozen=True):
