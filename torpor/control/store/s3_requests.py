@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from torpor.control.store.pace import moves, within
 from torpor.control.store.s3_errors import code_of, explained, status_of
 from torpor.shared.errors import StoreCorrupt, StoreError, StoreMissing, StoreUnavailable
 from torpor.shared.transfer.retries import Retries
@@ -37,6 +38,7 @@ class S3Requests:
     ``send`` is the control side's only retry layer: a request goes out at most
     ``retries.attempts`` times, because ``client_config`` has botocore send it once. (botocore
     follows a store's redirect to the bucket's region by itself, with a HeadBucket, once a client.)
+    Each time may take as long as its bytes need (pace.py).
     """
 
     client: S3Client
@@ -50,12 +52,18 @@ class S3Requests:
 
         def once() -> _Answer:
             with explained(what, self.address):
-                return request()
+                return within(f"{what} at {self.address}", self._timeout_s, request)
 
         return self.retries.run(once)
 
+    @property
+    def _timeout_s(self) -> float:
+        config: Any = self.client.meta.config
+        return float(config.connect_timeout + config.read_timeout)
+
     def put(self, key: str, body: bytes, **request: Any) -> Any:
         """PutObject with Content-MD5, once."""
+        moves(len(body))
         md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         return self.client.put_object(
             Bucket=self.bucket, Key=self.base + key, Body=body, ContentMD5=md5, **request
@@ -69,6 +77,7 @@ class S3Requests:
             try:
                 while len(body) <= most_bytes and (piece := stream.read(_READ_BYTES)):
                     body += piece
+                    moves(len(piece))
             except (BotoCoreError, OSError) as error:
                 raise StoreUnavailable(
                     f"get {key} at {self.address}: the connection broke after {len(body)} bytes "
