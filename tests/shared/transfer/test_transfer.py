@@ -323,6 +323,41 @@ def test_a_trickle_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         over.set()
 
 
+@pytest.mark.parametrize(
+    ("verb", "begins"),
+    [
+        ("PUT", b"HTTP/1.1 200 OK\r\nX-Slow: "),
+        ("PUT", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"),
+        ("PUT", b"HTTP/1.1 500 x\r\nContent-Length: 99999\r\n\r\n"),
+        ("GET", b"HTTP/1.1 206 x\r\nX-Slow: "),
+        ("GET", b"HTTP/1.1 500 x\r\nContent-Length: 99999\r\n\r\n"),
+        (
+            "GET",
+            b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-99998/99999\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n1869F\r\n",
+        ),
+    ],
+)
+def test_an_answer_that_drips_ends_with_its_time(verb: str, begins: bytes) -> None:
+    over = threading.Event()
+
+    def drip(peer: socket.socket) -> None:
+        peer.recv(65536)
+        peer.sendall(begins)
+        with suppress(OSError):
+            while not over.wait(0.02):
+                peer.sendall(b"x")
+
+    watch = Watch(attempts=1, timeout_s=0.2)
+    with _served(drip) as url:
+        with watch.transfer, pytest.raises(StoreUnavailable):
+            if verb == "PUT":
+                watch.put(Grant(KEY, "PUT", url, FOR_EVER), b"abc")
+            else:
+                watch.get(_get(url), [Range(0, 99999)])
+        over.set()
+
+
 def test_a_store_that_ignores_ranges_is_read_through(watch: Watch) -> None:
     """A plain web server: 200 and everything, whatever was asked for."""
     with _served(_says(b"200 OK\r\nContent-Length: 10\r\n\r\n0123456789")) as url:

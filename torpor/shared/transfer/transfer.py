@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
@@ -191,16 +193,21 @@ class Transfer:
         connection = self._connections.take(target)
         answer: http.client.HTTPResponse | None = None
         try:
-            try:
-                self._send(connection, target, grant, headers, views, self._pace(what))
-            except (BrokenPipeError, ConnectionResetError):
-                # A store may refuse before it has read the body, and close: hear its reason.
-                answer = connection.getresponse()
-                if answer.status < 400:
-                    raise
-            else:
-                answer = connection.getresponse()
-            yield answer
+            with contextlib.ExitStack() as watched:
+                try:
+                    self._send(connection, target, grant, headers, views, self._pace(what))
+                except (BrokenPipeError, ConnectionResetError):
+                    # A store may refuse before it has read the body, and close: hear its reason.
+                    watched.enter_context(_broken_after(self._timeout_s, connection))
+                    answer = connection.getresponse()
+                    if answer.status < 400:
+                        raise
+                else:
+                    watched.enter_context(_broken_after(self._timeout_s, connection))
+                    answer = connection.getresponse()
+                if grant.verb == "GET" and answer.status < 300:
+                    watched.close()  # whoever reads its body looks at the pace
+                yield answer
         except TimeoutError:
             raise StoreUnavailable(f"{what}: no progress within {self._timeout_s:g} s") from None
         except (OSError, http.client.HTTPException) as error:
@@ -280,9 +287,9 @@ class _Body:
             filled += self._read_some(view[filled : filled + SLICE_BYTES], wanted)
 
     def _read_some(self, view: memoryview, wanted: Range) -> int:
-        # One receive call at most for each look at the pace; chunked bodies have no such call.
+        # One receive call at most for each look at the pace: a trickle cannot outlast that.
         plain = self._answer.length is not None and not self._answer.chunked
-        count = _receive(self._answer, view) if plain else self._answer.readinto(view)
+        count = _receive(self._answer, view) if plain else _receive_chunk(self._answer, view)
         if not count:
             raise StoreUnavailable(
                 f"{self._what}: the body ends at byte {self._at}, {wanted.end} was promised"
@@ -293,7 +300,7 @@ class _Body:
 
 
 def _receive(answer: http.client.HTTPResponse, view: memoryview) -> int:
-    """``readinto`` with at most one receive, so that a trickle cannot outlast the pace check."""
+    """``readinto`` with at most one receive."""
     length = answer.length or 0
     if not length or answer.fp is None:
         return 0
@@ -302,6 +309,37 @@ def _receive(answer: http.client.HTTPResponse, view: memoryview) -> int:
     if answer.length == 0:
         answer.read()  # zero bytes; marks the answer as read whole, so the connection is kept
     return count
+
+
+def _receive_chunk(answer: http.client.HTTPResponse, view: memoryview) -> int:
+    """The same of a body of chunks, or of one that ends with its connection."""
+    data = answer.read1(len(view))
+    view[: len(data)] = data
+    return len(data)
+
+
+@contextlib.contextmanager
+def _broken_after(timeout_s: float, connection: http.client.HTTPConnection) -> Iterator[None]:
+    """TimeoutError where an answer is not there in time: its socket's timeout counts from the last
+    byte, and a store may drip them. Half an answer may look like a whole one."""
+    late = threading.Event()
+    timer = threading.Timer(timeout_s, _break, (connection.sock, late))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if late.is_set():
+            raise TimeoutError
+
+
+def _break(line: socket.socket | None, late: threading.Event) -> None:
+    late.set()
+    if line is not None:
+        with contextlib.suppress(OSError):  # it is closed already
+            # not TLS's own shutdown: another thread reads
+            socket.socket.shutdown(line, socket.SHUT_RDWR)
 
 
 def _target(grant: Grant, verb: str) -> Target:

@@ -1,0 +1,44 @@
+"""A store that begins to drip its answers, for ever: who stores a workspace there waits only so
+long, and its machine stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows import hibernate, job
+from tasks.plain_runner import PlainRunner
+from tests.fixtures.dripping import Dripping
+from tests.fixtures.driver import hurried
+from tests.fixtures.lab import Lab
+from torpor.shared.errors import StoreUnavailable
+
+
+@pytest.fixture
+def dripping() -> Iterator[Dripping]:
+    server = Dripping()
+    with hurried():
+        yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda name: hibernate.fn(name), lambda name: job.fn(name, ["true"])],
+    ids=["hibernate", "job"],
+)
+def test_a_flow_ends_where_its_store_drips_and_the_machine_stays(
+    lab: Lab, dripping: Dripping, run: Callable[[Any], object]
+) -> None:
+    machine = lab.rent()
+    (lab.workspace(machine.id)).mkdir()
+    evil = replace(lab.opened, store=dripping.store())
+    with (
+        PlainRunner(evil, retries=0, wait_factor=0.01),
+        pytest.raises(StoreUnavailable, match="drips its answer"),
+    ):
+        run(evil.spec.name)
+    assert [one.id for one in lab.machines()] == [machine.id]
