@@ -45,7 +45,7 @@ from torpor.shared.errors import (
     TorporError,
 )
 from torpor.shared.format.lineage import Lineage, lineage_of
-from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.manifest import Manifest, disk_bytes
 from torpor.shared.format.missed import recorded_missing
 from torpor.shared.format.roots import places_of
 from torpor.shared.values import (
@@ -188,7 +188,7 @@ def _instead(opened: OpenWorkspace) -> str:
 
 def fitted(want: Want, manifest: Manifest) -> Want:
     """``want`` for a machine that this snapshot can be woken on."""
-    return fit(want, manifest.environment, sum(entry.size for entry in manifest.entries))
+    return fit(want, manifest.environment, disk_bytes(manifest))
 
 
 @step("pick snapshot", phase="prepare")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,9 +33,9 @@ from torpor.shared.errors import (
     StoreUnavailable,
 )
 from torpor.shared.format.frozen import frozen_record
-from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Extent, encode_manifest
-from torpor.shared.format.names import manifest_key
-from torpor.shared.values import GIB, Host, WorkspaceName
+from torpor.shared.format.manifest import DIRECTORY, FILE, Chunk, Extent, Pack, encode_manifest
+from torpor.shared.format.names import manifest_key, pack_key
+from torpor.shared.values import GIB, MIB, Host, WorkspaceName
 from torpor.shared.wire.job import Tried
 
 STORED = 2 * 10**9
@@ -43,13 +44,17 @@ STORED = 2 * 10**9
 def keep_snapshot(lab: Lab, **facts: object) -> None:
     """A snapshot of 100 GiB in 2 GB, of a machine with CUDA 12.8 and these ``facts``."""
     statistics = {"bytes": 100 * GIB, "stored_bytes": STORED}
-    big = entry(FILE, b"big", size=100 * GIB, extents=(Extent(HOLE, 0, 100 * GIB),))
+    data = bytes(4 * MIB)
+    pack = Pack(b"p" * 16, len(data), hashlib.md5(data, usedforsecurity=False).digest())
+    lab.store.put(pack_key(DEMO, pack.id), data)
+    extents = (Extent(0, 0, len(data)),) * (100 * GIB // len(data))
+    big = entry(FILE, b"big", size=100 * GIB, extents=extents)
     manifest = honest(
         environment={"cuda": "12.8", **facts},
         statistics=statistics,
         entries=[entry(DIRECTORY, b""), big],
-        chunks=[],
-        packs=[],
+        chunks=[Chunk(PLAIN.name(data), len(data), 0, 0, 0, len(data))],
+        packs=[pack],
     )
     blob, _ = encode_manifest(manifest, PLAIN)
     lab.store.put(manifest_key(DEMO, SNAPSHOT), blob)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable, steps_after
 from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.manifests import entry
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import JOB, book_of, saved, stored
 from tests.fixtures.trees import let_settle
@@ -25,8 +27,9 @@ from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.lineage import OwnLine, choose
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, StoreUnavailable
+from torpor.shared.format.manifest import FILE, Extent
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
-from torpor.shared.values import GIB, PROGRAMS, SnapshotId, StoredObject
+from torpor.shared.values import GIB, MIB, PROGRAMS, SnapshotId, StoredObject
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
 
 
@@ -95,12 +98,20 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
 def test_a_big_workspace_gets_more_packs_within_a_line(
     machine: NearAgent, store: SteppedStore
 ) -> None:
+    basis = machine.hibernated()
+    manifest = read_manifest(store, find_snapshot(store, WORKSPACE, basis), machine.seal)
+    huge = entry(FILE, b"huge", size=200 * GIB, extents=(Extent(0, 0, 4 * MIB),) * (50 * 1024))
+    manifest = msgspec.structs.replace(manifest, entries=[*manifest.entries, huge])
+    book = book_of(machine, machine.root, basis, manifest)
+    assert len(book.packs) == MOST_PACKS
+    assert len(request_line("id", book)) * 8 < MAX_LINE_BYTES  # real grants are longer
+
+
+def test_a_hole_gets_no_packs(machine: NearAgent, store: SteppedStore) -> None:
     with (machine.root / "huge").open("wb") as sparse:
         sparse.truncate(200 * GIB)
     let_settle()
-    book = book_of(machine, machine.root, machine.hibernated())
-    assert len(book.packs) == MOST_PACKS
-    assert len(request_line("id", book)) * 8 < MAX_LINE_BYTES  # real grants are longer
+    assert len(book_of(machine, machine.root, machine.hibernated()).packs) == FEWEST_PACKS
 
 
 def test_a_machine_without_a_snapshot_can_save_too(machine: NearAgent) -> None:

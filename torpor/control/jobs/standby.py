@@ -22,7 +22,7 @@ from torpor.control.store.snapshots import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import OWN_SAVE
-from torpor.shared.format.manifest import Manifest, Pack
+from torpor.shared.format.manifest import Manifest, Pack, content_bytes
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
 from torpor.shared.values import (
     MIB,
@@ -85,7 +85,7 @@ def book_for(
         packs = manifest.packs
         grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
-        full_bytes = sum(entry.size for entry in manifest.entries)
+        full_bytes = sum(content_bytes(manifest.entries, len(manifest.roots)))
         most_packs = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
     marked = marked_packs(store, spec.name)
     there = stored_packs(store, spec.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
@@ -130,6 +130,7 @@ class ReadContents(Computed[Content]):
         return _decode_content(self.rows[self.ends[number] : self.ends[number + 1]])
 
 
+_BLOCK_BYTES: Final = 4096
 _LARGE: Final = 1024  # bytes of an entry
 _LEAST_ENTRY: Final = 10  # bytes
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -290,6 +291,31 @@ def described(entries: Sequence[Entry]) -> Described:
         is_one = len(entry.extents) == 1 and entry.extents[0].length == entry.size
         found.chunks.append(max(entry.extents[0].chunk, NO_CHUNK) if is_one else NO_CHUNK)
     return found
+
+
+def content_bytes(
+    entries: Sequence[Entry], roots: int, there: Container[int] = frozenset()
+) -> list[int]:
+    """Bytes of each root's files that take space on a disk: holes take none. ``there``: chunks
+    that are not counted."""
+    sizes = [0] * roots
+    for number, (root, size, chunk) in enumerate(zip(*described(entries)[1:], strict=True)):
+        if chunk != NO_CHUNK:
+            sizes[root] += 0 if chunk in there else size
+        elif size:
+            sizes[root] += sum(
+                extent.length
+                for extent in entries[number].extents
+                if extent.chunk != HOLE and extent.chunk not in there
+            )
+    return sizes
+
+
+def disk_bytes(manifest: Manifest) -> int:
+    """The most that a disk needs for it: what its files hold, and a block for each name, of which a
+    small file fills a part. Not their sizes: a sparse file of 1 TiB may hold 30 MB."""
+    content = content_bytes(manifest.entries, len(manifest.roots))
+    return sum(content) + len(manifest.entries) * _BLOCK_BYTES
 
 
 def _head(packed: memoryview) -> tuple[int, int]:
