@@ -19,7 +19,7 @@
     │   ├── MachineUnreachable* no TCP or SSH connection
     │   ├── MachineDenied       SSH authentication refused
     │   ├── HostKeyChanged      the machine's host key is not the pinned one
-    │   ├── MachineUnfit        the agent cannot run there: Python, platform, memory
+    │   ├── MachineUnfit        the agent cannot run there, or its disk cannot hold a file
     │   ├── DiskFull            no space or quota left
     │   ├── MachineInUse        not idle, or not known to be; an idle hibernate leaves it alone
     │   ├── HookFailed          the user's own command on the machine failed

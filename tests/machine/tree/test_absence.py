@@ -223,7 +223,7 @@ def test_a_restored_attribute_that_cannot_be_read_is_a_difference(
     kernel.fails("listxattr", work / "model", number)
     compared = compare_tree(
         [entry(DIRECTORY, b""), held], [], [os.fsencode(work)], Seal(None), full=False,
-        owners=False, refused_xattrs=(), progress=lambda size: None, check=lambda: None,
+        attributes=Attributes(), progress=lambda size: None, check=lambda: None,
     )  # fmt: skip
     words = f"has extended attributes that cannot be read: {os.strerror(number)}"
     assert words in compared.differences[-1]

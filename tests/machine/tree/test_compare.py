@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.manifests import PLAIN, entry
 from torpor.machine.pipeline.download import in_pieces
+from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import RunCancelled
@@ -64,7 +65,7 @@ def _compare(
     targets: Sequence[Path] = (),
     *,
     full: bool = True,
-    refused: frozenset[object] = frozenset(),
+    attributes: Attributes | None = None,
     progress: Callable[[int], None] = lambda size: None,
     check: Callable[[], None] = lambda: None,
 ) -> Comparison:
@@ -74,8 +75,7 @@ def _compare(
         [os.fsencode(target) for target in targets or [tree]],
         PLAIN,
         full=full,
-        owners=os.geteuid() == 0,
-        refused_xattrs=refused,
+        attributes=attributes or Attributes(),
         progress=progress,
         check=check,
     )
@@ -188,8 +188,11 @@ def test_zeros_on_the_disk_are_as_good_as_a_hole(tree: Path) -> None:
 
 def test_attributes_that_could_not_be_set_are_excused_and_no_others(tree: Path) -> None:
     os.removexattr(tree / "empty", "user.x")
-    assert _compare(tree, refused=frozenset({(0, b"empty", b"user.x")})).differences == []
-    assert _compare(tree, refused=frozenset({(0, b"empty", b"user.z")})).differences != []
+    here, other = Attributes(), Attributes()
+    here.refused_xattrs.add((0, b"empty", b"user.x"))
+    other.refused_xattrs.add((0, b"empty", b"user.z"))
+    assert _compare(tree, attributes=here).differences == []
+    assert _compare(tree, attributes=other).differences != []
 
 
 def test_a_check_can_be_cancelled(tree: Path) -> None:

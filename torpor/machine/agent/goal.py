@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from torpor.machine.agent.call import Call
 from torpor.machine.pipeline.download import FetchPlan
+from torpor.machine.tree.abilities import Abilities, check_cases, needs_of, probe
+from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.shared.errors import DiskFull
 from torpor.shared.format.keys import Seal
@@ -42,6 +44,15 @@ class Goal(NamedTuple):
     def real_targets(self) -> list[bytes]:
         return [os.path.realpath(target) for target in self.targets]
 
+    def abilities(self) -> list[Abilities]:
+        """Try what the file system of each target can hold; MachineUnfit where that is too little
+        for what this target becomes."""
+        entries, targets = self.manifest.entries, self.targets
+        needs = needs_of(entries, len(targets))
+        able = [probe(t, _existing(t), need) for t, need in zip(targets, needs, strict=True)]
+        check_cases(entries, targets, able)
+        return able
+
     def of(self, entries: Sequence[Entry]) -> Goal:
         """A goal with only these of its entries."""
         manifest = msgspec.structs.replace(self.manifest, entries=entries)
@@ -53,18 +64,18 @@ class Goal(NamedTuple):
         check: Callable[[], None],
         *,
         full: bool,
-        refused_xattrs: Container[tuple[int, bytes, bytes]],
+        attributes: Attributes,
         in_use_ns: int | None = None,
     ) -> Comparison:
-        """Compare the disk with every entry; ``full`` also reads and hashes every byte."""
+        """Compare the disk with every entry, but for what ``attributes`` could not set; ``full``
+        also reads and hashes every byte."""
         return compare_tree(
             self.manifest.entries,
             self.manifest.chunks,
             self.targets,
             self.seal,
             full=full,
-            owners=os.geteuid() == 0,
-            refused_xattrs=refused_xattrs,
+            attributes=attributes,
             progress=call.moved,
             check=check,
             in_use_ns=in_use_ns,
@@ -85,18 +96,28 @@ def restore_parts(workspace: WorkspaceName, plan: FetchPlan) -> list[RestorePart
     ]
 
 
-def check_space(needed: Mapping[bytes, int], who: str, then: str) -> None:
-    """Raise DiskFull where the file systems of some targets lack room for the bytes needed."""
-    by_device: dict[int, tuple[int, bytes]] = {}
+def check_space(
+    needed: Mapping[bytes, int], who: str, then: str, names: Mapping[bytes, int] | None = None
+) -> None:
+    """Raise DiskFull where the file systems of some targets lack room for the bytes needed, or for
+    so many ``names``."""
+    by_device: dict[int, tuple[int, bytes, int]] = {}
     for target, size in needed.items():
         device = os.stat(_existing(target)).st_dev
-        by_device[device] = (by_device.get(device, (0, target))[0] + size, target)
-    for size, target in by_device.values():
+        before, _, count = by_device.get(device, (0, target, 0))
+        by_device[device] = (before + size, target, count + (names or {}).get(target, 0))
+    for size, target, count in by_device.values():
         st = os.statvfs(_existing(target))
         free = st.f_bavail * st.f_frsize
         if size + SPARE_BYTES > free:
             raise DiskFull(
                 f"{os.fsdecode(target)} has {free:,} bytes free and {who} needs {size:,}: {then}"
+            )
+        if st.f_files and count > st.f_favail:  # some count no inodes
+            raise DiskFull(
+                f"the file system of {os.fsdecode(target)} can hold {st.f_favail:,} more files "
+                f"(inodes) and {who} has {count:,}: wake on a machine whose file system has more; "
+                "nothing was written"
             )
 
 

@@ -23,6 +23,8 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     refused_xattrs: set[tuple[int, bytes, bytes]]
     warnings: list[str]
     lapsed: bool = False
+    refused_owners: set[tuple[int, int]] = set()
+    apart: set[tuple[int, bytes]] = set()
 
 
 class InUse:
@@ -51,13 +53,24 @@ class InUse:
         self.lapsed = record.lapsed
         self.signatures = record.signatures
         self.attributes.refused_xattrs |= record.refused_xattrs
+        self.attributes.refused_owners |= record.refused_owners
+        self.attributes.apart |= record.apart
         self.attributes.warnings += record.warnings
 
     def add(self, signatures: Mapping[int, Signature | None]) -> None:
         """From now on these are in use, with the others."""
         self.signatures = {**self.signatures, **signatures}
-        refused, warnings = {*self.attributes.refused_xattrs}, [*self.attributes.warnings]
-        record = _Record(self._identity, boot_id(), self.signatures, refused, warnings, self.lapsed)
+        attributes = self.attributes
+        record = _Record(
+            self._identity,
+            boot_id(),
+            self.signatures,
+            {*attributes.refused_xattrs},
+            attributes.noted(),
+            self.lapsed,
+            {*attributes.refused_owners},
+            {*attributes.apart},
+        )
         partial = self._path.with_suffix(".new")
         partial.write_bytes(msgspec.msgpack.encode(record))
         partial.replace(self._path)

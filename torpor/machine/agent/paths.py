@@ -90,12 +90,13 @@ class PathRun(RestoreRun):
         if not os.path.isdir(stage):
             journal.clear()  # what it says was written went with a run that was given up
         goal = Goal(manifest, [stage], seal)
-        plan = self._plan(goal, request, journal.done() or set())
+        able = goal.abilities()
+        plan = self._plan(goal, request, journal.done() or set(), able)
         os.makedirs(into, mode=0o755, exist_ok=True)
         if not os.path.isdir(stage):
             os.mkdir(stage, 0o700)
         in_use = InUse(self.state.folder / "path-in-use", identity)
-        writing = Writing(goal, plan, journal, NO_FIRST, in_use)
+        writing = Writing(goal, plan, journal, NO_FIRST, in_use, abilities=able)
         writing.prepare()
         answer = self._answer(goal, [placing.place], plan)
         return Begun(answer, wanted, goal, writing)

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -36,6 +37,7 @@ from torpor.machine.pipeline.download import (
     RestoreJournal,
     restore_part,
 )
+from torpor.machine.tree.abilities import Abilities
 from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST, First, find_first, find_used
@@ -44,9 +46,8 @@ from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
 from torpor.shared.format.file_use import recorded_use
 from torpor.shared.format.lineage import lineage_of
-from torpor.shared.format.manifest import HOLE, described
+from torpor.shared.format.manifest import HARDLINK, content_bytes, described
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.format.rows import NO_CHUNK
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import (
     BeginPath,
@@ -210,12 +211,13 @@ class RestoreRun(AgentRun):
         if request.gpu is not None:
             self._gpu = self.trial(request.gpu, goal.targets)
         first = _first(goal, request)
-        plan = self._plan(goal, request, done or set(), first)
+        able = goal.abilities()
+        plan = self._plan(goal, request, done or set(), able, first)
         self.state.forget_index()
         in_use = InUse(self.state.folder / "in-use", identity)
         staged = bool(first.ranks) or journal.staged
         stage = _STAGE + identity.hex()[:16].encode() if staged else b""
-        writing = Writing(goal, plan, journal, first, in_use, stage)
+        writing = Writing(goal, plan, journal, first, in_use, stage, able)
         writing.prepare()
         answer = replace(
             self._answer(goal, goal.targets, plan),
@@ -230,16 +232,19 @@ class RestoreRun(AgentRun):
         goal: Goal,
         request: BeginRestore | BeginPath,
         done: set[int],
+        able: Sequence[Abilities],
         first: First = NO_FIRST,
     ) -> FetchPlan:
         """What has to be fetched; DiskFull where it does not fit."""
         plan = FetchPlan(
             goal.manifest, request.max_parts, done, request.part_bytes, first.ranks, first.then
         )
+        names = Counter(goal.targets[root] for root in described(goal.manifest.entries).roots)
         check_space(
-            dict(zip(goal.targets, _lacking(goal, plan), strict=True)),
+            dict(zip(goal.targets, _lacking(goal, plan, able), strict=True)),
             "the snapshot",
             "wake on a machine with a larger disk; nothing was written",
+            {} if done else names,  # some are there already
         )
         return plan
 
@@ -434,16 +439,15 @@ def _first_name(target: bytes) -> bytes | None:
         return None
 
 
-def _lacking(goal: Goal, plan: FetchPlan) -> list[int]:
-    """Plain bytes of each target that are not written yet."""
-    lacking = [0] * len(goal.targets)
-    entries = goal.manifest.entries
-    what = described(entries)
-    for number, (root, size, chunk) in enumerate(zip(*what[1:], strict=True)):
-        if chunk != NO_CHUNK:
-            lacking[root] += size if chunk not in plan.done else 0
-        elif size:
-            for extent in entries[number].extents:
-                if extent.chunk != HOLE and extent.chunk not in plan.done:
-                    lacking[root] += extent.length
+def _lacking(goal: Goal, plan: FetchPlan, able: Sequence[Abilities] = ()) -> list[int]:
+    """Plain bytes of each target that are not written yet, with copies in place of hard links where
+    a target has none."""
+    entries, roots = goal.manifest.entries, len(goal.targets)
+    lacking = content_bytes(entries, roots, plan.done)
+    copied = [not one.links for one in able]
+    if any(copied):
+        links = Counter((e.root, e.target) for e in entries if e.kind == HARDLINK)
+        for entry in entries:
+            if copied[entry.root] and (count := links.get((entry.root, entry.path), 0)):
+                lacking[entry.root] += count * content_bytes([entry], roots)[entry.root]
     return lacking

@@ -29,7 +29,9 @@ from torpor.machine.agent.manifests import Wanted, read_wanted
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import SyncRecord
 from torpor.machine.pipeline.download import FetchPlan, restore_part
+from torpor.machine.tree.abilities import Abilities
 from torpor.machine.tree.apply import TreeChanger
+from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Changes, Staged, going, leave_out, plan_changes
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.mappings import sync_disk
@@ -85,13 +87,14 @@ class _Staged(NamedTuple):
     directories: Directories
     staging: Staging
     plan: FetchPlan
+    abilities: list[Abilities]
 
 
 class _Changed(NamedTuple):
     """The tree, in which every name has changed."""
 
     answer: Changed
-    refused_xattrs: set[tuple[int, bytes, bytes]]
+    attributes: Attributes
 
 
 class SyncRun(AgentRun):
@@ -150,7 +153,7 @@ class SyncRun(AgentRun):
             call,
             partial(self.check, call),
             full=request.full,
-            refused_xattrs=changed.refused_xattrs,
+            attributes=changed.attributes,
         )
         if not compared.differences:
             signatures = dict(zip(looked, compared.signatures, strict=True))
@@ -252,6 +255,7 @@ class SyncRun(AgentRun):
         )
 
     def _stage(self, begun: _Begun, max_parts: int, call: Call) -> _Staged:
+        able = begun.goal.abilities()
         directories = Directories(begun.goal.targets, "and sync again")
         staging = Staging(begun.record.token, directories)
         self.state.keep_sync_record(begun.record)
@@ -267,7 +271,7 @@ class SyncRun(AgentRun):
             stored_bytes=sum(part.stored_bytes for part in parts),
             parts=parts,
         )
-        return _Staged(answer, files, directories, staging, plan)
+        return _Staged(answer, files, directories, staging, plan, able)
 
     def _finish(self, call: Call) -> _Changed:
         if self._changed is None:
@@ -300,12 +304,13 @@ class SyncRun(AgentRun):
             staged.directories,
             staged.staging,
             written_too=begun.discard_local,
+            abilities=staged.abilities,
         )
         changes = begun.changes._replace(staged=staged.files)
         changer.apply(changes, goal.manifest.entries, begun.record.staged, check)
         words = "stays: it holds something that is excluded or new"
-        warnings = changer.attributes.warnings + [f"{path!r} {words}" for path in changer.kept]
-        return _Changed(Changed(first_few(warnings)), changer.attributes.refused_xattrs)
+        warnings = changer.attributes.noted() + [f"{path!r} {words}" for path in changer.kept]
+        return _Changed(Changed(first_few(warnings)), changer.attributes)
 
     def _complete(self, begun: _Begun, signatures: dict[int, Signature | None]) -> None:
         """The tree equals the snapshot: keep its index, and forget the sync."""

@@ -19,6 +19,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal, first_few, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
+from torpor.machine.tree.abilities import Abilities
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
 from torpor.machine.tree.names import Signature
@@ -48,8 +49,10 @@ class Writing:
         first: First,
         in_use: InUse,
         stage: bytes = b"",
+        abilities: Sequence[Abilities] = (),
     ) -> None:
         self.plan = plan
+        in_use.attributes.abilities = abilities
         self.writer = TreeWriter(goal.targets, in_use.attributes, stage)
         self._goal = goal
         self._entries = goal.manifest.entries
@@ -118,7 +121,7 @@ class Writing:
         self._finished_ns = time.time_ns() - RACY_NS  # the clock of files is behind
         self._finish(self._others())
         self.writer.close()
-        return list(dict.fromkeys(self.writer.attributes.warnings))
+        return self.writer.attributes.noted()
 
     def compare(self, call: Call, check: Callable[[], None], *, full: bool) -> Compared:
         """Compare everything but what programs have changed since it was in use."""
@@ -193,7 +196,7 @@ class Writing:
             call,
             check,
             full=full,
-            refused_xattrs=self.writer.attributes.refused_xattrs,
+            attributes=self.writer.attributes,
             in_use_ns=self._finished_ns if self._in_use.signatures else None,
         )
 

@@ -14,9 +14,11 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from torpor.machine.tree.abilities import Abilities
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Changes, Staged
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.links import HardLinks
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.patch import kept_runs, patch
 from torpor.machine.tree.staging import Staging
@@ -38,12 +40,14 @@ class TreeChanger:
         staging: Staging,
         *,
         written_too: bool,
+        abilities: Sequence[Abilities] = (),
     ) -> None:
         self._names = names
         self._written_too = written_too
         self._directories = directories
         self._staging = staging
-        self.attributes = Attributes()
+        self.attributes = Attributes(abilities)
+        self._links = HardLinks(directories, self.attributes)
         self._owners = os.geteuid() == 0
         self._unlocked: set[tuple[int, bytes]] = set()
         self.kept: list[str] = []
@@ -118,7 +122,7 @@ class TreeChanger:
                     whole = file._replace(copies=kept_runs(file, seen))
                     self._staging.copy([whole], lambda _: None, check)
             with self._staging.opened(entry, os.O_RDONLY) as fd:
-                self.attributes.apply(fd, entry)
+                self.attributes.apply(fd, entry, replacing=True)  # an ACL of its directory, too
             self._check_goes(entry, parent, name)
             self._staging.place(entry, parent, name)
 
@@ -132,9 +136,8 @@ class TreeChanger:
 
     def _link(self, entry: Entry) -> None:
         with self._held(entry) as (parent, name):
-            of_parent, of_name = self._directories.parent(entry.root, entry.target)
             made = self._free_name(entry, parent)
-            os.link(of_name, made, src_dir_fd=of_parent, dst_dir_fd=parent, follow_symlinks=False)
+            self._links.make(entry, parent, made)
             self._check_goes(entry, parent, name)
             os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +16,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from torpor.machine.tree.attributes import Attributes, widens
 from torpor.machine.tree.batch import Stat, read_files, stat_names
 from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.names import Signature, Signatures
 from torpor.machine.tree.read import opened
-from torpor.machine.tree.walk import RACY_NS, read_xattrs, settled
+from torpor.machine.tree.walk import RACY_COARSE_NS, RACY_NS, read_xattrs, settled
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import (
     DIRECTORY,
@@ -63,20 +65,21 @@ def compare_tree(
     seal: Seal,
     *,
     full: bool,
-    owners: bool,
-    refused_xattrs: Container[tuple[int, bytes, bytes]],
+    attributes: Attributes,
     progress: Callable[[int], None],
     check: Callable[[], None],
     in_use_ns: int | None = None,
 ) -> Comparison:
     """Compare what is on the disk with ``entries``; with ``full``, read and hash every file.
 
-    ``owners``: whether owners were restored and must match. ``refused_xattrs`` (root, path, name)
-    could not be set here, and the restore has warned of them. ``check`` may raise RunCancelled.
+    ``attributes`` know what this machine and the targets cannot hold; the restore has warned of it.
+    ``check`` may raise RunCancelled.
     ``in_use_ns``: since then programs may make names, which moves the times of directories.
     """
     result = Comparison(len(entries))
-    time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
+    is_coarse = any(able.step_ns >= 10**9 for able in attributes.abilities)
+    # let new files settle, so that the index can be trusted
+    time.sleep((RACY_COARSE_NS if is_coarse else RACY_NS) / 1e9)
     what = described(entries)
     with _opened(targets) as places:
         links = [entries[number] for number in what.of_kind(HARDLINK)]
@@ -84,10 +87,10 @@ def compare_tree(
             _differs,
             targets=targets,
             inodes=_inodes_of_linked(links, places),
-            owners=owners,
-            refused_xattrs=refused_xattrs,
+            attributes=attributes,
             in_use_ns=in_use_ns,
         )
+        apart = _files_apart(links, entries, attributes)
         looked_at = [n for n, kind in enumerate(what.kinds) if not (full and kind == FILE)]
         for some in _runs_of(entries, looked_at):
             check()
@@ -95,6 +98,16 @@ def compare_tree(
             stats = _looked(places, [entry for _, entry in some])
             after = time.time_ns()
             for (number, entry), st in zip(some, stats, strict=True):
+                file = apart.get((entry.root, entry.path))
+                if file is not None:  # it has no signature: the next snapshot looks at it again
+                    content = (
+                        ""
+                        if st.error or not full
+                        else _compare_file(file, chunks, targets, seal)[0]
+                    )
+                    wrongs = [words for words in (differs(file, st)[1], content) if words]
+                    result.found += [(number, words) for words in wrongs if words]
+                    continue
                 moved, wrong = differs(entry, st)
                 signature = Signature.among(st)
                 if wrong:
@@ -152,6 +165,20 @@ def _inodes_of_linked(
     return inodes
 
 
+def _files_apart(
+    links: Sequence[Entry], entries: Sequence[Entry], attributes: Attributes
+) -> dict[tuple[int, bytes], Entry]:
+    """What each hard link that is a file of its own here must be, by root and path."""
+    apart = [link for link in links if (link.root, link.path) in attributes.apart]
+    targets = {(link.root, link.target) for link in apart}
+    files = {(e.root, e.path): e for e in entries if (e.root, e.path) in targets} if apart else {}
+    return {
+        (link.root, link.path): replace(files[link.root, link.target], path=link.path)
+        for link in apart
+        if (link.root, link.target) in files
+    }
+
+
 def _runs_of(entries: Sequence[Entry], numbers: Sequence[int]) -> Iterator[list[tuple[int, Entry]]]:
     """These entries, each with its number, in lists of neighbours of one root."""
     numbered = ((number, entries[number]) for number in numbers)
@@ -165,8 +192,7 @@ def _differs(
     st: Stat,
     targets: Sequence[bytes],
     inodes: dict[tuple[int, bytes], int],
-    owners: bool,
-    refused_xattrs: Container[tuple[int, bytes, bytes]],
+    attributes: Attributes,
     in_use_ns: int | None,
 ) -> tuple[bool, str]:
     """Whether the time of a directory in use has moved, which is no fault; and how a name
@@ -177,6 +203,7 @@ def _differs(
     moved = False
     if _KINDS.get(stat.S_IFMT(st.mode)) != (FILE if entry.kind == HARDLINK else entry.kind):
         return False, f"{_shown(entry, targets)}: is of another kind"
+    able = attributes.able(entry.root)
     if entry.kind == HARDLINK:
         if inodes.get((entry.root, entry.target)) != st.inode:
             wrong.append("is not the same file as its hard link")
@@ -186,24 +213,42 @@ def _differs(
         if entry.kind == SYMLINK and _leads(_full(entry, targets)) != entry.target:
             wrong.append("points elsewhere")
         mode = stat.S_IMODE(st.mode)
-        if entry.kind != SYMLINK and mode != entry.mode:
+        if entry.kind != SYMLINK and able.modes and mode != entry.mode:
             wrong.append(f"has mode {mode:o}, not {entry.mode:o}")
-        if owners and (st.uid, st.gid) != (entry.uid, entry.gid):
+        owner = (entry.uid, entry.gid)
+        if attributes.restores_owner(entry) and (st.uid, st.gid) != owner:
             wrong.append(f"belongs to {st.uid}:{st.gid}, not {entry.uid}:{entry.gid}")
-        if st.mtime_ns != entry.mtime_ns:
+        if st.mtime_ns not in (entry.mtime_ns, able.held_ns(entry.mtime_ns)):
             moved = entry.kind == DIRECTORY and in_use_ns is not None and st.mtime_ns >= in_use_ns
             if not moved:
                 wrong.append(f"has mtime {st.mtime_ns}, not {entry.mtime_ns}")
-        if entry.xattrs:
-            try:
-                there = set(read_xattrs(_full(entry, targets)))
-            except OSError as exc:
-                wrong.append(f"has extended attributes that cannot be read: {exc.strerror}")
-                there = set(entry.xattrs)
-            lacking = [x[0] for x in set(entry.xattrs) - there]
-            if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
-                wrong.append("lacks extended attributes")
+        wrong += _wrong_xattrs(entry, targets, attributes)
     return moved, f"{_shown(entry, targets)}: {'; '.join(wrong)}" if wrong else ""
+
+
+def _wrong_xattrs(entry: Entry, targets: Sequence[bytes], attributes: Attributes) -> list[str]:
+    """How extended attributes differ: what lacks, and what came with the target, such as an ACL
+    that its directory hands down."""
+    full = _full(entry, targets)
+    try:
+        if not entry.xattrs:
+            return _more_xattrs(map(os.fsencode, os.listxattr(full, follow_symlinks=False)))
+        there = read_xattrs(full)
+    except OSError as exc:
+        if not entry.xattrs and exc.errno in (errno.ENOTSUP, errno.ENAMETOOLONG):
+            return []
+        return [f"has extended attributes that cannot be read: {exc.strerror}"]
+    wrong = []
+    lacking = [name for name, _ in {*entry.xattrs} - {*there}]
+    if any((entry.root, entry.path, name) not in attributes.refused_xattrs for name in lacking):
+        wrong.append("lacks extended attributes")
+    wanted = {name for name, _ in entry.xattrs}
+    return wrong + _more_xattrs(name for name, _ in there if name not in wanted)
+
+
+def _more_xattrs(others: Iterable[bytes]) -> list[str]:
+    more = [os.fsdecode(name) for name in others if widens(name)]
+    return [f"has extended attributes that the snapshot has not: {', '.join(more)}"] if more else []
 
 
 def _leads(link: bytes) -> bytes | None:

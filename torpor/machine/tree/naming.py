@@ -6,8 +6,8 @@ import errno
 import os
 from typing import Final
 
-_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-"""What a file system without hard links says."""
+NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+"""What a file system says that has no hard links, or not so many of one file."""
 
 
 def take_name(
@@ -25,7 +25,7 @@ def take_name(
         if not os.path.samestat(there, ours):  # else a killed run has linked it
             return False
     except OSError as exc:
-        if exc.errno not in _NO_LINKS:
+        if exc.errno not in NO_LINKS:
             raise
         if is_taken(parent, name):
             return False

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Copy, CopySource, Staged
 from torpor.machine.tree.names import Signature
+from torpor.machine.tree.refusals import set_size
 from torpor.machine.tree.staging import Staging, copy_range
 from torpor.machine.tree.writers import take_lease
 from torpor.shared.format.manifest import HOLE
@@ -44,7 +45,7 @@ def patch(
     fd = os.open(aside, os.O_RDWR | _FLAGS, dir_fd=parent)
     try:
         if os.fstat(fd).st_size != entry.size:
-            os.ftruncate(fd, entry.size)
+            set_size(fd, entry)
         at = 0
         with staging.opened(entry, os.O_RDONLY) as staged:
             for number, extent in enumerate(entry.extents):

@@ -113,9 +113,7 @@ def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
     except OSError:
         return [(0, size)]  # any fault shows when it is read
     try:
-        return list(_regions(fd, size))
-    except OSError:
-        return [(0, size)]  # SEEK_DATA is not supported here
+        return all_regions(fd, size)
     finally:
         os.close(fd)
 
@@ -138,6 +136,14 @@ def open_unseen(name: bytes, parent: int | None = None) -> int:
         return os.open(name, _FLAGS | os.O_NOATIME, dir_fd=parent)
     except PermissionError:
         return os.open(name, _FLAGS, dir_fd=parent)  # O_NOATIME is for the owner and for root only
+
+
+def all_regions(fd: int, size: int) -> list[tuple[int, int]]:
+    """Where an open file holds data: (offset, length) in order; all of it when unknown."""
+    try:
+        return list(_regions(fd, size))
+    except OSError:
+        return [(0, size)]  # SEEK_DATA is not supported here
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:

@@ -21,7 +21,7 @@ from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import open_unseen
-from torpor.machine.tree.write import NO_ROOM, write_all
+from torpor.machine.tree.refusals import NO_ROOM, set_size, write_all
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput, StillChanging
 from torpor.shared.format.keys import Seal
@@ -244,7 +244,7 @@ class Staging:
         with _writable(parent):
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            os.ftruncate(fd, entry.size)
+            set_size(fd, entry)
         finally:
             os.close(fd)
 

@@ -6,12 +6,10 @@ following links; symlinks are made last. The manifest was checked before (format
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import groupby
 from typing import BinaryIO, Final, Protocol
 
@@ -21,13 +19,15 @@ from blake3 import blake3
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.batch import NewFile, is_plain, write_files
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.links import HardLinks
 from torpor.machine.tree.naming import is_taken, take_name
+from torpor.machine.tree.refusals import set_size, write_all
 from torpor.shared.codecs.codec import Buffer
-from torpor.shared.errors import DiskFull, InvalidInput
+from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 from torpor.shared.values import MIB
 
-NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
+_DEFAULT_ACL: Final = b"system.posix_acl_default"
 
 
 class ContentWriter(Protocol):
@@ -61,6 +61,7 @@ class TreeWriter:
         self._stage = stage
         self._directories = Directories(targets, "empty the target, and wake again")
         self.attributes = attributes or Attributes()
+        self._links = HardLinks(self._directories, self.attributes)
 
     @property
     def staged(self) -> bool:
@@ -89,6 +90,8 @@ class TreeWriter:
                 raise InvalidInput(
                     f"target {os.fsdecode(target)} of root {number} is not a directory"
                 )
+            if afresh:
+                self._refuse_inherited(number, b"")
         self._make_stages(entries)
         made = []
         for entry in entries:
@@ -102,6 +105,8 @@ class TreeWriter:
                     # an interrupted restore made it; its mode may refuse us
                     mode = _passable(entry) if (entry.root, entry.path) in passages else 0o700
                     self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, mode)
+                    if afresh:
+                        self._refuse_inherited(entry.root, entry.path)
             elif entry.kind == FILE and in_pieces(entry) and (afresh or not self._is_named(entry)):
                 if not afresh and not is_taken(*self._where(entry)):
                     made.append(entry)
@@ -109,10 +114,16 @@ class TreeWriter:
                 try:
                     if afresh:
                         os.ftruncate(fd, 0)
-                    os.ftruncate(fd, entry.size)
+                    set_size(fd, entry)
                 finally:
                     os.close(fd)
         return made
+
+    def _refuse_inherited(self, root: int, path: bytes) -> None:
+        """Remove the default ACL of a directory: every name that is made in it would get that, and
+        somebody could read a file before it has its own attributes."""
+        with suppress(OSError):  # there is none, or it is not ours: the comparison finds it
+            os.removexattr(self._directories.open(root, path), _DEFAULT_ACL)
 
     def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
         """Create files with all their content and attributes."""
@@ -153,6 +164,7 @@ class TreeWriter:
         ]
         for entry, _ in plain:
             self.attributes.warn_of_owner(entry)
+            self.attributes.note_time(entry)
         left = write_files(parent, new, data, owners=self.attributes.sets_owners)
         yield from (plain[number] for number in left)
 
@@ -331,27 +343,19 @@ class TreeWriter:
     def _link(self, entry: Entry) -> bool:
         with self._directories.held(entry.root, os.path.dirname(entry.path)) as parent:
             name = os.path.basename(entry.path)
-            of_parent, of_name = self._directories.parent(entry.root, entry.target)
             if not self.staged:
                 self._unlink(name, parent, entry)
-            link = partial(
-                os.link,
-                of_name,
-                name,
-                src_dir_fd=of_parent,
-                dst_dir_fd=parent,
-                follow_symlinks=False,
-            )
             try:
-                link()
+                self._links.make(entry, parent, name)
             except FileExistsError:
+                of_parent, of_name = self._links.source(entry)
                 there, ours = _lstat(parent, name), _lstat(of_parent, of_name)
                 if os.path.samestat(there, ours):
                     return True
                 if not _is_alike(there, ours):
                     return False
                 os.unlink(name, dir_fd=parent)  # of an earlier run's file
-                link()
+                self._links.make(entry, parent, name)
             except FileNotFoundError as exc:  # a program has removed the file that it links to
                 raise self._directories.swapped(exc, entry.target) from None
         return True
@@ -380,7 +384,7 @@ class TreeWriter:
     def _finish_directory(self, entry: Entry) -> None:
         fd = os.dup(self._directories.open(entry.root, entry.path))
         try:
-            self.attributes.apply(fd, entry)
+            self.attributes.apply(fd, entry, replacing=True)
         finally:
             os.close(fd)
 
@@ -436,21 +440,3 @@ def _may_replace(path: bytes, there: tuple[int, bytes], ours: tuple[int, bytes])
 def _opened(parent: int, name: bytes) -> BinaryIO:
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     return os.fdopen(fd, "rb")
-
-
-def write_all(fd: int, data: Buffer, offset: int, entry: Entry) -> None:
-    """Write ``data`` at ``offset``; DiskFull says what to do."""
-    view = memoryview(data)
-    try:
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view = view[written:]
-            offset += written
-    except OSError as exc:
-        if exc.errno not in NO_ROOM:
-            raise
-        raise DiskFull(
-            f"the machine's disk is full ({exc.strerror}) at {os.fsdecode(entry.path)!r}: free "
-            "some space, or wake on a machine with a larger disk; the snapshot in the store is "
-            "untouched"
-        ) from None
