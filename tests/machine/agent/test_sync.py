@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
+import re
 import shutil
+import struct
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,6 +148,34 @@ def test_a_fifo_in_the_way_is_named(two: Two) -> None:
     with pytest.raises(UnsavedWork, match=r"d/new: FIFOs, sockets or devices"):
         two.engine.begin_sync(two.second)
     two.sync(discard_local=True)
+
+
+@pytest.mark.parametrize("path", ["big", "gone", "d/edited", "d", "."])
+@pytest.mark.parametrize(("flag", "shown"), [(0x10, "+i"), (0x20, "+a")])
+def test_a_file_that_nobody_may_change_is_named_before_anything_changes(
+    two: Two, monkeypatch: pytest.MonkeyPatch, path: str, flag: int, shown: str
+) -> None:
+    """As the kernel answers for a file with chattr +i, which only a few containers may set."""
+    kept, real, rename = os.stat(two.root / path).st_ino, fcntl.ioctl, os.rename
+
+    def ioctl(fd: int, number: int, value: bytes) -> bytes:
+        if number == 0x80086601 and os.fstat(fd).st_ino == kept:
+            return struct.pack("=Q", flag | 0x80000)  # and another flag
+        return bytes(real(fd, number, value))
+
+    def refused(*args: Any, **options: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(os, "rename", refused)
+    name = "the directory itself" if path == "." else path
+    with pytest.raises(WorkspaceInvalid, match=re.escape(f"{name} (chattr {shown})")) as error:
+        two.sync()
+    assert "Nothing was changed" in str(error.value)
+    assert differences(two.before, facts(two.root)) == []
+    monkeypatch.setattr(fcntl, "ioctl", real)
+    monkeypatch.setattr(os, "rename", rename)
+    two.sync()
 
 
 def test_half_a_restore_is_refused(two: Two, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -224,6 +225,26 @@ def test_a_disk_without_inodes_enough_is_said_before_anything_is_fetched(
     with pytest.raises(DiskFull, match=r"can hold \d+ more files \(inodes\) and the snap"):
         begin_from(engine, blob, back)
     assert not back.exists()
+
+
+def test_a_disk_that_runs_out_of_inodes_on_the_way_is_not_called_too_small(
+    engine: Engine, few: Callable[[int], Path]
+) -> None:
+    entries = [entry(DIRECTORY, b""), *(entry(FILE, b"%03d" % n) for n in range(100))]
+    put_manifest(engine, blob := _blob(entries))
+    place = few(130)
+    run, _ = begin_from(engine, blob, place / "back")
+    hogs = []
+    with suppress(OSError):
+        for number in range(100):
+            (place / f"hog-{number}").touch(exist_ok=False)
+            hogs.append(place / f"hog-{number}")
+    with pytest.raises(DiskFull, match=r"no more files \(it has no inode left\) at '0"):
+        run.finish()
+    for hog in hogs:
+        hog.unlink()
+    run.finish()
+    assert run.check(full=True).differences == []
 
 
 # -- ACLs that a directory hands down

@@ -32,8 +32,9 @@ from torpor.machine.pipeline.download import FetchPlan, restore_part
 from torpor.machine.tree.abilities import Abilities
 from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.attributes import Attributes
-from torpor.machine.tree.changes import Changes, Staged, going, leave_out, plan_changes
+from torpor.machine.tree.changes import Changes, Staged, going, leave_out, plan_changes, touching
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.flags import forbidding
 from torpor.machine.tree.mappings import sync_disk
 from torpor.machine.tree.names import Names, Signature, packed_signatures
 from torpor.machine.tree.staging import TOKEN_BYTES, Staging, staged_names
@@ -201,6 +202,7 @@ class SyncRun(AgentRun):
         if not discard_local:
             _check_nothing_in_the_way(changes, request.snapshot)
             _check_not_written(programs, before)
+        _check_no_flags(touching(changes, names), targets, before)
         lost = [*dict.fromkeys([*lost, *programs])]
         _check_space(goal, changes, {(root, path) for root, path, _ in staged_before})
         record = SyncRecord(
@@ -432,6 +434,26 @@ def _check_not_written(programs: Mapping[Place, str], before: SyncRecord | None)
         f"remove: {', '.join(first_few(words))}. What they write from then on would be in no file. "
         f"{'An earlier run has changed a part already' if is_half else 'Nothing was changed'}: "
         "stop these programs and sync again, or accept the loss with `discard_local`"
+    )
+
+
+def _check_no_flags(
+    places: Sequence[Place], targets: Sequence[bytes], before: SyncRecord | None
+) -> None:
+    """Refuse, before anything changes, what the kernel would refuse in the middle."""
+    flags = {
+        (root, path): forbidding(os.path.join(targets[root], path) if path else targets[root])
+        for root, path in places
+    }
+    words = [f"{_name(path)} (chattr {flag})" for (_, path), flag in flags.items() if flag]
+    if not words:
+        return
+    is_half = before is not None and before.mixed
+    raise WorkspaceInvalid(
+        "files on the machine that the sync would change have a flag that forbids it, also to "
+        f"root: {', '.join(first_few(words))}. "
+        f"{'An earlier run has changed a part already' if is_half else 'Nothing was changed'}: "
+        "take the flags away (chattr -i -a), and sync again"
     )
 
 

@@ -70,6 +70,18 @@ def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Place
     return [place for place, name in there if name is not None and name.kind == FILE]
 
 
+def touching(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Place]:
+    """The names on the disk that cannot stay as they are: files that go or get other attributes,
+    and the directories in which anything changes."""
+    made = [*(s.entry for s in changes.staged), *changes.symlinks, *changes.links]
+    made += [*changes.directories, *(entry for entry, _ in changes.touched)]
+    changed = [*((e.root, e.path) for e in made), *((root, p) for root, p, _ in changes.removed)]
+    above = ((root, path.rpartition(b"/")[0]) for root, path in changed)
+    there = ((root, path, names[root].get(path)) for root, path in [*changed, *above])
+    kinds = (FILE, DIRECTORY)
+    return sorted({(root, path) for root, path, name in there if name and name.kind in kinds})
+
+
 def leave_out(entries: Sequence[Entry], excluded: Callable[[int, bytes], bool]) -> list[Entry]:
     """``entries`` without excluded names and everything below them. A hard link to a file that is
     left out becomes the file."""

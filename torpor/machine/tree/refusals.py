@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from torpor.shared.codecs.codec import Buffer
@@ -14,6 +16,15 @@ from torpor.shared.values import MIB
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 _LITTLE_BYTES: Final = MIB
 """A disk with less than that is full: the largest extended attribute has 64 KiB."""
+
+
+@contextmanager
+def making(path: bytes, near: int) -> Iterator[None]:
+    """Make a name; where there is no room for it, say so as ``write_refused``."""
+    try:
+        yield
+    except OSError as exc:
+        raise write_refused(exc, path, near) from None
 
 
 def write_all(fd: int, data: Buffer, offset: int, entry: Entry) -> None:

@@ -21,7 +21,7 @@ from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import open_unseen
-from torpor.machine.tree.refusals import NO_ROOM, set_size, write_all
+from torpor.machine.tree.refusals import NO_ROOM, making, set_size, write_all
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput, StillChanging
 from torpor.shared.format.keys import Seal
@@ -241,7 +241,7 @@ class Staging:
     def _make(self, entry: Entry) -> None:
         parent, name = self._where(entry)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _writable(parent):
+        with _writable(parent), making(entry.path, parent):
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
             set_size(fd, entry)

@@ -375,9 +375,10 @@ def listing(
     finally:
         os.close(place)
     longest = _MOST_PATH - len(directory) - 1
-    if max(map(len, names), default=0) >= longest:
+    name = max(names, key=len, default=b"")
+    if len(name) >= longest:
         # by its path nothing else can be asked, such as its attributes
-        raise _unreadable(directory, errno.ENAMETOOLONG)
+        raise _unreadable(os.path.join(directory, name), errno.ENAMETOOLONG)
     if IS_UNKNOWN not in looked.kinds:
         return names, looked
     there = []
@@ -389,9 +390,9 @@ def listing(
     return [name for name, _ in there], Looked.of([st for _, st in there])
 
 
-def _unreadable(directory: bytes, error: int | None) -> WorkspaceInvalid:
+def _unreadable(path: bytes, error: int | None) -> WorkspaceInvalid:
     return WorkspaceInvalid(
-        f"{os.fsdecode(directory)} cannot be read: {os.strerror(error or errno.EIO)}; log in as "
+        f"{os.fsdecode(path)} cannot be read: {os.strerror(error or errno.EIO)}; log in as "
         "its owner or as root, or exclude it in the workspace block"
     )
 

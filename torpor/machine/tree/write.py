@@ -21,7 +21,7 @@ from torpor.machine.tree.batch import NewFile, is_plain, write_files
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.links import HardLinks
 from torpor.machine.tree.naming import is_taken, take_name
-from torpor.machine.tree.refusals import set_size, write_all
+from torpor.machine.tree.refusals import making, set_size, write_all
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
@@ -100,7 +100,8 @@ class TreeWriter:
             if entry.kind == DIRECTORY and entry.path:
                 parent, name = self._parent(entry)
                 try:
-                    os.mkdir(name, 0o700, dir_fd=parent)
+                    with making(entry.path, parent):
+                        os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
                     # an interrupted restore made it; its mode may refuse us
                     mode = _passable(entry) if (entry.root, entry.path) in passages else 0o700
@@ -172,11 +173,12 @@ class TreeWriter:
         """Create a file with all its content and attributes."""
         parent, name = self._where(entry)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(name, flags, 0o600, dir_fd=parent)
-        except FileExistsError:
-            self._unlink(name, parent, entry)  # left by an interrupted restore
-            fd = os.open(name, flags, 0o600, dir_fd=parent)
+        with making(entry.path, parent):
+            try:
+                fd = os.open(name, flags, 0o600, dir_fd=parent)
+            except FileExistsError:
+                self._unlink(name, parent, entry)  # left by an interrupted restore
+                fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
             write_all(fd, data, 0, entry)
             self.attributes.apply(fd, entry)
@@ -321,7 +323,8 @@ class TreeWriter:
     def _create(self, parent: int, name: bytes, entry: Entry) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(name, flags, 0o600, dir_fd=parent)
+            with making(entry.path, parent):
+                fd = os.open(name, flags, 0o600, dir_fd=parent)
         except PermissionError:  # finished by an interrupted restore, and read-only
             self._directories.unlock(parent, name, entry.path, stat.S_IFREG, 0o600)
             fd = os.open(name, flags, 0o600, dir_fd=parent)
@@ -365,7 +368,8 @@ class TreeWriter:
         if not self.staged:
             self._unlink(name, parent, entry)
         try:
-            os.symlink(entry.target, name, dir_fd=parent)
+            with making(entry.path, parent):
+                os.symlink(entry.target, name, dir_fd=parent)
         except FileExistsError:
             there = _lstat(parent, name)
             if not stat.S_ISLNK(there.st_mode) or os.readlink(name, dir_fd=parent) != entry.target:
