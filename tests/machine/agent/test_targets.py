@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -161,6 +162,23 @@ def test_a_changed_file_is_found_also_where_the_target_holds_less(
     found = "\n".join(waking.run.check(full=True).differences)
     assert "d/small: has mtime" in found
     assert "named-4: has 1 bytes" in found
+
+
+def test_a_sync_on_such_a_machine_expects_no_more_than_its_wake(
+    machines: Machines, memory_store: MemoryStore, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, woken = (machines(memory_store, source.with_name(name)) for name in ("first", "woken"))
+    snapshot = first.snapshot([source])
+    (source / "a:b").write_bytes(b"changed")
+    os.setxattr(source / "a:b", "user.big", BIG)
+    let_settle()
+    later = first.snapshot([source])
+    shutil.rmtree(source)
+    Limited(step_ns=10**9, xattr_bytes=1000, owners=False).begin(monkeypatch)
+    woken.restore(snapshot, [source])
+    done = woken.sync(later)  # which compares every name in the end
+    assert "'a:b': extended attribute user.big is not restored" in "\n".join(done.warnings)
+    assert (source / "a:b").read_bytes() == b"changed"
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,12 @@ class SyncRun(AgentRun):
         changer.apply(changes, goal.manifest.entries, begun.record.staged, check)
         words = "stays: it holds something that is excluded or new"
         warnings = changer.attributes.noted() + [f"{path!r} {words}" for path in changer.kept]
+        changer.attributes.unchanged = {
+            (root, path): name.settled
+            for root, there in enumerate(begun.names)
+            for path, name in there.items()
+            if name.is_held and name.settled is not None
+        }
         return _Changed(Changed(first_few(warnings)), changer.attributes)
 
     def _complete(self, begun: _Begun, signatures: dict[int, Signature | None]) -> None:

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 from torpor.machine.tree.naming import NO_LINKS
 from torpor.shared.errors import MachineUnfit
-from torpor.shared.format.manifest import FILE, HARDLINK, SYMLINK, Entries, Entry, described
+from torpor.shared.format.manifest import HARDLINK, SYMLINK, Entries, Entry, described
 from torpor.shared.format.rows import NotPlain
 
 _PLAIN_WORDS: Final = "nothing was written. Wake on a machine whose disk has ext4 or XFS"
-_ODD: Final = re.compile(rb'[\x01-\x1f"*:<>?\\|\x7f]|[^\x00-\x7f]+|[ .]\Z')
+_ODD: Final = re.compile(rb'[\x01-\x1f"*:<>?\\|\x7f]|[^\x00-\x7f]+|[ .](?=/|\Z)')
 _TRIED_NS: Final = 1_700_000_001_987_654_321
 """An odd second, and nanoseconds of which each step below leaves another part."""
 _STEPS_NS: Final = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
@@ -64,19 +64,23 @@ def needs_of(entries: Sequence[Entry], roots: int) -> list[Needs]:
     """What each root asks."""
     what = described(entries)
     largest: list[tuple[int, int]] = [(0, -1)] * roots
-    for number in what.of_kind(FILE):
-        largest[what.roots[number]] = max(largest[what.roots[number]], (what.sizes[number], number))
+    for number, (root, size) in enumerate(zip(what.roots, what.sizes, strict=True)):
+        if size > largest[root][0]:  # of anything but files it is 0
+            largest[root] = (size, number)
     symlinks: dict[int, int] = {}
     for number in what.of_kind(SYMLINK):
         symlinks.setdefault(what.roots[number], number)
     linked = {what.roots[number] for number in what.of_kind(HARDLINK)}
     odd: list[dict[bytes, bytes]] = [{} for _ in range(roots)]
     longest = [b""] * roots
-    for root, directory, name in _names(entries):
+    for root, directory, names in _runs(entries):
+        name = max(names, key=len)
         if len(name) > len(longest[root].rpartition(b"/")[2]):
             longest[root] = os.path.join(directory, name)
-        for found in _ODD.findall(name):
-            odd[root].setdefault(_kind_of(found), os.path.join(directory, name))
+        if _ODD.search(b"/".join(names)):
+            for name in names:
+                for found in _ODD.findall(name):
+                    odd[root].setdefault(_kind_of(found), os.path.join(directory, name))
     return [
         Needs(
             (size, entries[number].path if number >= 0 else b""),
@@ -112,7 +116,8 @@ def check_cases(
     if all(one.cases for one in able):
         return
     seen: dict[tuple[int, bytes, str], bytes] = {}
-    for root, directory, name in _names(entries):
+    each = ((root, within, name) for root, within, names in _runs(entries) for name in names)
+    for root, directory, name in each:
         other = seen.setdefault((root, directory, os.fsdecode(name).casefold()), name)
         if other != name and not able[root].cases:
             both = [repr(os.fsdecode(os.path.join(directory, one))) for one in (other, name)]
@@ -221,16 +226,17 @@ def _kind_of(odd: bytes) -> bytes:
     return b"UTF-8"
 
 
-def _names(entries: Sequence[Entry]) -> Iterator[tuple[int, bytes, bytes]]:
-    """Root, directory and name of each entry but the roots themselves."""
+def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, bytes, list[bytes]]]:
+    """Root, directory and names of all entries but the roots themselves; a directory may come more
+    than once."""
     try:
         rows = [*Entries.of(entries).listed(bytearray(len(entries)))]
     except NotPlain:
         for entry in entries:
             directory, _, name = entry.path.rpartition(b"/")
             if name:
-                yield entry.root, directory, name
+                yield entry.root, directory, [name]
         return
     for row in rows:
         if row.is_run:
-            yield from ((row.root, row.path, name) for name in row.names.split(b"\0"))
+            yield row.root, row.path, row.names.split(b"\0")

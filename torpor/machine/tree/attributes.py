@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Final
 
 from torpor.machine.tree.abilities import EVERYTHING, Abilities
+from torpor.machine.tree.names import Signature
 from torpor.machine.tree.refusals import NO_ROOM, is_full, write_refused
 from torpor.machine.tree.walk import read_xattrs
 from torpor.shared.format.manifest import Entry
@@ -42,6 +43,8 @@ class Attributes:
         """User and group that this machine refuses."""
         self.apart: set[tuple[int, bytes]] = set()
         """Root and path of hard links that are files of their own here."""
+        self.unchanged: dict[tuple[int, bytes], Signature] = {}
+        """Root and path of names that were compared before, when they had these signatures."""
         self._several: Counter[str] = Counter()
         self._names: dict[str, list[str]] = {}
 

@@ -199,6 +199,9 @@ def _differs(
     differs."""
     if st.error:
         return False, f"{_shown(entry, targets)}: {os.strerror(st.error)}"
+    before = attributes.unchanged.get((entry.root, entry.path))
+    if before is not None and before == Signature.among(st):
+        return False, ""  # as far as this machine can hold it, which was seen then
     wrong = []
     moved = False
     if _KINDS.get(stat.S_IFMT(st.mode)) != (FILE if entry.kind == HARDLINK else entry.kind):
