@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
+from collections.abc import Callable
 from typing import Final, Self
 
 from prefect.blocks.core import Block
@@ -17,8 +18,10 @@ from blocks.reference import LOGOS, Reference, load
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store_prices import StorePrice, price_of
 from torpor.shared.errors import InvalidInput
+from torpor.shared.values import Away
 
 KEY_BYTES: Final = 32
+MOST_PATIENCE_MIN: Final = 720  # a grant of an hour is renewed, a night's bill is not
 
 
 class ObjectStore(Block):
@@ -35,6 +38,7 @@ class ObjectStore(Block):
         region: The store's region.
         endpoint_url: The store's address.
         encryption_key: 32 bytes in base64 or hexadecimal. Without it snapshots stay plain.
+        patience_min: How long a run waits for a store that is away, in minutes.
         price_gb_month_usd: The price of storing one GB for a month, in dollars.
         price_egress_gb_usd: The price of reading one GB, in dollars.
 
@@ -100,6 +104,17 @@ class ObjectStore(Block):
         ),
     )
 
+    patience_min: float = Field(
+        default=30.0,
+        ge=0,
+        le=MOST_PATIENCE_MIN,
+        title="Patience (minutes)",
+        description=(
+            "How long a run, and its agent on the machine, waits for a store that answers 500 or "
+            "503, resets connections or times out, before it gives up. The machine costs money "
+            "meanwhile. 0: five attempts, which take seconds."
+        ),
+    )
     price_gb_month_usd: float | None = Field(
         default=None,
         ge=0,
@@ -121,9 +136,10 @@ class ObjectStore(Block):
         """A random key. Keep a copy of its ``get_secret_value()`` outside of Prefect."""
         return SecretStr(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode())
 
-    def open(self) -> S3Store:
-        """The store, ready to use on the control side. Raises InvalidInput; nothing is sent."""
-        return S3Store.connect(self.settings())
+    def open(self, on_away: Callable[[Away], None] | None = None) -> S3Store:
+        """The store, ready to use on the control side. Raises InvalidInput; nothing is sent.
+        ``on_away`` hears of each wait for a store that is away."""
+        return S3Store.connect(self.settings(), on_away)
 
     def settings(self) -> S3Settings:
         """Address and keys of the store. Loads the credentials block; raises InvalidInput."""
@@ -155,6 +171,7 @@ class ObjectStore(Block):
             endpoint_url=endpoint_url,
             region=region,
             prefix=self.prefix,
+            patience_s=60 * self.patience_min,
             verify_tls=verify,
             root=self.key() or records_key(self.bucket, self.prefix),
         )

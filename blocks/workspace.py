@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from prefect.blocks.core import Block
@@ -31,6 +32,7 @@ from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
     BASE,
     RESERVED,
+    Away,
     Want,
     WorkspaceName,
     WorkspaceSpec,
@@ -378,9 +380,9 @@ class Workspace(Block):
         """Its tuning; raises InvalidInput."""
         return self._measured_with or self._settings(self.tuning, Tuning)
 
-    def open_store(self) -> S3Store:
-        """Its object store, ready to use; raises InvalidInput."""
-        return self._store().open()
+    def open_store(self, on_away: Callable[[Away], None] | None = None) -> S3Store:
+        """Its object store, ready to use; raises InvalidInput. ``on_away`` hears of its waits."""
+        return self._store().open(on_away)
 
     def store_price(self) -> StorePrice | None:
         """What its object store costs; None if unknown."""

@@ -15,6 +15,7 @@ from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.sleep import check_not_asleep, check_not_hibernated
 from tasks.step import step
+from tasks.waiting import waits_of
 from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Agent, Session
@@ -54,6 +55,7 @@ class _Told:
         runner().log.warning(message)
 
     def created(self, machine: Machine) -> None:
+        waits_of(runner()).stands(machine)
         emit(
             MachineCreated(
                 workspace=self._workspace,
@@ -71,6 +73,7 @@ class _Told:
         )
 
     def ended(self, machine: Machine, reason: str) -> None:
+        waits_of(runner()).ends(machine)
         runner().log.info("machine %s was destroyed: %s", machine.id, reason)
         emit(
             MachineDestroyed(
@@ -201,6 +204,7 @@ def open_session(
     the user's own outlives the agent. ``sleeps``: another run may hibernate the machine meanwhile;
     WorkspaceAsleep then ends each try to connect again.
     """
+    waits_of(runner()).stands(machine)
     endpoint = endpoint_of(machine)
     if machine.label is None:
         return opened.log_in(

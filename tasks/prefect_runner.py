@@ -50,6 +50,7 @@ from tasks.block_names import BlockNames
 from tasks.own_deployments import check_own
 from tasks.prefect_alerts import PrefectAlerts
 from tasks.runs import JOB_POOL, JobRun, RunState
+from tasks.waiting import waits_of
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
 
@@ -95,7 +96,7 @@ class PrefectRunner:
         return PrefectAlerts()
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
-        return OpenWorkspace.of(workspace)
+        return OpenWorkspace.of(workspace, waits_of(self).hear)
 
     def workspaces(self) -> list[str]:
         return saved_names(Workspace)

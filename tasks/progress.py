@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Final
 
 from tasks.runner import runner
+from tasks.waiting import waits_of
 from torpor.shared.wire.request import Event
 
 UPDATE_S: Final = 2.0
@@ -39,9 +40,13 @@ class Progress:
         self._shown = runner().progress(key, description)
         self._description = description
         self._hears = _hears.get()
+        self._waits = waits_of(runner())
 
     def event(self, part: Hashable, event: Event) -> None:
-        """A part has moved ``event.bytes`` so far."""
+        """A part has moved ``event.bytes`` so far, or waits for its store."""
+        if event.away is not None:
+            self._waits.hear(event.away)
+            return
         with self._lock:
             self._parts[part] = max(self._parts.get(part, 0), event.bytes)
             now = time.monotonic()

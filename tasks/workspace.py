@@ -28,6 +28,7 @@ from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import (
+    Away,
     MachineId,
     WorkspaceName,
     WorkspaceSpec,
@@ -145,12 +146,15 @@ class OpenWorkspace(StoredWorkspace):
         return Markets(self.providers, self.others)
 
     @classmethod
-    def of(cls, workspace: Workspace | str) -> OpenWorkspace:
-        """Load the blocks a workspace refers to; errors name the block and what to do."""
+    def of(
+        cls, workspace: Workspace | str, on_away: Callable[[Away], None] | None = None
+    ) -> OpenWorkspace:
+        """Load the blocks a workspace refers to; errors name the block and what to do. ``on_away``
+        hears of each wait for its store."""
         block = Workspace.of(workspace)
         tuning = block.open_tuning()
         spec, providers = block.spec(tuning), block.open_providers()
-        store = block.open_store()
+        store = block.open_store(on_away)
         identity = block.open_identity()
         store_key = block.store_key()
         return cls(

@@ -9,7 +9,8 @@
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreMissing        no such bucket or object
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
-    │   │   └── StoreUnreachable* its host refuses connections, or has no address
+    │   │   ├── StoreUnreachable* its host refuses connections, or has no address
+    │   │   └── StoreAway       it was away for as long as the patience of its block
     │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
@@ -119,6 +120,10 @@ class StoreUnavailable(StoreError):
 
 class StoreUnreachable(StoreUnavailable):
     pass
+
+
+class StoreAway(StoreUnavailable):
+    retryable = False
 
 
 class RecordRefused(StoreError):

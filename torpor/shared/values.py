@@ -145,6 +145,7 @@ class Grant(msgspec.Struct, frozen=True):
     """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock).
 
     ``once``: a PUT that must carry ``If-None-Match: *``, so that the store writes no name twice.
+    ``patience_s``: how long the holder waits for a store that is away.
     InvalidInput for an object that torpor neither writes nor reads.
     """
 
@@ -153,6 +154,7 @@ class Grant(msgspec.Struct, frozen=True):
     url: str
     expires_unix: int
     once: bool = False
+    patience_s: float = 0.0
 
     def __post_init__(self) -> None:
         object_key(self.key)
@@ -160,6 +162,14 @@ class Grant(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         """Without the URL: its signature is a secret while it lasts."""
         return f"Grant({self.verb} {self.key})"
+
+
+class Away(msgspec.Struct, frozen=True):
+    """A request waits for a store: what failed, for how long by now, and the limit."""
+
+    error: Annotated[str, msgspec.Meta(max_length=300_000)]
+    away_s: float
+    patience_s: float
 
 
 class StoredObject(msgspec.Struct, frozen=True):

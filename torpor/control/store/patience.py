@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import Signer
 from torpor.shared.errors import StoreError
+from torpor.shared.transfer.retries import hurried
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject
 
@@ -22,7 +23,8 @@ _Answer = TypeVar("_Answer")
 
 class StorePatience:
     """Gives each store ``most_s`` in all, by its address. What several calls of one store wait for
-    at the same time counts once."""
+    at the same time counts once. The patience of a store's block (transfer/retries.py) is none of
+    it: whoever asks many stores comes back to one that is away."""
 
     def __init__(self, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_s, self._clock = most_s, clock
@@ -143,6 +145,7 @@ class _PatientStore:
 
 def _give(answer: Future[_Answer], call: Callable[[], _Answer]) -> None:
     try:
-        answer.set_result(call())
+        with hurried():
+            answer.set_result(call())
     except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
         answer.set_exception(error)

@@ -7,7 +7,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -40,7 +40,7 @@ from torpor.shared.transfer.connections import target_of
 from torpor.shared.transfer.etag import encryption_of, plain_md5
 from torpor.shared.transfer.retries import ATTEMPTS, Retries
 from torpor.shared.transfer.transfer import Range
-from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject, object_key
+from torpor.shared.values import Away, Capabilities, Grant, ObjectKey, StoredObject, object_key
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -56,7 +56,8 @@ _session_lock = threading.Lock()  # a session makes one client at a time
 class S3Settings:
     """Where a store is and how to sign for it. ``endpoint_url`` None means AWS.
 
-    A request is sent at most ``attempts`` times, ``read_timeout_s`` each. ``root``: the 32 bytes
+    A request is sent at most ``attempts`` times, ``read_timeout_s`` each, or while the store is
+    away for no longer than ``patience_s``, which grants hand on. ``root``: the 32 bytes
     that the store's records are signed with; None where no record is read or written.
     """
 
@@ -71,6 +72,7 @@ class S3Settings:
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     attempts: int = ATTEMPTS
+    patience_s: float = 0.0
     verify_tls: bool | str = True  # or the file of a certificate authority of one's own
 
 
@@ -84,7 +86,7 @@ def _send_body_at_once(params: dict[str, Any], **_: Any) -> None:
 class S3Store:
     """The seam's ObjectStore over one bucket and prefix. Safe to use from several threads.
 
-    Every request is sent at most ``attempts`` (5) times. A call is one request, but for these:
+    Every request is sent as ``retries`` say. A call is one request, but for these:
     ``list`` is one for each 1,000 objects; ``delete`` one for each 1,000 keys, and one more for
     each key that the store does not delete in a batch; ``head`` of a missing object looks once for
     the bucket; ``put`` with ``if_absent`` asks once more, with a head where the store has no
@@ -99,7 +101,7 @@ class S3Store:
         bucket: str,
         prefix: str = "",
         *,
-        attempts: int = ATTEMPTS,
+        retries: Retries | None = None,
         root: bytes | None = None,
     ) -> None:
         """``client`` must carry ``client_config``: it sends each request once, and without the
@@ -115,16 +117,20 @@ class S3Store:
         client.meta.events.register_last("before-call.s3", self._note_asked)
         client.meta.events.register_last("after-call.s3", self._hear_date)
         self._client = client
+        self._retries = retries or Retries()
         self._bucket = bucket
         self._signer = None if root is None else Signer(root, f"{bucket}/{self._base}")
-        self._requests = S3Requests(client, bucket, self._base, self.address, Retries(attempts))
+        self._requests = S3Requests(client, bucket, self._base, self.address, self._retries)
         self._lock = threading.Lock()
         self._capabilities: Capabilities | None = None
         self._bucket_seen = False
 
     @classmethod
-    def connect(cls, settings: S3Settings) -> S3Store:
-        """A store from settings. Sends nothing; ``probe`` checks the settings."""
+    def connect(
+        cls, settings: S3Settings, on_away: Callable[[Away], None] | None = None
+    ) -> S3Store:
+        """A store from settings. Sends nothing; ``probe`` checks the settings. ``on_away`` hears of
+        each wait that only patience explains."""
         if settings.endpoint_url is not None:
             target_of(settings.endpoint_url, f"the endpoint {settings.endpoint_url!r}")
         if not settings.access_key or not settings.secret_key:
@@ -144,7 +150,7 @@ class S3Store:
             client,
             settings.bucket,
             settings.prefix,
-            attempts=settings.attempts,
+            retries=Retries(settings.attempts, patience_s=settings.patience_s, on_away=on_away),
             root=settings.root,
         )
 
@@ -309,7 +315,14 @@ class S3Store:
                 f"the client for {self.address} does not sign with SigV4: make it with "
                 "torpor.control.store.s3.client_config"
             )
-        return Grant(key, cast(Literal["PUT", "GET"], verb), url, expires_unix, once)
+        return Grant(
+            key,
+            cast(Literal["PUT", "GET"], verb),
+            url,
+            expires_unix,
+            once,
+            self._retries.patience_s,
+        )
 
     def _look(self, key: ObjectKey) -> Any:
         """HeadObject's answer; None where there is no such object."""

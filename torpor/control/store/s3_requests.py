@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,7 +14,13 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from torpor.control.store.pace import moves, within
 from torpor.control.store.s3_errors import code_of, explained, status_of
-from torpor.shared.errors import StoreCorrupt, StoreError, StoreMissing, StoreUnavailable
+from torpor.shared.errors import (
+    StoreCorrupt,
+    StoreError,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUnreachable,
+)
 from torpor.shared.transfer.retries import Retries
 from torpor.shared.values import KIB
 
@@ -36,9 +43,9 @@ class S3Requests:
     """One bucket as boto3 reaches it. Names are below ``base``; ``address`` is for errors.
 
     ``send`` is the control side's only retry layer: a request goes out at most
-    ``retries.attempts`` times, because ``client_config`` has botocore send it once. (botocore
-    follows a store's redirect to the bucket's region by itself, with a HeadBucket, once a client.)
-    Each time may take as long as its bytes need (pace.py).
+    ``retries.attempts`` times, or as long as its patience says, because ``client_config`` has
+    botocore send it once. (botocore follows a store's redirect to the bucket's region by itself,
+    with a HeadBucket, once a client.) Each time may take as long as its bytes need (pace.py).
     """
 
     client: S3Client
@@ -46,13 +53,22 @@ class S3Requests:
     base: str
     address: str
     retries: Retries
+    reached: threading.Event = field(default_factory=threading.Event)
+    """Set once the store has answered: if nobody is there later, it is away."""
 
     def send(self, what: str, request: Callable[[], _Answer]) -> _Answer:
         """The answer to ``request``, or its last error as ours; ``what`` is the verb and key."""
 
         def once() -> _Answer:
-            with explained(what, self.address):
-                return within(f"{what} at {self.address}", self._timeout_s, request)
+            try:
+                with explained(what, self.address):
+                    answer = within(f"{what} at {self.address}", self._timeout_s, request)
+            except StoreUnreachable as error:
+                if self.reached.is_set():
+                    raise StoreUnavailable(str(error)) from None
+                raise
+            self.reached.set()
+            return answer
 
         return self.retries.run(once)
 

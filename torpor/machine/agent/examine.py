@@ -26,7 +26,10 @@ def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
     works = [(pack, [_chunk(pack, chunk) for chunk in pack.chunks]) for pack in request.packs]
     connections = Connections(timeout_s=60.0)
     transfer = Transfer(
-        connections=connections, cancelled=call.cancelled, on_retry=_not_of_corrupt_objects
+        connections=connections,
+        cancelled=call.cancelled,
+        on_retry=_not_of_corrupt_objects,
+        on_away=lambda away: call.emit(Event(0, away)),
     )
     found = []
     came = 0

@@ -21,7 +21,7 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import GpuUse, WorkspaceName
-from torpor.shared.wire.request import Nothing, OfRun
+from torpor.shared.wire.request import Event, Nothing, OfRun
 
 WORKERS: Final = max(4, min(8, 2 * (os.cpu_count() or 1)))
 """Parts worked at the same time. Each holds at most a pack (64 MiB) and three chunks: 8 of them
@@ -115,6 +115,7 @@ class AgentRun:
         """A transfer for one request, over the run's connections."""
         return Transfer(
             connections=self.connections,
+            on_away=lambda away: call.emit(Event(0, away)),
             cancelled=lambda: call.cancelled() or self._ended is not None,
         )
 

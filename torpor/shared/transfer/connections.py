@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import certifi
 
-from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable
+from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, StoreUnreachable
 
 _PRINTABLE = re.compile(r"[!-~]+")  # urlsplit would quietly drop a newline
 
@@ -49,13 +49,17 @@ def target_of(url: str, what: str) -> Target:
 
 
 class Connections:
-    """Lends connections, one request at a time each; those given back are used again."""
+    """Lends connections, one request at a time each; those given back are used again.
+
+    Where no connection comes about: StoreUnavailable of a place that was reached before, and
+    StoreUnreachable of one that never was."""
 
     def __init__(self, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._timeout_s = timeout_s
         self._tls = tls
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = {}
+        self._reached: set[tuple[str, str, int]] = set()
         self._closed = False
 
     def take(self, target: Target) -> http.client.HTTPConnection:
@@ -99,6 +103,7 @@ class Connections:
                 target.host, target.port, timeout=self._timeout_s
             )
         at = f"{target.host}:{target.port}"
+        away = StoreUnavailable if target.place in self._reached else StoreUnreachable
         try:
             connection.connect()
         except ssl.SSLCertVerificationError as error:
@@ -112,19 +117,18 @@ class Connections:
                 "or https, and its port"
             ) from None
         except socket.gaierror as error:
-            raise StoreUnavailable(
+            raise away(
                 f"the name {target.host} cannot be resolved here: {error.strerror}; check the "
                 "endpoint and this machine's DNS"
             ) from None
         except TimeoutError:
-            raise StoreUnavailable(
-                f"{at} did not accept a connection within {self._timeout_s:g} s"
-            ) from None
+            raise away(f"{at} did not accept a connection within {self._timeout_s:g} s") from None
         except OSError as error:
-            raise StoreUnavailable(
+            raise away(
                 f"no connection to {at}: {error.strerror or error}; is the store running, and "
                 "reachable from this machine?"
             ) from None
+        self._reached.add(target.place)
         return connection
 
     def _context(self) -> ssl.SSLContext:

@@ -28,7 +28,7 @@ from torpor.shared.transfer.answer import ERROR_BODY_BYTES, carried_by, refusal
 from torpor.shared.transfer.connections import Connections, Target, target_of
 from torpor.shared.transfer.etag import encryption_of, plain_md5
 from torpor.shared.transfer.retries import ATTEMPTS, Retries
-from torpor.shared.values import KIB, Grant
+from torpor.shared.values import KIB, Away, Grant
 
 GAP_BYTES = 64 * KIB  # a hole this small is cheaper to read through than to ask around
 SLICE_BYTES = 256 * KIB  # moved between two looks at the pace and at the cancel callback
@@ -49,10 +49,11 @@ class Range(NamedTuple):
 class Transfer:
     """PUT and ranged GET over grants, from any number of threads.
 
-    A PUT is sent at most ``attempts`` times, and so is a GET since its last range that arrived;
-    each connects at most once. ``on_retry`` gets each error that is retried and the wait in
-    seconds. Once ``cancelled()`` is true, a wait ends within NAP_S and a request within one slice,
-    with RunCancelled. A request that takes longer than ``timeout_s`` and its bytes at
+    A PUT is sent at most ``attempts`` times, and so is a GET since its last range that arrived, or
+    as long as the patience of its grant says; each connects at most once. ``on_retry`` gets each
+    error that is retried and the wait in seconds, ``on_away`` what only patience repeats. Once
+    ``cancelled()`` is true, a wait ends within NAP_S and a request within one slice, with
+    RunCancelled. A request that takes longer than ``timeout_s`` and its bytes at
     ``slowest_bytes_s`` has stalled.
     """
 
@@ -62,8 +63,10 @@ class Transfer:
         timeout_s: float = 60.0,
         attempts: int = ATTEMPTS,
         on_retry: Callable[[StoreError, float], None] | None = None,
+        on_away: Callable[[Away], None] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
         connections: Connections | None = None,
         slowest_bytes_s: float = SLOWEST_BYTES_S,
     ) -> None:
@@ -71,7 +74,14 @@ class Transfer:
             raise InvalidInput(f"a transfer with timeout_s={timeout_s} would do nothing")
         self._connections = connections or Connections(timeout_s=timeout_s)
         self._timeout_s = timeout_s
-        self._retries = Retries(attempts, on_retry=on_retry, cancelled=cancelled, sleep=sleep)
+        self._retries = Retries(
+            attempts,
+            on_retry=on_retry,
+            on_away=on_away,
+            cancelled=cancelled,
+            sleep=sleep,
+            clock=clock,
+        )
         self._cancelled = cancelled
         self._slowest_bytes_s = slowest_bytes_s
 
@@ -109,7 +119,7 @@ class Transfer:
 
         target = _target(grant, "PUT")
         views = [memoryview(piece).cast("B") for piece in pieces]
-        self._retries.run(put)
+        self._retries.run(put, grant.patience_s)
 
     def get_ranges(
         self,
@@ -128,7 +138,7 @@ class Transfer:
         target = _target(grant, "GET")
         _check_ranges(grant, ranges)
         view: memoryview | None = None
-        done = failed = 0
+        done, tries = 0, self._retries.tries(grant.patience_s)
         while done < len(ranges):
             run = _neighbours(ranges, done)
             try:
@@ -138,11 +148,11 @@ class Transfer:
                             view = _buffer(into, wanted.length)
                         body.read(wanted, view)
                         whole, view = view, None
-                        done, failed = done + 1, 0
+                        done += 1
+                        tries.went()
                         yield whole
             except (StoreUnavailable, StoreCorrupt) as error:
-                failed += 1
-                self._retries.wait(error, failed)
+                tries.wait(error)
 
     def _put_once(self, target: Target, grant: Grant, views: list[memoryview], md5: bytes) -> None:
         length = sum(len(view) for view in views)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar, get_args
 import msgspec
 
 from torpor.shared.errors import InvalidInput, MachineError
-from torpor.shared.values import SnapshotId, WorkspaceName, learned
+from torpor.shared.values import Away, SnapshotId, WorkspaceName, learned
 
 MOST: Final = 1 << 53
 """No count, size or offset of a machine is larger: a float still holds it exactly."""
@@ -59,9 +59,10 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """How many plain bytes a request has moved so far."""
+    """How many plain bytes a request has moved so far. ``away``: it waits for its store."""
 
     bytes: Count
+    away: Away | None = None
 
 
 def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:
