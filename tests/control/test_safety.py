@@ -26,6 +26,7 @@ from torpor.control.safety import (
     warrant_to_destroy,
 )
 from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.control.upkeep.verification import Verification
 from torpor.machine.agent.machine import machine_id
 from torpor.shared.errors import (
     HandedOver,
@@ -35,6 +36,7 @@ from torpor.shared.errors import (
     SnapshotDamaged,
     SnapshotMissing,
     StillChanging,
+    StoreArchived,
     TorporError,
     UnsafeDestroy,
     WrongKey,
@@ -190,6 +192,30 @@ def test_a_pack_whose_md5_is_hidden_is_read_again(kept: Kept) -> None:
     verify_snapshot(kept.store, kept.stored, kept.seal, reread)
     ((grant,),) = reread.call_args.args
     assert (grant.verb, grant.key) == ("GET", kept.pack())
+
+
+def test_a_pack_in_an_archive_is_named_by_verify_and_before_a_machine_is_rented(
+    kept: Kept,
+) -> None:
+    """Until somebody has restored it: the listing still says GLACIER then, and HEAD does not."""
+
+    def before_renting() -> None:
+        safety.check_packs(kept.store, kept.stored, kept.seal, "nothing was rented")
+
+    def verify() -> None:
+        verification = Verification(kept.store, WORKSPACE, kept.seal)
+        verification.look(kept.stored.snapshot)
+        verification.compare()
+        assert verification.faults == {}
+
+    kept.store.archive(kept.pack())
+    for look in (before_renting, verify):
+        with pytest.raises(StoreArchived, match=rf"restore-object .*{kept.pack()}"):
+            look()
+    assert kept.verify(), "the work is in the store all the same"
+    kept.store.archive(kept.pack(), restored=True)
+    before_renting()
+    verify()
 
 
 def test_a_hidden_pack_that_reads_wrong_is_damage(kept: Kept) -> None:

@@ -11,17 +11,24 @@ minute after that comparison.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
 from torpor.control.store.receipts import is_autosave, withdraw_receipt, write_receipt
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
-from torpor.shared.errors import NotOurs, SnapshotDamaged, StillChanging, UnsafeDestroy
+from torpor.shared.errors import (
+    NotOurs,
+    SnapshotDamaged,
+    StillChanging,
+    StoreArchived,
+    UnsafeDestroy,
+)
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, Pack
 from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
+from torpor.shared.transfer.answer import archived_words
 from torpor.shared.values import (
     Grant,
     Label,
@@ -260,14 +267,34 @@ def check_packs(
     paths: Sequence[str] | None = None,
 ) -> Manifest:
     """The manifest; SnapshotDamaged, with the ``advice``, if the store shows that a pack is missing
-    or changed. OtherPaths as in ``verify_snapshot``."""
+    or changed, StoreArchived if one cannot be read now. OtherPaths as in ``verify_snapshot``."""
     manifest = read_manifest(store, wanted, seal, paths)
-    missing, _ = compare_packs(
-        stored_packs(store, manifest.workspace), manifest.workspace, manifest.packs
-    )
+    there = stored_packs(store, manifest.workspace)
+    missing, _ = compare_packs(there, manifest.workspace, manifest.packs)
     if missing:
         raise _damage(store, wanted, manifest, missing, advice)
+    check_readable(store, there, manifest.workspace, manifest.packs)
     return manifest
+
+
+def check_readable(
+    store: ObjectStore,
+    there: Mapping[ObjectKey, StoredObject],
+    workspace: WorkspaceName,
+    packs: Iterable[Pack],
+) -> None:
+    """StoreArchived where some of ``packs`` are in an archive, and nobody has restored them."""
+    named = [there[key] for pack in packs if (key := pack_key(workspace, pack.id)) in there]
+    archived = [
+        found.key
+        for found in named
+        if found.archive and (now := store.head(found.key)) is not None and now.archive
+    ]
+    if archived:
+        raise StoreArchived(
+            f"workspace {workspace} in {store.address}: {archived_words(len(archived))}: "
+            f"{', '.join(archived[:5])}"
+        )
 
 
 def _damage(

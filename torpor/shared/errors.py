@@ -7,6 +7,7 @@
     │   └── WorkspaceAsleep     its machine was destroyed; a verified snapshot holds all of it
     ├── StoreError              the object store
     │   ├── StoreDenied         403: credentials or grant refused
+    │   ├── StoreArchived       the object is in an archive: ask for its restore first
     │   ├── StoreMissing        no such bucket or object
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
     │   │   ├── StoreUnreachable* its host refuses connections, or has no address
@@ -106,6 +107,10 @@ class StoreError(TorporError):
 
 
 class StoreDenied(StoreError):
+    pass
+
+
+class StoreArchived(StoreError):
     pass
 
 

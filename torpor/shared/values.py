@@ -173,12 +173,14 @@ class Away(msgspec.Struct, frozen=True):
 
 
 class StoredObject(msgspec.Struct, frozen=True):
-    """What a store says of one object. ``md5`` (hex) is None where the ETag is not an MD5."""
+    """What a store says of one object. ``md5`` (hex) is None where the ETag is not an MD5.
+    ``archive``: the storage class where nobody can read it now; a listing knows of no restore."""
 
     key: ObjectKey
     bytes: int
     md5: str | None
     modified_unix: float
+    archive: str = ""
 
 
 class Capabilities(msgspec.Struct, frozen=True):

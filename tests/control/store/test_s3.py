@@ -24,6 +24,7 @@ from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,
     ObjectExists,
+    StoreArchived,
     StoreDenied,
     StoreError,
     StoreMissing,
@@ -391,3 +392,15 @@ def test_a_store_that_says_no_bucket_is_not_taken_for_empty(seaweed: Server) -> 
     store = S3Store.connect(seaweed.settings("never-made"))
     with pytest.raises(StoreMissing, match="no bucket never-made"):
         store.head(KEY)
+
+
+def test_an_archived_object_is_known_in_listings_and_refused_by_name(moto: Server) -> None:
+    store, client = moto.store(), moto.client()
+    bucket, prefix = store.address.split("/", 4)[3:]
+    client.put_object(Bucket=bucket, Key=f"{prefix}/{KEY}", Body=b"x", StorageClass="GLACIER")
+    assert [found.archive for found in store.list("")] == ["GLACIER"]
+    head = store.head(KEY)
+    assert head is not None
+    assert head.archive == "GLACIER"
+    with pytest.raises(StoreArchived, match=r"restore-object .*InvalidObjectState"):
+        store.get(KEY, max_bytes=9)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 LONGEST_GRANT_S = 7 * 24 * 3600  # SigV4 allows no more
 MOST_LISTED = 1_000_000  # at about 300 bytes each in memory; 64 TB of packs
 CONNECTIONS = 32
+ARCHIVES = ("GLACIER", "DEEP_ARCHIVE", "ARCHIVE")  # not GLACIER_IR, which is read at once
 
 _session_lock = threading.Lock()  # a session makes one client at a time
 
@@ -252,7 +253,14 @@ class S3Store:
         if answer is None:
             return None
         md5 = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
-        return StoredObject(key, answer["ContentLength"], md5, answer["LastModified"].timestamp())
+        restored = 'ongoing-request="false"' in answer.get("Restore", "")
+        return StoredObject(
+            key,
+            answer["ContentLength"],
+            md5,
+            answer["LastModified"].timestamp(),
+            "" if restored else _archive(answer),
+        )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Every object below the prefix, in key order.
@@ -278,7 +286,8 @@ class S3Store:
             except InvalidInput:
                 continue
             md5 = plain_md5(found.get("ETag"), None) if md5s else None
-            listed[key] = StoredObject(key, found["Size"], md5, found["LastModified"].timestamp())
+            changed_unix = found["LastModified"].timestamp()
+            listed[key] = StoredObject(key, found["Size"], md5, changed_unix, _archive(found))
             if len(listed) > MOST_LISTED:
                 raise StoreError(
                     f"list {prefix!r} at {self.address}: more than {MOST_LISTED} objects; give "
@@ -446,6 +455,12 @@ def client_config(settings: S3Settings | None = None) -> Config:
         max_pool_connections=CONNECTIONS,
         s3={"addressing_style": "path" if chosen.endpoint_url else "virtual"},
     )
+
+
+def _archive(answer: Any) -> str:
+    """The storage class of an object, where its bytes cannot be read."""
+    named = str(answer.get("StorageClass") or "")
+    return named if named in ARCHIVES else ""
 
 
 def _md5(body: bytes) -> str:

@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from torpor.control.safety import check_readable
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pinned_ids
@@ -102,7 +103,8 @@ class Verification:
         self._snapshots[snapshot] = _Seen(root.hex(), "", files, packs, [])
 
     def compare(self) -> None:
-        """Compare every pack with the store's listing."""
+        """Compare every pack with the store's listing. StoreArchived where all are there, and some
+        cannot be read now."""
         there = {stored.key: stored for stored in self._store.list(packs_prefix(self.workspace))}
         for pack in self._chunks:
             self.objects += 1
@@ -117,6 +119,8 @@ class Verification:
                 self.unproven.add(pack.id)
             elif stored.md5 != pack.md5.hex():
                 self.faults[pack.id] = PackDamage("damaged", None)
+        if not self.faults:  # else the damage is named: it is lost, and the archive waits
+            check_readable(self._store, there, self.workspace, self._chunks)
 
     def works(self) -> list[tuple[Pack, list[Chunk]]]:
         """Every pack with the chunks that snapshots use. Honest manifests agree where a chunk

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torpor.shared.errors import (
     GrantExpired,
     ObjectExists,
+    StoreArchived,
     StoreCorrupt,
     StoreDenied,
     StoreError,
@@ -91,6 +92,8 @@ class RefusedAnswer(NamedTuple):
             return busy
         if status == 409:
             return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
+        if code == "InvalidObjectState":
+            return StoreArchived(f"{what}: {archived_words(1)} ({reason})")
         if status in (401, 403) or code == "AccessDenied":
             return StoreDenied(
                 f"{what}: refused ({reason}); check the key id and secret, that their policy "
@@ -109,6 +112,16 @@ class RefusedAnswer(NamedTuple):
                 "set both in the store's block"
             )
         return StoreError(f"{what}: refused ({reason})")
+
+
+def archived_words(objects: int) -> str:
+    """That an archive holds so many objects, and what to do."""
+    return (
+        f"{objects} object{'s are' if objects > 1 else ' is'} in an archive class of the store and "
+        "cannot be read: ask for a restore of each (aws s3api restore-object --bucket BUCKET --key "
+        "KEY --restore-request 'Days=7,GlacierJobParameters={Tier=Standard}'), wait the hours that "
+        "it takes, and run this again; and end the lifecycle rule that archives this prefix"
+    )
 
 
 def carried_by(status: int, content_range: str | None, length: int | None) -> range:
