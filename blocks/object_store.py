@@ -172,6 +172,8 @@ class ObjectStore(Block):
             region=region,
             prefix=self.prefix,
             patience_s=60 * self.patience_min,
+            virtual_host=(parameters.config or {}).get("s3", {}).get("addressing_style")
+            == "virtual",
             verify_tls=verify,
             root=self.key() or records_key(self.bucket, self.prefix),
         )

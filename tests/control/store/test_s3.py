@@ -9,14 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from botocore import auth, compat
+from botocore.exceptions import ClientError
 
 from tests.contracts.store_contract import KEY
 from tests.fixtures.fault_proxy import Fault, FaultProxy
+from tests.fixtures.loopback import Handler, Loopback
 from tests.fixtures.stores import Server
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.store.s3 import S3Settings, S3Store, client_config
@@ -404,3 +407,42 @@ def test_an_archived_object_is_known_in_listings_and_refused_by_name(moto: Serve
     assert head.archive == "GLACIER"
     with pytest.raises(StoreArchived, match=r"restore-object .*InvalidObjectState"):
         store.get(KEY, max_bytes=9)
+
+
+def test_a_write_that_meets_its_own_first_copy_is_done(
+    seaweed: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy sends it twice, and hands on the second answer: 412. Other content is refused."""
+    store = seaweed.store()
+    store.probe()
+    put = store._client.put_object
+
+    def twice(**request: object) -> object:
+        with suppress(ClientError):
+            put(**request)  # type: ignore[arg-type]
+        return put(**request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store._client, "put_object", twice)
+    store.put(KEY, b"mine", if_absent=True)
+    with pytest.raises(ObjectExists):
+        store.put(KEY, b"other", if_absent=True)
+    assert store.get(KEY, max_bytes=9) == b"mine"
+
+
+def test_an_answer_that_lacks_what_proves_it_whole_says_what() -> None:
+    class Bare(Handler):
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nConnection: close\r\n\r\nhalf of it")
+            self.close_connection = True
+
+    server = Loopback(Bare)
+    store = S3Store.connect(S3Settings("b-1", "A", "s", endpoint_url=server.url))
+    with pytest.raises(StoreError, match="no Content-Length: a proxy"):
+        store.get(KEY, max_bytes=99)
+    server.close()
+
+
+def test_a_store_may_have_buckets_as_hosts_only() -> None:
+    settings = S3Settings("b-1", "A", "s", endpoint_url="https://oss.example", virtual_host=True)
+    url = S3Store.connect(settings).grant("GET", KEY, expires_s=60).url
+    assert url.startswith(f"https://b-1.oss.example/{KEY}?")

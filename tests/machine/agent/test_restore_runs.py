@@ -94,6 +94,13 @@ def test_a_target_that_is_not_empty_is_refused(waking: Waking, tmp_path: Path) -
     waking.begin()
 
 
+def test_a_fresh_disk_is_empty_although_it_has_a_lost_and_found(waking: Waking) -> None:
+    (waking.back / "lost+found").mkdir(parents=True)
+    engine = waking.engine
+    engine.restore(waking.snapshot, [waking.back])
+    assert (waking.back / "lost+found").is_dir()
+
+
 def test_what_an_image_left_in_a_target_is_moved_aside_where_that_is_wanted(
     waking: Waking,
 ) -> None:

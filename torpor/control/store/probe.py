@@ -60,8 +60,8 @@ def _conditional_put(requests: S3Requests, name: str) -> bool:
 def _conditional_replace(requests: S3Requests, key: str) -> bool:
     """Exactly one of racing writers that replace one version wins; the others see that theirs is
     old."""
-    version = requests.send("probe", lambda: requests.read(key, BODY_BYTES)[1]["ETag"])
-    return _one_wins(requests, key, "replacer", IfMatch=version)
+    version = requests.send("probe", lambda: requests.read(key, BODY_BYTES)[1].get("ETag"))
+    return bool(version) and _one_wins(requests, key, "replacer", IfMatch=version)
 
 
 def _one_wins(requests: S3Requests, key: str, name: str, **condition: str) -> bool:

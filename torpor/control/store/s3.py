@@ -25,6 +25,7 @@ from torpor.control.store.s3_requests import (
     date_of,
     headers_of,
     is_missing_object,
+    lacking,
 )
 from torpor.control.store.signatures import Signer
 from torpor.shared.errors import (
@@ -74,6 +75,7 @@ class S3Settings:
     read_timeout_s: float = 60.0
     attempts: int = ATTEMPTS
     patience_s: float = 0.0
+    virtual_host: bool = False  # BUCKET.HOST at an endpoint, too; AWS always has that
     verify_tls: bool | str = True  # or the file of a certificate authority of one's own
 
 
@@ -208,7 +210,7 @@ class S3Store:
         looks = if_version is not None and not self._known().conditional_replace
         if looks:
             now = self._look(key)
-            if now is None or now["ETag"] != if_version:
+            if now is None or now.get("ETag") != if_version:
                 raise self._changed(key)
         elif if_version is not None:
             request["IfMatch"] = if_version
@@ -231,9 +233,15 @@ class S3Store:
         return StoredObject(key, len(body), stored, date_of(headers, time.time()))
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
-        return self.read(key, max_bytes=max_bytes)[0]
+        return self._read(key, max_bytes)[0]
 
     def read(self, key: ObjectKey, *, max_bytes: int) -> tuple[bytes, str]:
+        body, version = self._read(key, max_bytes)
+        if not version:
+            raise lacking(f"get {key} at {self.address}", "ETag")
+        return body, version
+
+    def _read(self, key: ObjectKey, max_bytes: int) -> tuple[bytes, str]:
         object_key(key)
         body, version = self._requests.send(f"get {key}", lambda: self._get_once(key, max_bytes))
         if len(body) > max_bytes:
@@ -252,7 +260,7 @@ class S3Store:
         answer = self._look(key)
         if answer is None:
             return None
-        md5 = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
+        md5 = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
         restored = 'ongoing-request="false"' in answer.get("Restore", "")
         return StoredObject(
             key,
@@ -346,21 +354,23 @@ class S3Store:
                 return None
 
         answer = self._requests.send(f"head {key}", look)
+        for needed, header in (
+            ("ContentLength", "Content-Length"),
+            ("LastModified", "Last-Modified"),
+        ):
+            if answer is not None and needed not in answer:
+                raise lacking(f"head {key} at {self.address}", header)
         if answer is None and not self._bucket_seen:
             self._requests.require_bucket()
         self._bucket_seen = True
         return answer
 
     def _put(self, key: ObjectKey, body: bytes, **request: Any) -> Any:
-        """PutObject's answer. If the condition fails, but an earlier attempt of this call wrote
-        that object and its answer was lost, the call succeeds. A proxy may repeat a request, too,
-        so a version that fails is always compared."""
+        """PutObject's answer. If the condition fails, the content decides: an earlier attempt of
+        this call, or a copy that a proxy or a client made of its request, may have written it."""
         replaces = "IfMatch" in request
-        sent = 0
 
         def put() -> Any:
-            nonlocal sent
-            sent += 1
             try:
                 return self._requests.put(key, body, **request)
             except ClientError as error:
@@ -370,7 +380,7 @@ class S3Store:
 
         answer = self._requests.send(f"put {key}", put)
         if answer["ResponseMetadata"]["HTTPStatusCode"] in (404, 412) and (
-            (sent == 1 and not replaces) or not self._holds(key, body)
+            not self._holds(key, body)
         ):
             raise self._changed(key) if replaces else self._taken(key)
         return answer
@@ -384,13 +394,13 @@ class S3Store:
     def _get_once(self, key: ObjectKey, max_bytes: int) -> tuple[bytes, str]:
         """The object, of one that is too long slightly more than ``max_bytes``; and its ETag."""
         body, answer = self._requests.read(key, max_bytes)
-        stated = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
+        stated = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
         known = self._capabilities is not None and self._capabilities.etag_is_md5
         if len(body) <= max_bytes and known and stated and stated != _md5(body):
             raise StoreCorrupt(
                 f"get {key} at {self.address}: the bytes that came do not have the MD5 {stated}"
             )
-        return body, answer["ETag"]
+        return body, answer.get("ETag", "")
 
     def _get_range_once(self, key: ObjectKey, wanted: Range) -> bytes:
         """A store that ignores the range sends the object from its beginning: skip the rest."""
@@ -398,7 +408,7 @@ class S3Store:
             key, wanted.end, Range=f"bytes={wanted.offset}-{wanted.end - 1}"
         )
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        carried = carried_by(status, answer.get("ContentRange"), answer["ContentLength"])
+        carried = carried_by(status, answer.get("ContentRange"), answer.get("ContentLength"))
         if not carried.start <= wanted.offset < wanted.end <= carried.stop:
             raise StoreCorrupt(
                 f"get {key} at {self.address}: asked for bytes {wanted.offset} to {wanted.end}, "
@@ -444,6 +454,7 @@ def client_config(settings: S3Settings | None = None) -> Config:
     """How a boto3 S3 client must be configured: it sends a request once, and in a way that stores
     beside AWS understand."""
     chosen = settings or S3Settings("unnamed", "", "", endpoint_url="http://unnamed")
+    by_host = chosen.virtual_host or not chosen.endpoint_url
     return Config(
         signature_version="s3v4",
         # boto3 >= 1.36 otherwise adds and expects checksums that other stores refuse or garble.
@@ -453,7 +464,7 @@ def client_config(settings: S3Settings | None = None) -> Config:
         read_timeout=chosen.read_timeout_s,
         retries={"mode": "standard", "total_max_attempts": 1},  # S3Requests.send repeats
         max_pool_connections=CONNECTIONS,
-        s3={"addressing_style": "path" if chosen.endpoint_url else "virtual"},
+        s3={"addressing_style": "virtual" if by_host else "path"},
     )
 
 

@@ -99,10 +99,12 @@ class S3Requests:
                     f"get {key} at {self.address}: the connection broke after {len(body)} bytes "
                     f"({type(error).__name__})"
                 ) from None
-        if len(body) <= most_bytes and len(body) != answer["ContentLength"]:
+        length = answer.get("ContentLength")
+        if length is None and "transfer-encoding" not in headers_of(answer):
+            raise lacking(f"get {key} at {self.address}", "Content-Length")
+        if len(body) <= most_bytes and length not in (None, len(body)):
             raise StoreUnavailable(
-                f"get {key} at {self.address}: only {len(body)} of "
-                f"{answer['ContentLength']} bytes came"
+                f"get {key} at {self.address}: only {len(body)} of {length} bytes came"
             )
         return bytes(body), answer
 
@@ -180,6 +182,14 @@ class S3Requests:
 
 def is_missing_object(error: ClientError) -> bool:
     return status_of(error) == 404 and code_of(error) != "NoSuchBucket"
+
+
+def lacking(what: str, header: str) -> StoreError:
+    """The error of an answer that cannot be known to be whole, or which version it is."""
+    return StoreError(
+        f"{what}: the answer has no {header}: a proxy or gateway before the store may have removed "
+        "it; go round it, or use another store"
+    )
 
 
 def headers_of(answer: Any) -> dict[str, str]:

@@ -431,12 +431,23 @@ def move_aside(place: bytes, snapshot: SnapshotId) -> bytes:
 
 
 def _first_name(target: bytes) -> bytes | None:
-    """Some name in a directory; None where it is empty, or no directory."""
+    """Some name in a directory; None where it is empty, or no directory. A fresh file system is
+    empty: mkfs makes its ``lost+found``."""
     try:
         with os.scandir(target) as names:
-            return next((name.name for name in names), None)
+            return next((name.name for name in names if not _is_of_mkfs(name)), None)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _is_of_mkfs(name: os.DirEntry[bytes]) -> bool:
+    """Whether it is an empty lost+found; root's own, which nobody else may list, counts as one."""
+    if name.name != b"lost+found" or not name.is_dir(follow_symlinks=False):
+        return False
+    try:
+        return not os.listdir(name.path)
+    except PermissionError:
+        return name.stat(follow_symlinks=False).st_uid == 0
 
 
 def _lacking(goal: Goal, plan: FetchPlan, able: Sequence[Abilities] = ()) -> list[int]:
