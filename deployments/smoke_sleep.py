@@ -104,7 +104,7 @@ def sleep_and_wake(opened: OpenWorkspace, note: Callable[[Check], None]) -> None
 def _run(opened: OpenWorkspace, program: str) -> str:
     machine = find_machine(opened, "")
     with open_session(opened, machine) as session:
-        done = session.execute([session.machine.python, "-c", program], timeout_s=_PROGRAM_S)
+        done = session.run_script(program, timeout_s=_PROGRAM_S)
     if done.exit != 0:
         raise MachineError(
             f"a program that {machine.id} ran for the test ended with {done.exit}: "

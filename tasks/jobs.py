@@ -189,7 +189,7 @@ def check_nodes(opened: OpenWorkspace, nodes: int) -> None:
 @step("ask for address", retries=ONCE)
 def address_of(session: Session) -> str:
     """Of the machine's own network interface."""
-    done = session.execute([session.machine.python, "-c", _ADDRESS])
+    done = session.run_script(_ADDRESS)
     try:
         return str(ip_address(done.stdout.decode(errors="replace").strip()))
     except ValueError:

@@ -82,8 +82,8 @@ class Serving:
         """DeployFailed where a program that ``stop`` does not end has the server's port."""
         port = self._place.stack.port
         if self._session.listens(port):
-            argv = [self._session.machine.python, "-c", _HOLDS, str(port), self._id("server")]
-            if self._session.execute(argv).exit == _NOT_HELD:  # else ``serve`` asks again
+            held = self._session.run_script(_HOLDS, str(port), self._id("server"))
+            if held.exit == _NOT_HELD:  # else ``serve`` asks again
                 raise self._taken()
 
     def run(self, kind: Kind, argv: list[str], folder: str) -> None:

@@ -32,6 +32,7 @@ _FACTS: dict[str, Any] = {
     "free_bytes": 1 << 40,
     "writable": True,
     "in_the_way": False,
+    "noexec": False,
     "nvidia": False,
     "bundles": [],
     "user_home": "/root",
@@ -59,14 +60,31 @@ def test_a_machine_without_python_is_refused(sshd: Sshd) -> None:
     assert not (sshd.home / ".torpor").exists()
 
 
-def test_an_old_python_is_named_and_a_good_one_behind_it_is_found(
-    sshd: Sshd, agent_source: Path, bundle_cache: Path
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"version": [3, 8, 18]}, "Python 3.8.18"),
+        ({"missing": ["lzma"]}, "Python 3.11.2 without the modules lzma"),
+        ({"implementation": "PyPy"}, "64-bit PyPy 3.11.2 on Linux"),
+        ({"bits": 32}, "32-bit CPython 3.11.2 on Linux"),
+        ({"libc": ""}, "Python 3.11.2 with no glibc (musl?)"),
+        (None, "no answer (exit 3), and it printed: pyenv: version not installed"),
+    ],
+)
+def test_a_python_that_does_not_fit_is_named_and_a_good_one_behind_it_is_found(
+    facts: dict[str, Any] | None, words: str, sshd: Sshd, agent_source: Path, bundle_cache: Path
 ) -> None:
-    old = _fake_python(sshd, version=[3, 8, 18])
-    with pytest.raises(MachineUnfit, match=r"only Python 3\.8\.18"):
-        _open(sshd, old)
+    if facts is None:
+        odd = str(sshd.folder / "shim")
+        Path(odd).write_text("#!/bin/sh\necho 'pyenv: version not installed' >&2\nexit 3\n")
+        Path(odd).chmod(0o755)
+    else:
+        odd = _fake_python(sshd, **facts)
+    with pytest.raises(MachineUnfit) as unfit:
+        _open(sshd, odd, "no-such-python")
+    assert f"It has {odd}: {words}; no-such-python: not found. Install" in str(unfit.value)
     assert not (sshd.home / ".torpor").exists()
-    _open(sshd, old, sys.executable, source=agent_source, cache=bundle_cache)
+    _open(sshd, odd, sys.executable, source=agent_source, cache=bundle_cache)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +98,7 @@ def test_an_old_python_is_named_and_a_good_one_behind_it_is_found(
         ({"machine": "riscv64"}, "riscv64"),
         ({"missing": ["ssl", "zlib"]}, "ssl, zlib"),
         ({"writable": False}, "cannot be written"),
+        ({"noexec": True}, "mounted noexec"),
         ({"in_the_way": True}, "cannot be written"),
     ],
 )

@@ -51,7 +51,7 @@ apt() {
     DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=120 "$@"
 }
 need=
-python3 -c "$fits" 2>/dev/null || /usr/bin/python3 -c "$fits" 2>/dev/null || need=python3
+python3 -I -c "$fits" 2>/dev/null || /usr/bin/python3 -I -c "$fits" 2>/dev/null || need=python3
 [ -x /usr/sbin/sshd ] || need="$need openssh-server"
 if [ -n "$need" ]; then
     apt update || echo 'not all package lists were read: going on with the others' >&2
@@ -90,7 +90,7 @@ web.urlopen(web.Request(sys.argv[1], method="DELETE", headers=told), timeout=60)
     [ -s $at ] || echo $(($(date +%s) + @SECONDS@)) >$at
     while [ "$(date +%s)" -lt "$(cat $at)" ]; do sleep 5; done
     while :; do
-        python3 -c "$TORPOR_END" @URL@ @KEY@ || :
+        python3 -I -c "$TORPOR_END" @URL@ @KEY@ || :
         sleep 60
     done
 ) &

@@ -9,9 +9,8 @@ import msgspec
 
 from torpor.control.remote.bundle import Bundle
 from torpor.control.remote.probe import Probed
-from torpor.control.remote.ssh import execute
+from torpor.control.remote.ssh import execute, last_words, scripted
 from torpor.shared.errors import AgentLost, MachineUnfit, from_wire
-from torpor.shared.plain_text import plain
 from torpor.shared.values import learned
 from torpor.shared.wire.protocol import parse_json
 
@@ -99,8 +98,10 @@ async def install(
     what = (bundle.hash, bundle.sha256, str(bundle.archive.stat().st_size))
     done = await execute(
         connection,
-        [machine.python, "-s", "-E", "-c", _SCRIPT, machine.home, *what],
+        where,
+        scripted(machine.python, machine.home, *what),
         timeout_s=INSTALL_S,
+        script=_SCRIPT,
         stdin=bundle.archive,
     )
     for line in done.stdout.splitlines():
@@ -114,7 +115,7 @@ async def install(
             raise type(error)(f"{where}: {error}")
     if done.exit == -1:
         raise AgentLost(f"{where}: the connection was lost while the agent was installed")
-    words = plain(" ".join(done.stderr.decode("utf-8", "replace").split())[-300:])
+    words = last_words(done.stdout + b"\n" + done.stderr)
     raise MachineUnfit(f"{where}: installing the agent failed (exit {done.exit}): {words}")
 
 

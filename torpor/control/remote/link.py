@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,15 @@ import msgspec
 from torpor.control.remote.bundle import Bundle, make_bundle
 from torpor.control.remote.install import install
 from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed, probe
-from torpor.control.remote.ssh import Completed, Identity, connect, execute
+from torpor.control.remote.ssh import (
+    Completed,
+    Identity,
+    begin,
+    connect,
+    execute,
+    said_by,
+    scripted,
+)
 from torpor.shared.errors import (
     AgentLost,
     MachineDenied,
@@ -25,14 +32,14 @@ from torpor.shared.errors import (
     as_ours,
     from_wire,
 )
-from torpor.shared.plain_text import plain
 from torpor.shared.values import KIB, Endpoint
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello, Said, parse_said
 
 ATTACH_S: Final = 90.0  # starting an agent, or replacing one of another version
 _READ_BYTES: Final = 256 * KIB
-_NOISE_BYTES: Final = 64 * KIB  # what a login shell may print before the agent's first line
+_NOISE_BYTES: Final = 64 * KIB  # what may be printed beside the agent before its first line
 _CLOSE_S: Final = 5.0
+_PERMANENT: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError")
 
 
 @dataclass(frozen=True)
@@ -65,16 +72,17 @@ class Link:
         process: asyncssh.SSHClientProcess[bytes],
         where: str,
         machine: Probed,
+        begun: bytes = b"",
     ) -> None:
         self.machine = machine
         self.heard = 0  # bytes that came
         self._connection = connection
         self._process = process
         self._where = where
-        self._waiting = bytearray()
+        self._waiting = bytearray(begun)
 
     async def first(self) -> Hello:
-        """Skip a login shell's output; return the agent's hello, or raise the error that came."""
+        """The agent's hello; raises the error that came instead, or what its end says."""
         noise = 0
         async for line in self._lines():
             said = parse_said(line)
@@ -92,13 +100,10 @@ class Link:
             noise += len(line)
             if noise > _NOISE_BYTES:
                 break
-        words = ""
-        if self._process.stderr.at_eof() or noise <= _NOISE_BYTES:
-            data = await asyncio.wait_for(self._process.stderr.read(4 * KIB), _CLOSE_S)
-            words = plain(" ".join(data.decode("utf-8", "replace").split())[-300:])
-        raise AgentLost(
-            f"{self._where}: the agent did not answer: {words or 'the connection ended'}"
-        )
+        words = await said_by(self._process)
+        if self._process.exit_status and any(kind in words for kind in _PERMANENT):
+            raise MachineUnfit(f"{self._where}: the agent cannot run there: {words}")
+        raise AgentLost(f"{self._where}: the agent did not answer; the machine printed: {words}")
 
     async def messages(self) -> AsyncIterator[Said]:
         """Yield every message; raise AgentLost when the link ends."""
@@ -118,7 +123,16 @@ class Link:
 
     async def execute(self, argv: Sequence[str], timeout_s: float) -> Completed:
         """Run a program beside the agent; AgentLost where the connection ends meanwhile."""
-        return await execute(self._connection, argv, timeout_s=timeout_s)
+        return await execute(self._connection, self._where, argv, timeout_s=timeout_s)
+
+    async def run_script(
+        self, script: str, arguments: Sequence[str], timeout_s: float
+    ) -> Completed:
+        """Run a script of torpor's with the agent's Python, beside the agent."""
+        argv = scripted(self.machine.python, *arguments)
+        return await execute(
+            self._connection, self._where, argv, timeout_s=timeout_s, script=script
+        )
 
     async def send_bundle(self, bundle: Bundle) -> str:
         """Install it unless it is there; its folder on the machine."""
@@ -212,11 +226,9 @@ async def _attach(
     connection: asyncssh.SSHClientConnection, route: Route, machine: Probed, folder: str
 ) -> tuple[Link, Hello]:
     command = "attach-and-sample" if route.sampled else "attach"
-    argv = [machine.python, "-s", "-E", "-X", "utf8", folder, command, "--home", machine.home]
-    process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
-        shlex.join(argv), encoding=None
-    )
-    link = Link(connection, process, route.where, machine)
+    argv = [machine.python, "-I", "-X", "utf8", folder, command, "--home", machine.home]
+    process, begun = await begin(connection, route.where, argv)
+    link = Link(connection, process, route.where, machine, begun)
     try:
         return link, await asyncio.wait_for(link.first(), ATTACH_S)
     except (TimeoutError, asyncio.TimeoutError) as error:

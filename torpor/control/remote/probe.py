@@ -11,8 +11,8 @@ import asyncssh
 import msgspec
 
 from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Platform
-from torpor.control.remote.ssh import execute
-from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
+from torpor.control.remote.ssh import Completed, execute, last_words, passes, scripted
+from torpor.shared.errors import AgentLost, DiskFull, InvalidInput, MachineUnfit
 from torpor.shared.plain_text import plain
 from torpor.shared.values import MIB, learned
 from torpor.shared.wire.protocol import parse_json
@@ -24,12 +24,15 @@ PYTHON_CANDIDATES: Final = (
     "/usr/bin/python3",
 )
 PROBE_S: Final = 30.0
+_KILLED: Final = "ended by a signal"
+_LONGEST: Final = 2000  # characters about what its Pythons lack
+_NOT_FOUND: Final = 127  # the status of a shell
 NEEDED_BYTES: Final = 128 * MIB  # the bundle unpacked, its archive, journals and the log
 DEFAULT_HOME: Final = "~/.torpor"
 _MARK: Final = b"torpor-probe "  # a login shell may print more
 _GLIBC: Final = re.compile(r"glibc (\d{1,4})\.(\d{1,4})(?:\.\S*)?", re.ASCII)
 
-# Constant, never formatted. Runs on any Python since 2.7, so that it can report an old one.
+# Constant, never formatted. Runs on any Python since 3.4, so that it can report an old one.
 SCRIPT: Final = r"""
 import ctypes, json, os, platform, struct, sys
 home = os.path.expanduser(sys.argv[1])
@@ -58,6 +61,7 @@ while not os.path.isdir(above) and os.path.dirname(above) != above:
 facts["nvidia"] = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
 room = os.statvfs(above)
 facts["free_bytes"] = room.f_bavail * room.f_frsize
+facts["noexec"] = bool(room.f_flag & os.ST_NOEXEC)
 facts["writable"] = os.access(above, os.W_OK | os.X_OK)
 facts["in_the_way"] = os.path.lexists(above) and not os.path.isdir(above)
 folder = os.path.join(home, "bundles")
@@ -84,6 +88,7 @@ class Facts(msgspec.Struct, frozen=True):
     free_bytes: Annotated[int, msgspec.Meta(ge=0)]  # of some network file systems: 2^63
     writable: bool
     in_the_way: bool
+    noexec: bool
     nvidia: bool
     bundles: Annotated[list[_Word], msgspec.Meta(max_length=100)]
     user_home: _Word
@@ -113,29 +118,34 @@ async def probe(
     """Find a Python that can run the agent; MachineUnfit or DiskFull say what is missing."""
     if not home.startswith(("/", "~/")) or "\0" in home or "\n" in home:
         raise InvalidInput(f"the agent's folder {home!r} must begin with / or ~/")
-    found = []
+    lacks: dict[str, list[str]] = {}
     for python in candidates:
-        facts = await _ask(connection, python, home)
-        if facts is None:
-            continue
-        found.append(facts)
-        if tuple(facts.version[:2]) in PYTHONS:
+        argv = scripted(python, home)
+        done = await execute(connection, where, argv, timeout_s=PROBE_S, script=SCRIPT)
+        facts = _facts(done)
+        lack = _no_answer(done) if facts is None else _lack(facts)
+        if facts is not None and not lack:
             return check(facts, python, where)
-    uname = await execute(connection, ["uname", "-s", "-m"], timeout_s=PROBE_S)
+        lacks.setdefault(lack, []).append(python)
+    each = "; ".join(f"{', '.join(pythons)}: {lack}" for lack, pythons in lacks.items())
+    each = plain(each[:_LONGEST])
+    if _KILLED in lacks or passes(each):
+        raise AgentLost(
+            f"{where} ran no Python that the agent can run on: {each}. It may be short of memory "
+            "or of processes (ulimit -u): try again when it has some"
+        )
+    uname = await execute(connection, where, ["uname", "-s", "-m"], timeout_s=PROBE_S)
     words = uname.stdout.decode("utf-8", "replace").split()[-2:]
     system = plain(" ".join(words)) if uname.exit == 0 and words else "no Unix (uname does not run)"
-    versions = sorted({".".join(map(str, facts.version)) for facts in found})
-    there = f"only Python {', '.join(versions)}" if versions else "no Python"
     raise MachineUnfit(
-        f"{where} ({system}) has {there}: the agent needs CPython {PYTHONS[0][0]}.{PYTHONS[0][1]} "
-        f"to {PYTHONS[-1][0]}.{PYTHONS[-1][1]} on Linux; install it there (python3), or take "
-        "another image. Nothing was sent"
+        f"{where} ({system}) has no Python that the agent can run on, which is 64-bit CPython "
+        f"{PYTHONS[0][0]}.{PYTHONS[0][1]} to {PYTHONS[-1][0]}.{PYTHONS[-1][1]} on Linux, whole, "
+        f"with glibc {OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]} or later. It has {each}. Install python3 "
+        "there, or take a Debian, Ubuntu or similar image. Nothing was sent"
     )
 
 
-async def _ask(connection: asyncssh.SSHClientConnection, python: str, home: str) -> Facts | None:
-    argv = [python, "-s", "-E", "-c", SCRIPT, home]
-    done = await execute(connection, argv, timeout_s=PROBE_S)
+def _facts(done: Completed) -> Facts | None:
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
             try:
@@ -145,29 +155,45 @@ async def _ask(connection: asyncssh.SSHClientConnection, python: str, home: str)
     return None
 
 
-def check(facts: Facts, python: str, where: str) -> Probed:
-    """What the script found, if the agent can run there."""
+def _no_answer(done: Completed) -> str:
+    if done.exit == _NOT_FOUND:
+        return "not found"
+    if done.exit < 0:
+        return _KILLED
+    return f"no answer (exit {done.exit}), and it printed: {last_words(done.stdout + done.stderr)}"
+
+
+def _lack(facts: Facts) -> str:
+    """Why the agent cannot run on this Python; empty if it can."""
+    version = ".".join(map(str, facts.version))
     if facts.system != "Linux" or facts.implementation != "CPython" or facts.bits != 64:
-        raise MachineUnfit(
-            f"{where} runs {facts.bits}-bit {facts.implementation} on {facts.system}: the "
-            "agent needs 64-bit CPython on Linux"
-        )
+        return f"{facts.bits}-bit {facts.implementation} {version} on {facts.system}"
+    if tuple(facts.version[:2]) not in PYTHONS:
+        return f"Python {version}"
     libc = facts.libc.strip()
-    named = _GLIBC.fullmatch(libc)
-    glibc = tuple(map(int, named.groups())) if named else ()
-    if glibc < OLDEST_GLIBC:
-        raise MachineUnfit(
-            f"{where} has {libc or 'no glibc (musl?)'}: the agent's wheels need glibc "
-            f"{OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]} or later; take a Debian, Ubuntu or similar image"
-        )
+    if _glibc(facts) < OLDEST_GLIBC:
+        return f"Python {version} with {libc or 'no glibc (musl?)'}"
     if facts.missing:
-        raise MachineUnfit(
-            f"{where}: its {python} lacks the modules {', '.join(facts.missing)}: install the "
-            "whole Python there"
-        )
+        return f"Python {version} without the modules {', '.join(facts.missing)}"
+    return ""
+
+
+def _glibc(facts: Facts) -> tuple[int, ...]:
+    named = _GLIBC.fullmatch(facts.libc.strip())
+    return tuple(map(int, named.groups())) if named else ()
+
+
+def check(facts: Facts, python: str, where: str) -> Probed:
+    """What the script found with a Python that can run the agent, if its folder can be there."""
     home = facts.home
     if facts.in_the_way or not facts.writable or not home.startswith("/"):
         raise MachineUnfit(f"{where}: the agent's folder {home} cannot be written there")
+    if facts.noexec:
+        raise MachineUnfit(
+            f"{where}: the agent's folder {home} is on a file system that is mounted noexec, from "
+            "which no library can be loaded: mount it with exec (mount -o remount,exec), or take "
+            "a user whose home is elsewhere"
+        )
     if facts.free_bytes < NEEDED_BYTES:
         raise DiskFull(
             f"{where}: {facts.free_bytes // MIB} MiB are free for {home}, the agent needs "
@@ -179,7 +205,7 @@ def check(facts: Facts, python: str, where: str) -> Probed:
         home=home,
         free_bytes=facts.free_bytes,
         bundles=frozenset(facts.bundles),
-        glibc=".".join(map(str, glibc)),
+        glibc=".".join(map(str, _glibc(facts))),
         cuda=facts.cuda,
         user_home=facts.user_home,
     )

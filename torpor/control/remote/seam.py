@@ -55,6 +55,10 @@ class Session(Agent, Protocol):
     def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
         """Run a small program on the machine, beside the agent."""
 
+    def run_script(self, script: str, *arguments: str, timeout_s: float = 60.0) -> Completed:
+        """Run a script of torpor's on the machine, with the agent's Python. It imports nothing from
+        a folder of the user's."""
+
     def listens(self, port: int) -> bool:
         """Whether a program on the machine accepts connections to ``port`` of 127.0.0.1. Raises
         MachineDenied where its SSH server forwards no ports."""

@@ -137,6 +137,10 @@ class SshSession:
     def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
         return self._await(self._attached().execute(argv, timeout_s), timeout_s + _CLOSE_S)
 
+    def run_script(self, script: str, *arguments: str, timeout_s: float = 60.0) -> Completed:
+        work = self._attached().run_script(script, arguments, timeout_s)
+        return self._await(work, timeout_s + _CLOSE_S)
+
     def send_bundle(self, bundle: Bundle) -> str:
         return self._await(self._attached().send_bundle(bundle), INSTALL_S + _CLOSE_S)
 

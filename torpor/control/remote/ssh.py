@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,16 +19,43 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineDenied,
     MachineError,
+    MachineUnfit,
     MachineUnreachable,
 )
+from torpor.shared.plain_text import plain
 from torpor.shared.values import KIB, Endpoint
 
 CONNECT_S: Final = 20.0
 LOGIN_S: Final = 30.0
 KEEPALIVE_S: Final = 15
 KEEPALIVES: Final = 4  # unanswered, then the connection is lost
+BEGIN_S: Final = 30.0  # from a login to the program that it runs; a slow login's files take 5 s
 MAX_OUTPUT_BYTES: Final = 256 * KIB
 _CHUNK_BYTES: Final = 256 * KIB
+_WORDS: Final = 300  # characters of what a machine printed that a message shows
+_WORDS_S: Final = 2.0  # for the rest of what it prints
+
+# Each program begins in `/`, whatever folder the login chose: names in `.` of a PATH are root's
+# there. The mark comes after all that the login's files print, on a line of its own.
+_BEGIN: Final = 'cd /; echo; echo torpor-begins; exec "$@"'
+_BEGUN: Final = b"\ntorpor-begins\n"
+# What a login's files may read before the mark comes. Every program skips empty lines.
+_TO_READ: Final = b"\n" * 64
+# One line and short, for the shells that take no other. It reads the script, after empty lines.
+_SCRIPTED: Final = (
+    "import sys; exec(bytes.fromhex(next(filter(bytes.strip, sys.stdin.buffer)).decode()))"
+)
+_PASSING: Final = (
+    "resource temporarily unavailable",
+    "cannot allocate memory",
+    "cannot fork",
+    "system is booting up",
+    "system is going down",
+)
+LOGIN_FILES: Final = (
+    "the login's shell there, its files (~/.bashrc, ~/.profile, ~/.zshenv, ~/.cshrc, ~/.ssh/rc), "
+    "and command= in authorized_keys or ForceCommand in sshd_config"
+)
 
 _KEY_ALGS: Final = {
     "ssh-ed25519": ["ssh-ed25519"],
@@ -103,7 +131,7 @@ async def _connect(
     endpoint: Endpoint, key: asyncssh.SSHKey, where: str
 ) -> tuple[asyncssh.SSHClientConnection, _Guard]:
     """The connection holds that to the jump host, and closes it."""
-    guard = _Guard(_pinned(endpoint))
+    guard = _Guard(_pinned(endpoint), key)
     jump = await connect_jump(endpoint, key)
     try:
         connection = await _log_in(endpoint, key, guard, jump, where)
@@ -131,14 +159,14 @@ async def _log_in(
                 endpoint.port,
                 tunnel=jump,
                 username=endpoint.user,
-                client_keys=[key],
+                client_keys=[guard.pair],
                 known_hosts=([], [], []),
                 server_host_key_algs=_algorithms(guard.pinned),
                 config=None,
                 agent_path=None,
                 agent_forwarding=False,
                 gss_host=None,
-                preferred_auth=["publickey"],
+                preferred_auth=["publickey", "keyboard-interactive", "password"],
                 compression_algs=None,
                 connect_timeout=CONNECT_S,
                 login_timeout=LOGIN_S,
@@ -150,14 +178,7 @@ async def _log_in(
     except asyncssh.HostKeyNotVerifiable as error:
         raise _key_changed(where, guard.pinned, guard.seen) from error
     except asyncssh.PermissionDenied as error:
-        public = key.export_public_key().decode("ascii").strip()
-        raise MachineDenied(
-            f"{where} refuses the SSH identity ({key.get_fingerprint()}). If it let torpor in "
-            "before, ~/.ssh/authorized_keys was replaced there, or others may write to it or to a "
-            "directory above it. Check that its sshd takes this user's keys, and type there, as "
-            f"user {endpoint.user}: mkdir -p ~/.ssh && echo '{public}' >>~/.ssh/authorized_keys && "
-            "chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys"
-        ) from error
+        raise _denied(where, endpoint.user, key, guard) from error
     except asyncssh.KeyExchangeFailed as error:
         raise MachineUnreachable(f"{where}: no common SSH algorithms: {error}") from error
     except (TimeoutError, asyncio.TimeoutError) as error:
@@ -180,45 +201,133 @@ async def _log_in(
     return connection
 
 
+async def begin(
+    connection: asyncssh.SSHClientConnection, where: str, argv: Sequence[str]
+) -> tuple[asyncssh.SSHClientProcess[bytes], bytes]:
+    """Start ``argv`` behind the login's files: all that they print is skipped, and they may read
+    lines. Returns the process and what it has printed so far.
+
+    Raises MachineUnfit, with what the machine printed, where the login ends without it; AgentLost
+    where the connection is lost or the program has not begun within BEGIN_S.
+    """
+    command = shlex.join(["/bin/sh", "-c", _BEGIN, "torpor", *argv])
+    process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
+        command, encoding=None
+    )
+    heard = bytearray(b"\n")
+    with suppress(OSError):  # it has ended: the end of its output says so
+        process.stdin.write(_TO_READ)
+    try:
+        async with asyncio.timeout(BEGIN_S):
+            while (at := heard.find(_BEGUN)) < 0:
+                data = await process.stdout.read(64 * KIB)
+                if not data:
+                    raise await _not_begun(process, where, bytes(heard))
+                del heard[:-MAX_OUTPUT_BYTES]
+                heard += data
+    except TimeoutError as error:
+        said = await said_by(process, bytes(heard))
+        process.close()
+        raise AgentLost(
+            f"{where} let torpor in, and ran no program within {BEGIN_S:g} s. It printed: {said}. "
+            f"Its login may wait for input, or be slow: look at {LOGIN_FILES}"
+        ) from error
+    return process, bytes(heard[at + len(_BEGUN) :])
+
+
+async def said_by(process: asyncssh.SSHClientProcess[bytes], printed: bytes = b"") -> str:
+    """The last words of a program that ends, for a message: ``printed``, then its stderr."""
+    words = bytes(printed)
+    with suppress(TimeoutError, asyncssh.Error, OSError):
+        async with asyncio.timeout(_WORDS_S):
+            while data := await process.stderr.read(4 * KIB):
+                words = (words + b"\n" + data)[-4 * KIB :]
+            await process.wait_closed()
+    return last_words(words)
+
+
+def last_words(printed: bytes) -> str:
+    """The end of what a machine printed, on one line."""
+    return plain(" ".join(printed.decode("utf-8", "replace").split())[-_WORDS:]) or "nothing"
+
+
+def passes(words: str) -> bool:
+    """Whether what a machine printed is of a trouble that ends without its user."""
+    return any(passing in words.lower() for passing in _PASSING)
+
+
+async def _not_begun(
+    process: asyncssh.SSHClientProcess[bytes], where: str, printed: bytes
+) -> MachineError:
+    """A login that ended without our program."""
+    said = await said_by(process, printed)
+    status = process.exit_status
+    if status is None or process.exit_signal is not None:
+        return AgentLost(f"{where}: the connection ended before a program ran; it printed: {said}")
+    words = f"{where} let torpor in, and ran no program. It printed: {said} (exit {status}). "
+    if passes(said):
+        return AgentLost(f"{words}Try again when that has passed")
+    return MachineUnfit(
+        f"{words}Take the user that it names, if it names one; else look at {LOGIN_FILES}. "
+        "Nothing was sent"
+    )
+
+
+def scripted(python: str, *arguments: str) -> list[str]:
+    """The argv that runs a script of torpor's, which ``execute`` sends. It imports nothing from a
+    folder of the user's, and knows none of the user's PYTHON variables."""
+    return [python, "-I", "-c", _SCRIPTED, *arguments]
+
+
 async def execute(
     connection: asyncssh.SSHClientConnection,
+    where: str,
     argv: Sequence[str],
     *,
     timeout_s: float,
+    script: str = "",
     stdin: Path | None = None,
 ) -> Completed:
-    """Run ``argv`` with the file ``stdin`` as its input. Output beyond a limit is dropped.
+    """Run ``argv`` with ``script``, where it is one of ``scripted``, and the file ``stdin`` as its
+    input. Output beyond a limit is dropped, and what the login's files print.
 
-    Raises AgentLost when the connection is lost or after the time limit.
+    Raises as ``begin``, and AgentLost when the connection is lost or after the time limit.
     """
     try:
-        return await asyncio.wait_for(_execute(connection, argv, stdin), timeout_s)
-    except (TimeoutError, asyncio.TimeoutError) as error:
-        raise AgentLost(f"{argv[0]} on the machine did not end within {timeout_s:g} s") from error
+        async with asyncio.timeout(timeout_s):
+            return await _execute(connection, where, argv, script, stdin)
+    except TimeoutError as error:
+        raise AgentLost(
+            f"{where}: {argv[0]} on the machine did not end within {timeout_s:g} s"
+        ) from error
     except (asyncssh.Error, OSError) as error:
-        raise AgentLost(f"the SSH connection was lost while {argv[0]} ran: {error}") from error
+        raise AgentLost(
+            f"{where}: the SSH connection was lost while {argv[0]} ran: {error}"
+        ) from error
 
 
 async def _execute(
     connection: asyncssh.SSHClientConnection,
+    where: str,
     argv: Sequence[str],
+    script: str,
     stdin: Path | None,
 ) -> Completed:
-    process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
-        shlex.join(argv), encoding=None
-    )
+    process, begun = await begin(connection, where, argv)
     async with process:
-        feed = asyncio.ensure_future(_feed(process.stdin, stdin))
+        feed = asyncio.ensure_future(_feed(process.stdin, script, stdin))
         out, err = await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
         await process.wait_closed()
         feed.cancel()
         await asyncio.gather(feed, return_exceptions=True)
         status = process.exit_status
-    return Completed(-1 if status is None else status, out, err)
+    return Completed(-1 if status is None else status, (begun + out)[:MAX_OUTPUT_BYTES], err)
 
 
-async def _feed(into: asyncssh.SSHWriter[bytes], source: Path | None) -> None:
+async def _feed(into: asyncssh.SSHWriter[bytes], script: str, source: Path | None) -> None:
     try:
+        if script:
+            into.write(script.encode().hex().encode() + b"\n")
         if source is not None:
             with open(source, "rb") as data:  # noqa: ASYNC230  a local file, 256 KiB at a time
                 while chunk := data.read(_CHUNK_BYTES):
@@ -241,11 +350,31 @@ async def _drain(source: asyncssh.SSHReader[bytes]) -> bytes:
 
 
 class _Guard(asyncssh.SSHClient):
-    """Compares the key that the machine shows with the pinned one."""
+    """Compares the key that the machine shows with the pinned one, and notes what its SSH server
+    says before it lets anybody in."""
 
-    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
+    def __init__(self, pinned: asyncssh.SSHKey | None, key: asyncssh.SSHKey) -> None:
         self.pinned = pinned
         self.seen: asyncssh.SSHKey | None = None
+        self.accepted = False  # only where it accepts a key, a server asks for a signature with it
+        (self.pair,) = asyncssh.load_keypairs(key)
+        self._sign = self.pair.sign
+        vars(self.pair)["sign"] = self._note_accepted
+        self.banner = b""
+        self.wanted: list[str] = []
+
+    def _note_accepted(self, data: bytes) -> bytes:
+        self.accepted = True
+        return self._sign(data)
+
+    def auth_banner_received(self, msg: str, lang: str) -> None:
+        self.banner = (self.banner + msg.encode("utf-8", "replace"))[: 4 * KIB]
+
+    def kbdint_auth_requested(self) -> None:
+        self.wanted.append("a code or a password (keyboard-interactive)")
+
+    def password_auth_requested(self) -> None:
+        self.wanted.append("a password")
 
     def validate_host_public_key(
         self, host: str, addr: str, port: int, key: asyncssh.SSHKey
@@ -278,6 +407,28 @@ def _algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
     if pinned is not None:
         kinds.sort(key=lambda kind: kind != pinned.get_algorithm())
     return [algorithm for kind in kinds for algorithm in _KEY_ALGS[kind]]
+
+
+def _denied(where: str, user: str, key: asyncssh.SSHKey, guard: _Guard) -> MachineError:
+    banner = f" It says: {last_words(guard.banner)}." if guard.banner else ""
+    if passes(banner):
+        return MachineUnreachable(f"{where} lets nobody in yet.{banner}")
+    named = f"the SSH identity ({key.get_fingerprint()})"
+    if guard.accepted:
+        more = f"asks for {' or '.join(guard.wanted)}" if guard.wanted else "lets nobody in"
+        return MachineDenied(
+            f"{where} accepts {named}, and then {more}.{banner} Torpor logs in with a key alone: "
+            f"set `AuthenticationMethods publickey` for user {user} in its sshd_config, and see "
+            "that the account is neither locked nor expired, nor left out by AllowUsers or PAM"
+        )
+    public = key.export_public_key().decode("ascii").strip()
+    return MachineDenied(
+        f"{where} refuses {named}.{banner} If it let torpor in "
+        "before, ~/.ssh/authorized_keys was replaced there, or others may write to it or to a "
+        "directory above it. Check that its sshd takes this user's keys, and type there, as "
+        f"user {user}: mkdir -p ~/.ssh && echo '{public}' >>~/.ssh/authorized_keys && "
+        "chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys"
+    )
 
 
 def _key_changed(

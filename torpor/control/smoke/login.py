@@ -69,7 +69,7 @@ class SshDoor:
         connection, _ = await connect(endpoint, self._identity)
         async with connection:
             done = {
-                name: await execute(connection, argv, timeout_s=_COMMAND_S)
+                name: await execute(connection, str(endpoint), argv, timeout_s=_COMMAND_S)
                 for name, argv in _COMMANDS.items()
             }
         return {name: completed for name, completed in done.items() if completed.exit == 0}

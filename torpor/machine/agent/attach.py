@@ -194,4 +194,4 @@ def _facts(hello: bytes) -> dict[str, Any]:
 
 def own_command(bundle: Path, home: Path, command: str) -> list[str]:
     """The argv that starts ``command`` of ``bundle``, with the Python that runs now."""
-    return [sys.executable, "-s", "-E", "-X", "utf8", str(bundle), command, "--home", str(home)]
+    return [sys.executable, "-I", "-X", "utf8", str(bundle), command, "--home", str(home)]

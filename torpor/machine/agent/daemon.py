@@ -165,6 +165,8 @@ class Daemon:
                     self._alone_since = self._quiet_since = time.monotonic()
 
     def _take(self, connection: Connection, line: bytes) -> None:
+        if not line:  # sent for a login's files that read
+            return
         message = parse_line(line)
         if isinstance(message, Envelope):
             self._start(connection, message)

@@ -89,7 +89,7 @@ class MachineGpu:
         part = target.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         uv = shutil.which("uv")
-        argv = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
+        argv = [uv, "pip"] if uv else [sys.executable, "-I", "-m", "pip"]
         argv += ["install", "--quiet", "--only-binary", ":all:", "--target", os.fspath(part)]
         argv += ["--no-cache", "--python", sys.executable] if uv else ["--no-cache-dir"]
         with open(target.with_suffix(".log"), "w+b") as log:

@@ -88,7 +88,7 @@ def driver() -> str:
 def _command(action: str, what: object, within_s: float) -> list[str]:
     """It ends by itself: what enters a namespace is not the process that can be killed here."""
     asked = json.dumps([action, what, within_s])
-    return [sys.executable, "-s", "-E", "-c", _MAIN, str(_PACKAGES), asked]
+    return [sys.executable, "-I", "-c", _MAIN, str(_PACKAGES), asked]
 
 
 def _run(argv: Sequence[str], within_s: float) -> Any:

@@ -41,7 +41,7 @@ while True:
 _START: Final = """\
 cat >/usr/local/sbin/torpor-deadline <<'WATCHER'
 @WATCHER@WATCHER
-set -- python3 /usr/local/sbin/torpor-deadline @ARGUMENTS@
+set -- python3 -I /usr/local/sbin/torpor-deadline @ARGUMENTS@
 if [ -d /run/systemd/system ]; then
     systemd-run --collect --unit torpor-deadline "$@"
 else
