@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection
+from ipaddress import ip_address
 from typing import Final
 
 from tasks.budgets import check_budgets, within_budgets
@@ -433,15 +435,41 @@ def _stopped(machine: Machine) -> MachineUnreachable:
 
 def parse_host(text: str) -> Endpoint:
     """The address of the user's own machine: ``user@host``, optionally with ``:port`` and
-    ``ssh://``.
-    """
-    user, at, place = text.removeprefix("ssh://").rpartition("@")
+    ``ssh://``. IPv6 may be in brackets, and must be where a port follows."""
+    user, at, place = text.strip().removeprefix("ssh://").rpartition("@")
     host, colon, port = place.rpartition(":")
-    if not colon:
+    if not colon or _is_ipv6(place):
         host, port = place, "22"
-    if not at or not user or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"{text!r} is not a host: write user@host or user@host:port")
-    return Endpoint(host.strip("[]"), int(port), user)
+    bare = host.removeprefix("[").removesuffix("]")
+    is_host = (
+        host == bare if ":" not in bare else _is_ipv6(bare) and (host != bare or place == bare)
+    )
+    if not (at and is_host and _NAME.fullmatch(user) and _HOST.fullmatch(bare)):
+        raise _no_host(text)
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise _no_host(text)
+    return Endpoint(bare, int(port), user)
+
+
+_NAME: Final = re.compile(r"[^\s@:/-][^\s@:/]*")
+_HOST: Final = re.compile(r"[^\s@/\[\]-][^\s@/\[\]]*")
+_PASTED: Final = re.compile(r"ssh\b.*?\s(?P<login>[^\s@]+@[^\s@]+)", re.DOTALL)
+_PORT: Final = re.compile(r"\s-p\s*(\d{1,5})\b")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ip_address(text.partition("%")[0].strip("[]")).version == 6
+    except ValueError:
+        return False
+
+
+def _no_host(text: str) -> InvalidInput:
+    words = f"{text!r} is not a host: write user@host or user@host:port; IPv6 as user@[::1]:22"
+    if pasted := _PASTED.match(text.strip()):
+        port = _PORT.search(text)
+        words += f". Of that command: {pasted['login']}{f':{port[1]}' if port else ''}"
+    return InvalidInput(words)
 
 
 def own_machine(text: str) -> Machine:

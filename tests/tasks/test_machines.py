@@ -9,7 +9,13 @@ import pytest
 
 from tasks import machines
 from tasks.jobs import machine_in_use
-from tasks.machines import destroy_machine, find_machine, left_unfinished, renting
+from tasks.machines import (
+    destroy_machine,
+    find_machine,
+    left_unfinished,
+    own_machine,
+    renting,
+)
 from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import plain
@@ -178,3 +184,40 @@ def test_a_block_that_the_workspace_does_not_name_shows_a_machine_under_its_new_
 def _is_stopping(lab: Lab, machine: Machine) -> None:
     seen = msgspec.structs.replace(machine, state="stopping", note="its rent was cancelled")
     lab.market.alive[machine.id] = seen
+
+
+@pytest.mark.parametrize(
+    ("text", "user", "host", "port"),
+    [
+        ("root@::1", "root", "::1", 22),
+        ("root@[::1]", "root", "::1", 22),
+        ("ssh://root@[2001:db8::7]:2222", "root", "2001:db8::7", 2222),
+        ("root@fe80::1%eth0", "root", "fe80::1%eth0", 22),
+        (" ubuntu@gpu.example:2222\n", "ubuntu", "gpu.example", 2222),
+        ("me@192.0.2.1", "me", "192.0.2.1", 22),
+    ],
+)
+def test_an_address_is_read_as_its_user_means_it(
+    text: str, user: str, host: str, port: int
+) -> None:
+    endpoint = own_machine(text).endpoint
+    assert endpoint is not None
+    assert (endpoint.user, endpoint.host, endpoint.port) == (user, host, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ssh -p 2222 root@gpu.example", r"Of that command: root@gpu\.example:2222$"),
+        ("ssh root@gpu.example -p2222 -i ~/.ssh/id", r"Of that command: root@gpu\.example:2222$"),
+        ("ssh root@gpu.example", r"Of that command: root@gpu\.example$"),
+        ("root@gpu.example -p 2222", "write user@host"),
+        ("root@::1:22:x", "IPv6 as user@"),
+        ("root@a:b:22", "write user@host"),
+        ("root@[gpu]:22", "write user@host"),
+        ("-oProxyCommand=x@host", "write user@host"),
+    ],
+)
+def test_what_is_no_address_is_refused_at_once(text: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        own_machine(text)
