@@ -149,6 +149,55 @@ def test_an_agent_whose_marker_is_removed_can_be_attached_to(bundle: Path, home:
     assert (again.close(), peer.close()) == (0, 0)
 
 
+def test_a_second_agent_that_the_kernel_ends_for_want_of_memory_is_the_last(
+    bundle: Path, home: Path, tmp_path: Path
+) -> None:
+    """The kernel's files are a folder, in which the test counts what it kills."""
+    group = tmp_path / "kernel/sys/fs/cgroup"
+    main = bundle / "__main__.py"
+    main.write_text(
+        "from pathlib import Path\n"
+        "from torpor.machine.agent.memory_trouble import MemoryTrouble\n"
+        f"MemoryTrouble.root = Path({str(tmp_path / 'kernel')!r})\n" + main.read_text()
+    )
+    for name, text in {
+        "memory.max": f"{256 << 20}\n",
+        "memory.current": f"{40 << 20}\n",
+        "memory.peak": f"{255 << 20}\n",
+        "memory.stat": "anon 1\n",
+        "memory.events": "oom_kill 0\n",
+        "../../../proc/self/cgroup": "0::/\n",
+    }.items():
+        (group / name).resolve().parent.mkdir(parents=True, exist_ok=True)
+        (group / name).resolve().write_text(text)
+
+    def killed(counted: int) -> None:
+        peer = Attached(bundle, home)
+        pid = peer.ask("r", "echo")["result"]["pid"]
+        (group / "memory.events").write_text(f"oom_kill {counted}\n")
+        os.kill(pid, signal.SIGKILL)
+        peer.close()
+
+    killed(0)  # by somebody else
+    killed(1)
+    peer = Attached(bundle, home)  # with one part at a time
+    peer.ask("r", "bye")
+    peer.close()
+    until(lambda: agent_of(home) is None, "it has left by itself: all is forgotten")
+    killed(2)
+    killed(3)
+    refused = Attached(bundle, home)
+    said = refused.first["error"]
+    refused.close()
+    assert said["type"] == "MachineUnfit"
+    assert "the kernel ended the agent 2 times" in said["message"]
+    assert "has 256 MiB; at most 255 MiB were in use, and 40 MiB" in said["message"]
+    assert "docker run --memory" in said["message"]
+    last = Attached(bundle, home)  # it says so once: there may be more memory now
+    assert last.ask("r", "echo")["result"]["pid"] == agent_of(home)
+    last.close()
+
+
 def test_another_version_without_a_run_is_replaced(
     bundle: Path, home: Path, agent_source: Path, tmp_path: Path
 ) -> None:

@@ -27,7 +27,8 @@ from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.reports import FirstReport
 from torpor.machine.agent import in_use
-from torpor.machine.agent.runs import WORKERS, RunRegistry
+from torpor.machine.agent.runs import RunRegistry
+from torpor.machine.agent.workers import WORKERS
 from torpor.shared.errors import (
     InvalidInput,
     RestoreUnfinished,

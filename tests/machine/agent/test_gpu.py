@@ -19,6 +19,7 @@ from torpor.machine.agent import gpu as gpu_module
 from torpor.machine.agent import runs
 from torpor.machine.agent.gpu import MachineGpu
 from torpor.machine.agent.log import LOG_FILE
+from torpor.machine.agent.workers import WORKERS
 from torpor.shared.codecs import trial as trial_module
 from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.gpu import GpuError
@@ -253,6 +254,6 @@ def test_a_run_that_is_given_up_gives_the_gpu_back(
 
 
 def test_coding_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    for allowed, cores in ((3, 3), (64, runs.WORKERS)):
+    for allowed, cores in ((3, 3), (64, WORKERS)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=allowed: set(range(n)))
         assert runs.coding_cores() == cores

@@ -114,7 +114,10 @@ async def install(
             error = from_wire(answer.error)
             raise type(error)(f"{where}: {error}")
     if done.exit == -1:
-        raise AgentLost(f"{where}: the connection was lost while the agent was installed")
+        raise AgentLost(
+            f"{where}: the agent was not installed: the connection was lost, or the installation "
+            "was killed there, as for want of memory"
+        )
     words = last_words(done.stdout + b"\n" + done.stderr)
     raise MachineUnfit(f"{where}: installing the agent failed (exit {done.exit}): {words}")
 

@@ -111,8 +111,11 @@ def _daemon(bundle: Path, home: Path) -> int:
     from torpor.machine.agent.daemon import Daemon
     from torpor.machine.agent.home import SOCKET, enter_home, hold_life_lock
     from torpor.machine.agent.memory import keep_freed_chunks
+    from torpor.machine.agent.memory_room import room
+    from torpor.machine.agent.memory_trouble import MemoryTrouble
     from torpor.machine.agent.operations import operations
     from torpor.machine.agent.runs import RunRegistry
+    from torpor.machine.agent.workers import WORKERS, workers_in
 
     home = enter_home(home)
     life = hold_life_lock(home)
@@ -125,8 +128,11 @@ def _daemon(bundle: Path, home: Path) -> int:
         os.unlink(SOCKET)
     listener.bind(SOCKET)
     os.chmod(SOCKET, 0o600)
-    keep_freed_chunks()
-    runs = RunRegistry(home)
+    trouble = MemoryTrouble(home)
+    workers = 1 if trouble.has_been else workers_in(room())
+    if workers == WORKERS:
+        keep_freed_chunks()
+    runs = RunRegistry(home, workers)
     own = [own_command(bundle, home, of) for of in ("supervise", "autosave", "canary")]
     table = operations(runs, *own)
     daemon = Daemon(home, version(bundle), table, runs)
@@ -134,6 +140,7 @@ def _daemon(bundle: Path, home: Path) -> int:
     listener.listen(64)
     _remove_other_bundles(bundle, home)
     daemon.serve(listener)
+    trouble.forget()
     if os.path.lexists(SOCKET):
         os.unlink(SOCKET)
     return 0

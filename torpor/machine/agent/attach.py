@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from torpor.machine.agent.home import SOCKET, agent_alive, enter_home, start_lock
 from torpor.machine.agent.log import LOG_FILE, Log
+from torpor.machine.agent.memory_trouble import MemoryTrouble
 from torpor.machine.sampler.process import ensure_sampler
 from torpor.shared.errors import AgentLost, MachineUnfit
 from torpor.shared.values import KIB
@@ -108,6 +109,8 @@ def _await_gone(home: Path) -> None:
 
 
 def _start(home: Path, agent: str, start: list[str]) -> tuple[socket.socket, bytes]:
+    trouble = MemoryTrouble(home)
+    trouble.check()
     log = os.open(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         began = os.fstat(log).st_size
@@ -130,6 +133,7 @@ def _start(home: Path, agent: str, start: list[str]) -> tuple[socket.socket, byt
             found[0].close()
         ended = daemon.poll()
         if ended is not None and ended < 0:
+            trouble.check()
             raise AgentLost(
                 f"the agent was ended by signal {-ended} as it started in {home}: "
                 f"{_last_words(began)}; where that happens again, look for memory that runs out"

@@ -31,9 +31,10 @@ from torpor.machine.agent.home import LIFE_LOCK, agent_alive
 from torpor.machine.agent.hook import SAVE, run_hook
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.memory import keep_freed_chunks
+from torpor.machine.agent.memory_room import room
 from torpor.machine.agent.resume import watch_owed
-from torpor.machine.agent.runs import WORKERS
 from torpor.machine.agent.snapshot import SnapshotRun
+from torpor.machine.agent.workers import WORKERS, workers_in
 from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.sampler.save_lock import saving
@@ -169,7 +170,7 @@ class Rescue:
         if self._gives_place():
             why = "the job's grants have ended, and autosave saves the workspace"
             return Rescued(None, why, packs=0, unsent=True)
-        with ThreadPoolExecutor(WORKERS, "rescue") as threads:
+        with ThreadPoolExecutor(workers_in(room()), "rescue") as threads:
             if not self._scheduled:  # which most often needs no manifest
                 threads.submit(record_environment)  # nvidia-smi may take seconds
             try:

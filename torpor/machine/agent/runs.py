@@ -14,6 +14,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.gpu import MachineGpu
 from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.agent.state import WorkspaceState
+from torpor.machine.agent.workers import WORKERS
 from torpor.machine.sampler.save_lock import end_save
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, RunCancelled, WorkspaceBusy
@@ -22,11 +23,6 @@ from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import GpuUse, WorkspaceName
 from torpor.shared.wire.request import Event, Nothing, OfRun
-
-WORKERS: Final = max(4, min(8, 2 * (os.cpu_count() or 1)))
-"""Parts worked at the same time. Each holds at most a pack (64 MiB) and three chunks: 8 of them
-stay under 0.75 GiB, and their connections fill what one connection cannot. Two for each core:
-what two cores encode, four connections carry, and more would only hold memory."""
 
 _POLL_S: Final = 0.2
 
@@ -165,10 +161,12 @@ R = TypeVar("R", bound=AgentRun)
 
 
 class RunRegistry:
-    """The agent's runs; implements the daemon's ``Runs``. Thread-safe."""
+    """The agent's runs; implements the daemon's ``Runs``. ``workers`` work at the same time.
+    Thread-safe."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, workers: int = WORKERS) -> None:
         self.home = home
+        self._workers = workers
         self._lock = threading.Lock()
         self._runs: dict[str, AgentRun] = {}
         self._left = threading.Condition()  # a worker, or the line of those that wait
@@ -212,7 +210,7 @@ class RunRegistry:
         with self._left:
             self._first_waiting += first
             try:
-                while self._busy == WORKERS or (self._first_waiting and not first):
+                while self._busy == self._workers or (self._first_waiting and not first):
                     self._left.wait(_POLL_S)
                     check()
                 self._busy += 1
