@@ -121,11 +121,16 @@ def test_a_hostile_machine_is_unknown_and_the_other_one_is_judged(world: World) 
     """Its host answers the probe what no probe says, and then goes on and on."""
     opened = world.wanting(idle=_RULES)
     busy, lies, shouts = (_rented(world, gpu=80) for _ in range(3))
+    begins = r"printf '\ntorpor-begins\ntorpor-probe "
     for machine, script in (
-        (lies, "print('\\ntorpor-probe {\"version\": 5}'); raise SystemExit(0)"),
-        (shouts, "print('\\ntorpor-probe ', end='')\nfor _ in range(2000): print('[' * 2**16)"),
+        (lies, begins + r"""{"version": 5}\n'"""),
+        (shouts, begins + "'; tr '\\0' '[' < /dev/zero | head -c 200000000"),
     ):
-        (world.home(machine) / "json.py").write_text(script)  # which the probe's Python imports
+        command = world.home(machine) / "answer"
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+        keys = world.machine_folder(machine).authorized_keys
+        keys.write_text(f'command="{command}" {keys.read_text()}')
     report = _watch(opened)
     assert _of(report, busy).kind == "busy"
     for machine in (lies, shouts):
