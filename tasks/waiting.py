@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
+from torpor.shared.plain_text import plain
 from torpor.shared.values import Away, Machine, MachineId
 
 Log: TypeAlias = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 SAID_S: Final = 60.0
 """One line a minute, however many parts wait."""
+_MOST_ERROR: Final = 500
+"""Characters of an error that a machine may have made up."""
 
 
 class StoreWaits:
@@ -56,7 +59,7 @@ class StoreWaits:
         self._log.warning(
             "the store has been away for %.0f s (%s): asked again for up to %.0f min more%s",
             away.away_s,
-            away.error,
+            " ".join(plain(away.error[:_MOST_ERROR]).split()),
             left_min,
             _costs(prices, away.away_s),
         )

@@ -37,6 +37,7 @@ from torpor.shared.errors import (
     SnapshotMissing,
     StillChanging,
     StoreArchived,
+    StoreUnavailable,
     TorporError,
     UnsafeDestroy,
     WrongKey,
@@ -44,6 +45,7 @@ from torpor.shared.errors import (
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
+from torpor.shared.transfer.retries import Retries
 from torpor.shared.values import (
     Label,
     Machine,
@@ -300,6 +302,30 @@ def test_a_snapshot_that_is_not_the_newest_destroys_nothing(kept: Kept) -> None:
     kept.store.put(manifest_key(WORKSPACE, newer), b"whatever it is")
     with pytest.raises(UnsafeDestroy, match=f"has snapshot {newer}.*from another run"):
         kept.warrant(verified)
+
+
+def test_a_store_that_is_slow_to_say_that_nobody_uses_it_lets_a_warrant_grow_old(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written on the machine meanwhile is in no snapshot."""
+    now_s = [0.0]
+    monkeypatch.setattr(safety, "boot_clock_s", lambda: now_s[0])
+
+    def wait(seconds: float) -> None:
+        now_s[0] += seconds
+
+    warrant = kept.warrant(ask=lambda: wait(61.0))
+    with pytest.raises(StillChanging, match="compared 61 s ago"):
+        warrant.check(MACHINE)
+
+    def away() -> None:
+        raise StoreUnavailable("503 SlowDown")
+
+    patient = Retries(patience_s=1800.0, sleep=wait, clock=lambda: now_s[0])
+    warrant, began_s = kept.warrant(ask=lambda: patient.run(away)), now_s[0]
+    with pytest.raises(StoreUnavailable, match="after 5 attempts"):
+        warrant.check(MACHINE)
+    assert now_s[0] - began_s < HOLDS_S
 
 
 def test_a_snapshot_that_was_deleted_destroys_nothing(kept: Kept) -> None:

@@ -29,6 +29,7 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, Pack
 from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
 from torpor.shared.transfer.answer import archived_words
+from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import (
     Grant,
     Label,
@@ -74,16 +75,22 @@ class _LastLook(_Check):
         self._made_s = boot_clock_s()
 
     def __call__(self) -> None:
-        """StillChanging once that look is too old; or the error of ``ask``."""
+        """StillChanging once that look is too old, also by the time of the answer; or the error of
+        ``ask``, which waits for no store that is away."""
         if self.ends:
             return
+        self._check_age()
+        with hurried():
+            super().__call__()
+        self._check_age()
+
+    def _check_age(self) -> None:
         age_s = boot_clock_s() - self._made_s
         if age_s > HOLDS_S:
             raise StillChanging(
                 f"the disk was compared {age_s:.0f} s ago, and may have changed since: the machine "
                 "was not destroyed. Hibernate again"
             )
-        super().__call__()
 
 
 def boot_clock_s() -> float:

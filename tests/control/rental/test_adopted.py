@@ -22,10 +22,13 @@ from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
     RunCancelled,
+    StoreAway,
+    StoreUnavailable,
     TorporError,
     UnsafeDestroy,
     WorkspaceBusy,
 )
+from torpor.shared.transfer.retries import Retries
 from torpor.shared.values import DRILL, Label, Machine, MachineId, Want, WorkspaceName
 
 replace = msgspec.structs.replace
@@ -150,3 +153,22 @@ def test_what_cannot_be_adopted_is_refused_with_the_reason(wanted: str, says: st
     every = [Market(name) for name in names]
     with pytest.raises(InvalidInput, match=says):
         provider_of(wanted, [], [], every)
+
+
+def test_a_clean_up_waits_for_no_store_that_is_away(
+    rents: Rents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has waited for as long as the block says, and each of its machines costs money."""
+    waited: list[float] = []
+    patient = Retries(patience_s=1800.0, sleep=waited.append, clock=lambda: sum(waited))
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("503 SlowDown")
+
+    _, rental = adopted(rents)
+    run = rents.run()
+    run.claim(rental)
+    monkeypatch.setattr(run, "end", lambda *_: patient.run(away))
+    with pytest.raises(StoreAway, match="could not be destroyed either: 503 SlowDown"):
+        run.end_after(StoreAway("GET pack: 503"), [rental, rental])
+    assert sum(waited) < 120.0

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Set
 from datetime import datetime, timezone
 from typing import Final
 
+import msgspec
+
 from torpor.control.safety import compare_packs, stored_packs
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
@@ -27,6 +29,7 @@ from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, p
 from torpor.shared.values import (
     MIB,
     Compression,
+    Grant,
     ObjectKey,
     SnapshotId,
     StoredObject,
@@ -83,7 +86,7 @@ def book_for(
         if manifest is None:
             manifest = read_manifest(store, stored, Seal(key))
         packs = manifest.packs
-        grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
+        grant = _grant(store, "GET", manifest_key(spec.name, basis))
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
         full_bytes = sum(content_bytes(manifest.entries, len(manifest.roots)))
         most_packs = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
@@ -104,10 +107,7 @@ def book_for(
         parent=basis,
         lost=lost,
         saves=saves,
-        packs=[
-            store.grant("PUT", new_pack_key(spec.name), expires_s=COMMIT_S, replaces=True)
-            for _ in range(most_packs)
-        ],
+        packs=[_grant(store, "PUT", new_pack_key(spec.name)) for _ in range(most_packs)],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
         young=_young(there.values(), set(named), marked),
@@ -155,6 +155,13 @@ def _sign_saves(store: ObjectStore, spec: WorkspaceSpec, count: int) -> list[Sav
     for _ in range(count):
         newest = new_snapshot_id(now, newest)
         key = manifest_key(spec.name, newest)
-        grant = store.grant("PUT", key, expires_s=COMMIT_S, replaces=True)
+        grant = _grant(store, "PUT", key)
         saves.append(SaveGrant(newest, int(now.timestamp()), grant))
     return saves
+
+
+def _grant(store: ObjectStore, verb: str, key: ObjectKey) -> Grant:
+    """A save itself tries again, and soon: before a machine ends, seconds count. No request of it
+    waits for a store that is away."""
+    grant = store.grant(verb, key, expires_s=COMMIT_S, replaces=verb == "PUT")
+    return msgspec.structs.replace(grant, patience_s=0.0)

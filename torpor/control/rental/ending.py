@@ -12,6 +12,7 @@ from torpor.control.rental.billing import billed
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
 from torpor.shared.errors import EndUnproven, InvalidInput, MachineUnread, StoreError, TorporError
+from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import Label, Machine
 
 GONE_S: Final = 300.0
@@ -174,7 +175,9 @@ def destroy(
                 warrant.accepted()
                 if warrant.is_accepted and not told:
                     told = True
-                    accepts()
+                    with hurried():  # what is being ended costs money, and its end is to be seen
+                        accepts()
+                    give_up = max(give_up, time.monotonic() + wait_s)  # one more look at least
             elif (
                 not (
                     proof := _proof_of(provider, live, shown=not settled_unix) or _forgotten(rental)

@@ -51,6 +51,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
+from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import (
     RESERVED,
     Endpoint,
@@ -391,7 +392,12 @@ class Renting:
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both
         causes; a cancellation stays a cancellation. A failed attempt that cannot be ended fails no
-        run that went well: it stays abandoned, for reconcile and the next run."""
+        run that went well: it stays abandoned, for reconcile and the next run. No machine waits
+        here, at its price, for a store that is away."""
+        with hurried():
+            self._end_after(cause, rentals)
+
+    def _end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         faults: list[TorporError] = []
         for rental in rentals:
             if rental.label not in self._ours:
