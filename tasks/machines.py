@@ -451,7 +451,7 @@ def parse_host(text: str) -> Endpoint:
     return Endpoint(bare, int(port), user)
 
 
-_NAME: Final = re.compile(r"[^\s@:/-][^\s@:/]*")
+_NAME: Final = re.compile(r"[^\s@:/-][^\s/]*")  # a bastion may want user@domain or user:target
 _HOST: Final = re.compile(r"[^\s@/\[\]-][^\s@/\[\]]*")
 _PASTED: Final = re.compile(r"ssh\b.*?\s(?P<login>[^\s@]+@[^\s@]+)", re.DOTALL)
 _PORT: Final = re.compile(r"\s-p\s*(\d{1,5})\b")

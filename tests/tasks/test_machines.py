@@ -193,6 +193,8 @@ def _is_stopping(lab: Lab, machine: Machine) -> None:
         ("root@[::1]", "root", "::1", 22),
         ("ssh://root@[2001:db8::7]:2222", "root", "2001:db8::7", 2222),
         ("root@fe80::1%eth0", "root", "fe80::1%eth0", 22),
+        ("joe@corp.example@10.0.0.1", "joe@corp.example", "10.0.0.1", 22),
+        ("user:target@bastion:2022", "user:target", "bastion", 2022),
         (" ubuntu@gpu.example:2222\n", "ubuntu", "gpu.example", 2222),
         ("me@192.0.2.1", "me", "192.0.2.1", 22),
     ],
