@@ -6,6 +6,7 @@ import base64
 import binascii
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Self
 
 from prefect.blocks.core import Block
@@ -160,9 +161,9 @@ class ObjectStore(Block):
         region, endpoint_url = region_and_endpoint(
             self.flavour, self.region, self.endpoint_url or parameters.endpoint_url or ""
         )
-        verify: bool | str = True if parameters.verify is None else bool(parameters.verify)
-        if verify and parameters.verify_cert_path:
-            verify = str(parameters.verify_cert_path)
+        checked, bundle = parameters.verify, parameters.verify_cert_path
+        if bundle is None and isinstance(checked, Path):
+            bundle = checked  # the older way to name the file
         return S3Settings(
             bucket=self.bucket,
             access_key=keys.access_key or "",
@@ -174,7 +175,7 @@ class ObjectStore(Block):
             patience_s=60 * self.patience_min,
             virtual_host=(parameters.config or {}).get("s3", {}).get("addressing_style")
             == "virtual",
-            verify_tls=verify,
+            verify_tls=False if checked is False else None if bundle is None else str(bundle),
             root=self.key() or records_key(self.bucket, self.prefix),
         )
 

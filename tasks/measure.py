@@ -87,7 +87,7 @@ def measure_store(
         measured.store,
         measured.name,
         scratch.storage_prefix(name),
-        line_of(session),
+        line_of(session, measured.store.authority),
         measured_from=storage.MACHINE,
         object_bytes=[size * MIB for size in sizes.object_mib],
         parts=sizes.parts,

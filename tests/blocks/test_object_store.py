@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,22 @@ def test_tls_and_endpoint_of_the_credentials_block_count(prefect_server: Server)
     assert settings.endpoint_url == "https://s3.example.com"
     assert settings.verify_tls is False
     assert settings.session_token == "token"
+
+
+@pytest.mark.filterwarnings("ignore:verify should be a boolean")
+@pytest.mark.parametrize("field", ["verify_cert_path", "verify", ""])
+def test_the_certificate_authority_of_the_credentials_block_counts(
+    prefect_server: Server, field: str, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "authority.pem"
+    bundle.touch()
+    AwsCredentials(
+        aws_access_key_id="id",
+        aws_secret_access_key=SecretStr("secret"),
+        aws_client_parameters={"verify": True} | ({field: str(bundle)} if field else {}),
+    ).save("with-authority", overwrite=True)
+    settings = store(credentials="aws-credentials/with-authority").settings()
+    assert settings.verify_tls == (str(bundle) if field else None)  # None: as the AWS tools do
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
 ) -> None:
     store = seaweed.store()
     store.put(ObjectKey(f"{scratch.storage_prefix(NAME)}/round-7/1/0"), b"left")
-    monkeypatch.setattr(tasks.measure, "line_of", lambda _: line.move)
+    monkeypatch.setattr(tasks.measure, "line_of", lambda *_: line.move)
     settings = seaweed.settings(*_place_of(store.address))
     tasks.measure.measure_store.function(
         tasks.measure.MeasuredStore("further", store, settings, None),

@@ -91,7 +91,7 @@ def test_a_part_that_is_asked_for_twice_with_the_same_grants_writes_no_pack_twic
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(engine: Engine, was: Path) -> None:
-    begin = BeginSnapshot("r", WORKSPACE, [str(was)], [], None, [])
+    begin = BeginSnapshot("r", WORKSPACE, "", [str(was)], [], None, [])
     assert engine.call(begin) == engine.call(begin)
     with pytest.raises(WorkspaceBusy, match="run r works on workspace demo"):
         engine.begin([was])

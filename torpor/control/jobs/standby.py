@@ -112,6 +112,7 @@ def book_for(
         save_timeout_s=spec.quiesce_timeout_s,
         young=_young(there.values(), set(named), marked),
         resume_argv=spec.resume if spec.quiesce else [],
+        authority=store.authority,
     )
 
 

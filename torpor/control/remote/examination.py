@@ -69,7 +69,9 @@ class Examination:
                 on_event(before + event.bytes)
 
             answer = self._agent.call(
-                ExaminePacks(self._key, [self._granted(work) for work in works]),
+                ExaminePacks(
+                    self._key, [self._granted(work) for work in works], self._store.authority
+                ),
                 request_id=f"verify:{secrets.token_hex(8)}",
                 on_event=moved,
             )

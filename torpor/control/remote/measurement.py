@@ -21,13 +21,16 @@ def remove_content(agent: Agent, name: str, *, place_too: bool = False) -> None:
     agent.call(RemoveContent(name, place_too), request_id=_request_id("content"))
 
 
-def line_of(agent: Agent) -> Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]:
-    """A function that moves random bytes between the machine and a store, and times it."""
+def line_of(
+    agent: Agent, authority: str
+) -> Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]:
+    """A function that moves random bytes between the machine and a store of that ``authority``, and
+    times it."""
 
     def move(
         puts: Sequence[Grant], gets: Sequence[Grant], object_bytes: int, connections: int
     ) -> Moved:
-        batch = MeasureLine(list(puts), list(gets), object_bytes, connections)
+        batch = MeasureLine(list(puts), list(gets), object_bytes, connections, authority)
         rate = agent.call(batch, request_id=_request_id("line"))
         return Moved(rate.up_s, rate.down_s)
 

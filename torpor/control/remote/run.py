@@ -99,6 +99,7 @@ class RemoteRun(ABC):
         return {
             "run": self.run,
             "workspace": wanted.workspace,
+            "authority": self._store.authority,
             "snapshot": wanted.snapshot,
             "root": wanted.root,
             "manifest_bytes": wanted.manifest_bytes,

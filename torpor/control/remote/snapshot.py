@@ -93,6 +93,7 @@ class RemoteSnapshot(RemoteRun):
             BeginSnapshot(
                 self.run,
                 self.spec.name,
+                self._store.authority,
                 self.spec.paths,
                 self.spec.exclude,
                 self._key,

@@ -46,6 +46,7 @@ class MemoryStore:
         self._objects: dict[ObjectKey, tuple[StoredObject, bytes]] = {}
         self._secret = secrets.token_bytes(16)
         self.signer = Signer(secrets.token_bytes(ROOT_BYTES), "")
+        self.authority = ""
         self._server: _GrantServer | None = None
 
     @property

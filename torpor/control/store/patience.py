@@ -91,6 +91,10 @@ class _PatientStore:
         return self._store.address
 
     @property
+    def authority(self) -> str:
+        return self._store.authority
+
+    @property
     def signer(self) -> Signer:
         return self._store.signer
 

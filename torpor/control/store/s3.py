@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import threading
 import time
@@ -13,10 +14,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from torpor.control.store import probe
+from torpor.control.store.authority import private_authority
 from torpor.control.store.clock import StoreClock
 from torpor.control.store.s3_errors import code_of, explained, status_of
 from torpor.control.store.s3_requests import (
@@ -61,6 +64,8 @@ class S3Settings:
     A request is sent at most ``attempts`` times, ``read_timeout_s`` each, or while the store is
     away for no longer than ``patience_s``, which grants hand on. ``root``: the 32 bytes
     that the store's records are signed with; None where no record is read or written.
+    ``verify_tls``: the file of the certificate authorities to trust, False for no check; None: as
+    the AWS tools do (AWS_CA_BUNDLE, ca_bundle, REQUESTS_CA_BUNDLE), or the public ones.
     """
 
     bucket: str
@@ -76,7 +81,7 @@ class S3Settings:
     attempts: int = ATTEMPTS
     patience_s: float = 0.0
     virtual_host: bool = False  # BUCKET.HOST at an endpoint, too; AWS always has that
-    verify_tls: bool | str = True  # or the file of a certificate authority of one's own
+    verify_tls: Literal[False] | str | None = None
 
 
 def _send_body_at_once(params: dict[str, Any], **_: Any) -> None:
@@ -106,6 +111,7 @@ class S3Store:
         *,
         retries: Retries | None = None,
         root: bytes | None = None,
+        authority: str = "",
     ) -> None:
         """``client`` must carry ``client_config``: it sends each request once, and without the
         checksums that break stores beside AWS. From now on it sends bodies without asking."""
@@ -122,6 +128,7 @@ class S3Store:
         self._client = client
         self._retries = retries or Retries()
         self._bucket = bucket
+        self._authority = authority
         self._signer = None if root is None else Signer(root, f"{bucket}/{self._base}")
         self._requests = S3Requests(client, bucket, self._base, self.address, self._retries)
         self._lock = threading.Lock()
@@ -133,12 +140,14 @@ class S3Store:
         cls, settings: S3Settings, on_away: Callable[[Away], None] | None = None
     ) -> S3Store:
         """A store from settings. Sends nothing; ``probe`` checks the settings. ``on_away`` hears of
-        each wait that only patience explains."""
+        each wait that only patience explains. InvalidInput where the certificate authorities that
+        are to be trusted cannot be read."""
         if settings.endpoint_url is not None:
             target_of(settings.endpoint_url, f"the endpoint {settings.endpoint_url!r}")
         if not settings.access_key or not settings.secret_key:
             raise InvalidInput(f"bucket {settings.bucket}: the access key or secret key is empty")
         with explained("connect", settings.endpoint_url or "AWS"), _session_lock:
+            verify = _trusted() if settings.verify_tls is None else settings.verify_tls
             client = _session().client(
                 "s3",
                 endpoint_url=settings.endpoint_url,
@@ -146,7 +155,7 @@ class S3Store:
                 aws_access_key_id=settings.access_key,
                 aws_secret_access_key=settings.secret_key,
                 aws_session_token=settings.session_token,
-                verify=settings.verify_tls,
+                verify=verify,
                 config=client_config(settings),
             )
         return cls(
@@ -155,6 +164,9 @@ class S3Store:
             settings.prefix,
             retries=Retries(settings.attempts, patience_s=settings.patience_s, on_away=on_away),
             root=settings.root,
+            authority=private_authority(verify)
+            if isinstance(verify, str) and client.meta.endpoint_url.startswith("https:")
+            else "",
         )
 
     def __repr__(self) -> str:
@@ -163,6 +175,10 @@ class S3Store:
     @property
     def address(self) -> str:
         return f"{self._client.meta.endpoint_url}/{self._bucket}/{self._base}".rstrip("/")
+
+    @property
+    def authority(self) -> str:
+        return self._authority
 
     @property
     def signer(self) -> Signer:
@@ -448,6 +464,13 @@ class S3Store:
 def _session() -> boto3.session.Session:
     """One for all clients: each session loads botocore's AWS data again, 0.2 s of CPU."""
     return boto3.session.Session()
+
+
+def _trusted() -> str | bool:
+    """The file of certificate authorities that botocore takes where nobody has named one; True for
+    certifi's."""
+    named = botocore.session.get_session().get_config_variable("ca_bundle")
+    return named or os.environ.get("REQUESTS_CA_BUNDLE") or True
 
 
 def client_config(settings: S3Settings | None = None) -> Config:

@@ -18,6 +18,7 @@ from torpor.shared.errors import (
     StoreUnreachable,
 )
 from torpor.shared.transfer.answer import RefusedAnswer
+from torpor.shared.transfer.connections import NAME_AUTHORITY
 
 
 @contextlib.contextmanager
@@ -77,7 +78,7 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
     ):  # after an EOF: the store closed the connection
         return StoreError(
             f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
-            "its port and its certificate"
+            f"its port and its certificate; {NAME_AUTHORITY}"
         )
     if isinstance(error, (boto.HTTPClientError, boto.ConnectionError)):
         absent = isinstance(error, boto.EndpointConnectionError)

@@ -23,6 +23,11 @@ class ObjectStore(Protocol):
         """For messages: endpoint, bucket and prefix, never a credential."""
 
     @property
+    def authority(self) -> str:
+        """The certificates (PEM) of the authorities that whoever uses a grant must trust beside the
+        public ones; empty for none."""
+
+    @property
     def signer(self) -> Signer:
         """Signs and checks the records of this store. InvalidInput where nobody gave it a key."""
 

@@ -25,6 +25,7 @@ def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
     seal = seal_of(request.key)
     works = [(pack, [_chunk(pack, chunk) for chunk in pack.chunks]) for pack in request.packs]
     connections = Connections(timeout_s=60.0)
+    connections.trust(request.authority)
     transfer = Transfer(
         connections=connections,
         cancelled=call.cancelled,

@@ -161,6 +161,7 @@ class _Serving(Generic[R]):
 
         def handler(request: B, call: Call) -> A:
             run = self._runs.add(self._kind, request.run, request.workspace)
+            run.connections.trust(request.authority)
             with run.starting(call):
                 return method(run, request, call)
 
@@ -197,6 +198,11 @@ def _remove_content(request: RemoveContent, call: Call) -> Nothing:
 
 def _measure_line(request: MeasureLine, call: Call) -> LineRate:
     moved = line.move(
-        request.puts, request.gets, request.object_bytes, request.connections, call.cancelled
+        request.puts,
+        request.gets,
+        request.object_bytes,
+        request.connections,
+        call.cancelled,
+        request.authority,
     )
     return LineRate(*moved)

@@ -278,12 +278,14 @@ class Rescue:
         begin = BeginSnapshot(
             run.id,
             book.workspace,
+            book.authority,
             book.roots,
             book.exclude,
             book.key,
             book.known,
             book.compression,
         )
+        run.connections.trust(book.authority)
         begun = run.begin(begin, self._call, self._made)
         # Other packs from before the book may have been marked or swept before the marks were read.
         usable = set(book.young) | {

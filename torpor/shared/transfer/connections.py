@@ -17,6 +17,10 @@ from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, Sto
 
 _PRINTABLE = re.compile(r"[!-~]+")  # urlsplit would quietly drop a newline
 
+NAME_AUTHORITY = (
+    "for a certificate authority of your own, name its file in AWS_CA_BUNDLE on the control side, "
+    "or as verify_cert_path, with verify on, in the client parameters of the credentials block"
+)
 KEPT_IDLE = 32  # for each host; a finished request's connection above that is closed
 
 
@@ -57,10 +61,15 @@ class Connections:
     def __init__(self, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._timeout_s = timeout_s
         self._tls = tls
+        self._authority = ""
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = {}
         self._reached: set[tuple[str, str, int]] = set()
         self._closed = False
+
+    def trust(self, authority: str) -> None:
+        """Trust these certificate authorities (PEM), too. Before the first connection."""
+        self._authority = authority
 
     def take(self, target: Target) -> http.client.HTTPConnection:
         """An open connection to the target's host: an idle one that still lives, or a new one."""
@@ -109,7 +118,7 @@ class Connections:
         except ssl.SSLCertVerificationError as error:
             raise StoreError(
                 f"the certificate of {at} is not trusted: {error.verify_message}; check the "
-                "endpoint's name and the machine's clock"
+                f"endpoint's name and the machine's clock; {NAME_AUTHORITY}"
             ) from None
         except ssl.SSLError as error:
             raise StoreError(
@@ -136,8 +145,14 @@ class Connections:
             if self._tls is None:
                 # The system's roots and certifi's: minimal images often come without any. As
                 # data, since the agent's bundle may be a zip file, where certifi has no path.
-                self._tls = ssl.create_default_context()
-                self._tls.load_verify_locations(cadata=certifi.contents())
+                tls = ssl.create_default_context()
+                tls.load_verify_locations(cadata=certifi.contents())
+                if self._authority:
+                    tls.load_verify_locations(cadata=self._authority)
+                    # As botocore does on the control side. Python 3.13 asks for a critical
+                    # constraint and for key identifiers, which many private authorities lack.
+                    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+                self._tls = tls
             return self._tls
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from torpor.shared.errors import InvalidInput, StoreCorrupt
+from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import MIB, Grant
 
@@ -32,11 +33,13 @@ def move(
     object_bytes: int,
     connections: int,
     cancelled: Callable[[], bool] = lambda: False,
+    authority: str = "",
 ) -> Moved:
     """Write a fresh object to each of ``puts``, then read each of ``gets`` once and compare.
 
     Every byte comes from the kernel's generator, so that neither deduplication nor compression
-    helps. Raises what the store raises, and StoreCorrupt where other bytes come back.
+    helps. ``authority``: what to trust beside the public certificates. Raises what the store
+    raises, and StoreCorrupt where other bytes come back.
     """
     if not 0 < connections <= MOST_CONNECTIONS or not 0 < len(puts) == len(gets):
         raise InvalidInput(
@@ -51,7 +54,9 @@ def move(
     bodies = {grant.key: os.urandom(object_bytes) for grant in puts}
     digests = {key: _md5(body) for key, body in bodies.items()}
     buffers = {key: bytearray(object_bytes) for key in bodies}
-    with Transfer(cancelled=cancelled) as transfer:
+    lent = Connections(timeout_s=60.0)
+    lent.trust(authority)
+    with Transfer(cancelled=cancelled, connections=lent) as transfer:
 
         def put(grant: Grant) -> None:
             transfer.put(grant, [bodies[grant.key]], digests[grant.key])

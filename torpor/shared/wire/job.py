@@ -181,7 +181,8 @@ class StandBy(Request[Nothing], frozen=True):
     ``young``: packs that none of those names and a manifest may: a save that did not end may have
     stored them. The key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
     ``resume_argv``: the counterpart of ``save_argv``, owed from before that runs; empty for none. A
-    supervisor of an older bundle does not know it.
+    supervisor of an older bundle does not know it. ``authority`` as in BeginsRun; that supervisor
+    does not know it either.
     """
 
     op = "job.standby"
@@ -201,3 +202,4 @@ class StandBy(Request[Nothing], frozen=True):
     save_timeout_s: float
     young: list[ObjectKey] = msgspec.field(default_factory=list)
     resume_argv: list[str] = msgspec.field(default_factory=list)
+    authority: str = ""

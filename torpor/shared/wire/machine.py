@@ -45,11 +45,13 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 class ExaminePacks(Request[Examined], frozen=True):
-    """Read whole packs and check every hash. Holds no workspace and writes nothing."""
+    """Read whole packs and check every hash. Holds no workspace and writes nothing. ``authority``
+    as in BeginsRun."""
 
     op = "verify.packs"
     key: str | None
     packs: list[PackToExamine]
+    authority: str
 
 
 class MakeContent(Request[Nothing], frozen=True):
@@ -78,13 +80,14 @@ class LineRate(msgspec.Struct, frozen=True):
 
 class MeasureLine(Request[LineRate], frozen=True):
     """Move random bytes to each of ``puts`` and back from ``gets``, and compare; at most
-    256 MiB."""
+    256 MiB. ``authority`` as in BeginsRun."""
 
     op = "line"
     puts: list[Grant]
     gets: list[Grant]
     object_bytes: int
     connections: int
+    authority: str
 
 
 class Bye(Request[Nothing], frozen=True):

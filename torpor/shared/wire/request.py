@@ -49,9 +49,11 @@ class OfRun(Request[A], Generic[A], frozen=True):
 
 
 class BeginsRun(OfRun[A], Generic[A], frozen=True):
-    """A request that begins a run, which holds the workspace on the machine."""
+    """A request that begins a run, which holds the workspace on the machine. ``authority``: the
+    certificates (PEM) of the authorities that its store needs beside the public ones."""
 
     workspace: WorkspaceName
+    authority: str
 
 
 class Nothing(msgspec.Struct, frozen=True):
