@@ -174,6 +174,13 @@ def test_cancel_ends_the_request(peer: Peer) -> None:
         ("destroy", {}, "InvalidInput", "destroy"),
         ("echo", {"words": 2}, "InvalidInput", "used before"),
         ("fail", {"how": "full"}, "DiskFull", "/data/model.bin"),
+        (
+            "fail",
+            {"how": "renamed"},
+            "MachineError",
+            r"/data/a\xff to /data/b: Operation not permitted (EPERM); let the login's user do",
+        ),
+        ("fail", {"how": "threads"}, "MachineError", "raise `ulimit -u`"),
         ("fail", {"how": "memory"}, "MachineError", "not enough memory"),
         ("big", {"bytes": MAX_LINE_BYTES}, "InvalidInput", "over the limit"),
     ],

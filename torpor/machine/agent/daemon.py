@@ -23,6 +23,7 @@ from torpor.machine.agent.home import OwnHome, note_busy
 from torpor.machine.agent.jobs import dismiss_supervisors
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
+from torpor.machine.agent.os_trouble import name_of, os_trouble
 from torpor.machine.agent.resume import GRACE_S, watch_owed
 from torpor.machine.sampler.process import dismiss
 from torpor.shared.errors import (
@@ -268,7 +269,7 @@ class Daemon:
                 f"{request.op}: another agent is installed"
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = _name(error.filename) or str(self._home)
+            where = name_of(error.filename) or str(self._home)
             return DiskFull(
                 f"{request.op} found no space left for {where} ({error.strerror}): free some "
                 "space or take a machine with a larger disk, then run it again"
@@ -278,9 +279,10 @@ class Daemon:
         cause = scrub(str(error), request.args) or "no further word"
         if isinstance(error, MemoryError):
             cause = "the machine has not enough memory for it"
+        words = os_trouble(error) or f"{type(error).__name__}: {cause[:500]}"
         return MachineError(
-            f"{request.op} failed on the machine: {type(error).__name__}: {cause[:500]}; the "
-            f"agent's log there is {self._home / LOG_FILE}"
+            f"{request.op} failed on the machine: {scrub(words, request.args)}; the agent's log "
+            f"there is {self._home / LOG_FILE}"
         )
 
     # -- time to leave
@@ -363,9 +365,3 @@ def _failure(request: str, error: TorporError) -> bytes:
     wire = error.to_wire()
     wire["message"] = wire["message"][: 64 * 1024]
     return encode_line(Said(id=request, error=wire))
-
-
-def _name(filename: object) -> str:
-    if isinstance(filename, bytes):
-        return filename.decode("utf-8", "backslashreplace")
-    return str(filename) if isinstance(filename, str) else ""

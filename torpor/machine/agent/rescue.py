@@ -32,6 +32,7 @@ from torpor.machine.agent.hook import SAVE, run_hook
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.memory import keep_freed_chunks
 from torpor.machine.agent.memory_room import room
+from torpor.machine.agent.os_trouble import os_trouble
 from torpor.machine.agent.resume import watch_owed
 from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.agent.workers import WORKERS, workers_in
@@ -131,7 +132,8 @@ def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
         done = Rescued(None, str(error))
     except Exception as error:  # noqa: BLE001  the process's border: its reader gets the cause
         log.write(scrub(traceback.format_exc(), secret))
-        done = Rescued(None, f"the machine's own save failed: {type(error).__name__}: {error}")
+        words = os_trouble(error) or f"{type(error).__name__}: {error}"
+        done = Rescued(None, f"the machine's own save failed: {words}")
     return msgspec.structs.replace(done, error=scrub(done.error, secret))
 
 
