@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 import signal
 import subprocess
@@ -14,7 +16,9 @@ from typing import Any
 import pytest
 
 from torpor.machine.agent.call import Call
+from torpor.machine.agent.home import OwnHome, hold_life_lock
 from torpor.machine.agent.losses import LookBehind, first_start_ns, machine_began_ns
+from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LookForLosses
@@ -30,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(MACHINE_VARIABLE, "m-0")
     for path in (f".torpor/{MARKER}", "workspace/a", "data/b", "fine/c"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text("xyz")
+        (tmp_path / path).write_text("" if MARKER in path else "xyz")
     return tmp_path
 
 
@@ -93,6 +97,41 @@ def test_the_machine_began_when_the_agents_folder_was_made_or_when_it_started(ho
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert began_ns in (marker.stat().st_ctime_ns, pytest.approx(started_ns, abs=10**9))
     assert time.time() - up_s - 60 < started_ns / 1e9 <= time.time()
+
+
+@pytest.mark.parametrize("makes_again", ["the agent", "a job's supervisor"])
+@pytest.mark.parametrize("start", ["hidden", "a minute ago"])
+def test_what_came_before_the_marker_was_made_again_is_the_users(
+    home: Path, monkeypatch: pytest.MonkeyPatch, makes_again: str, start: str
+) -> None:
+    torpors = home / ".torpor"
+    marked_ns = (torpors / MARKER).stat().st_ctime_ns
+    ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 60) * os.sysconf("SC_CLK_TCK"))
+    stat = b"" if start == "hidden" else b"1 (init)" + b" 0" * 19 + b" %d" % ticks
+    real = open
+
+    def answer(path: Any, *args: Any, **options: Any) -> Any:
+        return io.BytesIO(stat) if path == "/proc/1/stat" else real(path, *args, **options)
+
+    monkeypatch.setattr(builtins, "open", answer)
+    assert machine_began_ns(torpors) == marked_ns
+    lock = hold_life_lock(torpors)
+    assert lock is not None
+    own = OwnHome(torpors)
+    folder = JobFolder(torpors, "0" * 12)
+    folder.make()
+    taken = folder.take()
+    assert taken is not None
+    (torpors / MARKER).unlink()
+    if makes_again == "the agent":
+        own.mark()
+    else:
+        assert folder.make_again(taken) == taken
+    assert (torpors / MARKER).exists()
+    started_ns = 0 if start == "hidden" else marked_ns - 60 * 10**9
+    assert machine_began_ns(torpors) == pytest.approx(started_ns, abs=10 * 10**9)
+    os.close(lock)
+    os.close(taken)
 
 
 def test_on_a_machine_of_its_user_what_came_before_the_agent_and_before_a_restart_counts(

@@ -118,7 +118,7 @@ class OwnHome:
         """Make the marker again where it is missing. Without it, no agent starts in HOME."""
         with suppress(OSError):  # HOME is gone, or its disk is full: the next look tries again
             if self._home.is_dir() and not os.path.lexists(self._home / MARKER):
-                mark_home(self._home)
+                mark_home(self._home, again=True)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

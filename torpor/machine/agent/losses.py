@@ -119,13 +119,17 @@ def machine_began_ns(home: Path) -> int:
 
     The agent's folder is made after the image of a rented machine is unpacked and before the user
     gets the machine. If the machine started long before the folder was made, the start counts: the
-    clock was set since, or the folder was made again. Where neither is known, every file counts.
+    clock was set since, or the folder was made again. The start also counts where the folder's
+    marker is gone, or says that it was made again. Where neither is known, every file counts.
     """
     started_ns = _started_ns()
     try:
-        marked_ns = os.stat(home / MARKER).st_ctime_ns
+        facts = os.stat(home / MARKER)
     except FileNotFoundError:
         return started_ns or 0
+    if facts.st_size:
+        return started_ns or 0
+    marked_ns = facts.st_ctime_ns
     if started_ns is None or started_ns >= marked_ns - _SOON_NS:
         return marked_ns
     return started_ns

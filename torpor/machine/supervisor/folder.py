@@ -174,7 +174,7 @@ class JobFolder(ProcessFolder):
     def make_again(self, lock: int) -> int | None:
         """Make again the folder of the supervisor that holds ``lock``, and HOME: not what HOME
         stands in. The lock that it is to hold from now on; None while somebody else holds it."""
-        mark_home(self._home)
+        mark_home(self._home, again=True)
         self.make()
         return lock if self.is_locked_by(lock) else self.take()
 

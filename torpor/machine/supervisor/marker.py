@@ -9,7 +9,21 @@ from typing import Final
 MARKER: Final = ".torpor-home"  # without it a folder is not ours, and is not removed
 
 
-def mark_home(home: Path) -> None:
-    """Make ``home`` and its marker where they are missing, but not what ``home`` stands in."""
+def mark_home(home: Path, *, again: bool = False) -> None:
+    """Make ``home`` and its marker where they are missing, but not what ``home`` stands in.
+
+    A marker that is made ``again`` says so in a word: its time is not when the machine began.
+    """
     home.mkdir(mode=0o700, exist_ok=True)
-    os.close(os.open(home / MARKER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    marker = home / MARKER
+    try:
+        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    try:
+        os.write(fd, b"made again\n" if again else b"")
+    except OSError:  # the disk is full: an empty marker would be a first one
+        marker.unlink()
+        raise
+    finally:
+        os.close(fd)
