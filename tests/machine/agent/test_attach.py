@@ -149,6 +149,28 @@ def test_an_agent_whose_marker_is_removed_can_be_attached_to(bundle: Path, home:
     assert (again.close(), peer.close()) == (0, 0)
 
 
+@pytest.mark.parametrize("op", ["", "forget"])
+def test_a_folder_that_took_the_name_of_torpors_stays_its_users(
+    bundle: Path, home: Path, op: str
+) -> None:
+    """The agent, whose own folder was removed, neither marks it nor removes it."""
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    other = home.parent / "other"
+    other.mkdir()
+    (other / "thesis.tex").touch()
+    home.rename(home.parent / "was")
+    other.rename(home)
+    if op:
+        assert peer.ask("s", op) == {"id": "s", "result": {}}
+    peer.close()
+    until(lambda: not argv_of(pid), "the agent has left")
+    assert (home / "thesis.tex").exists() and not (home / MARKER).exists()
+    again = Attached(bundle, home)
+    assert "holds files that are not torpor's" in again.first["error"]["message"]
+    again.close()
+
+
 def test_a_second_agent_that_the_kernel_ends_for_want_of_memory_is_the_last(
     bundle: Path, home: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
 from torpor.machine.agent.resume import Owed
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.ring import boot_id
+from torpor.machine.supervisor.marker import mark_home
 from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
 
@@ -264,9 +265,22 @@ def test_it_leaves_at_once(tmp_path: Path, by: str) -> None:
         peer.close()
 
 
+def test_forget_leaves_a_home_that_was_marked_again(tmp_path: Path) -> None:
+    """Its user removed it, and may have put files of their own there."""
+    home = tmp_path / "home"
+    mark_home(home, again=True)
+    (home / "thesis.tex").touch()
+    with agent_in(home) as agent:
+        peer = agent.attach()
+        assert peer.ask("f", "forget")["result"] == {}
+        assert agent.left()
+        peer.close()
+    assert (home / "thesis.tex").exists()
+
+
 def test_forget_is_refused_during_a_run_and_then_removes_home(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    home.mkdir()
+    mark_home(home)
     with agent_in(home) as agent:
         peer = agent.attach()
         (home / "run-is-active").touch()

@@ -19,7 +19,7 @@ from torpor.machine.agent import machine
 from torpor.machine.agent.autosave import dismiss_autosaves
 from torpor.machine.agent.call import Call, Operations, Runs
 from torpor.machine.agent.connection import Connection
-from torpor.machine.agent.home import OwnHome, note_busy
+from torpor.machine.agent.home import OwnHome, note_busy, was_marked_again
 from torpor.machine.agent.jobs import dismiss_supervisors
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
@@ -336,7 +336,7 @@ class Daemon:
         for connection in connections:
             connection.flush(FLUSH_S)
             connection.close()
-        if self._forget:
+        if self._forget and not self._own_home.is_gone and not was_marked_again(self._home):
             dismiss(self._home)
             shutil.rmtree(self._home)
         else:

@@ -115,10 +115,20 @@ class OwnHome:
             return False
 
     def mark(self) -> None:
-        """Make the marker again where it is missing. Without it, no agent starts in HOME."""
-        with suppress(OSError):  # HOME is gone, or its disk is full: the next look tries again
-            if self._home.is_dir() and not os.path.lexists(self._home / MARKER):
+        """Make the marker again where it is missing. Without it, no agent starts in HOME. A folder
+        without the agent's lock is somebody else's, and gets none."""
+        with suppress(OSError):  # HOME is unknown, or its disk is full: the next look tries again
+            if self._ours is not None and _identity(self._home / LIFE_LOCK) == self._ours:
                 mark_home(self._home, again=True)
+
+
+def was_marked_again(home: Path) -> bool:
+    """Whether HOME was marked after its user had removed it, or its marker, or has none now: not
+    all in it may be torpor's."""
+    try:
+        return os.stat(home / MARKER).st_size > 0
+    except OSError:
+        return True
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

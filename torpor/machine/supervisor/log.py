@@ -28,10 +28,13 @@ class Piece(NamedTuple):
     offset: int  # where it goes on
 
 
-def open_log(path: str) -> int:
+def open_log(path: str, *, again: bool = False) -> int:
     """Open the log to append, which makes it and its folder, with a .gitignore in a folder of ours.
+    ``again``: not what that folder stands in, which its user may have removed to make anew.
     InvalidInput where that cannot be."""
     folder = os.path.dirname(path)
+    if again and not os.path.isdir(folder):
+        os.mkdir(folder, mode=0o700)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if os.path.basename(folder) in (JOB_LOGS, PROGRAMS):
         _ignore(folder)
@@ -62,7 +65,10 @@ class Output:
         elif facts.st_size <= self._copied:
             self._copied = facts.st_size  # its command has cut it
             return
-        with open(open_log(self._path), "wb") as again, open(os.dup(self._fd), "rb") as file:
+        with (
+            open(open_log(self._path, again=True), "wb") as again,
+            open(os.dup(self._fd), "rb") as file,
+        ):
             file.seek(self._copied)
             shutil.copyfileobj(file, again)
             self._copied = file.tell()
@@ -83,7 +89,7 @@ def size_of(path: str) -> int:
 
 def say(path: str, words: str) -> None:
     """Append one of torpor's own lines, at the start of a line."""
-    fd = open_log(path)
+    fd = open_log(path, again=True)
     try:
         os.write(fd, _line(words) if _at_line_start(path) else b"\n" + _line(words))
     finally:
