@@ -265,3 +265,17 @@ def test_a_process_of_another_account_is_none_of_a_jobs(tmp_path: Path) -> None:
     finally:
         own.kill()
         own.wait()
+
+
+def test_what_a_log_stands_in_is_made_again_once_its_command_has_ended(tmp_path: Path) -> None:
+    """A job may remove its workspace and clone into it; git takes no folder that holds files."""
+    path = tmp_path / "workspace" / ".torpor-jobs" / "job.log"
+    os.close(log.open_log(str(path)))
+    log.say(str(path), "begins")
+    output = log.Output(str(path))
+    shutil.rmtree(tmp_path / "workspace")
+    with pytest.raises(FileNotFoundError):
+        output.keep()
+    assert not (tmp_path / "workspace").exists()
+    output.keep(ended=True)
+    assert "begins" in path.read_text()

@@ -52,9 +52,10 @@ class Output:
         self._fd: Final = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._copied = 0  # of a file without a name; of one with a name: all that is there
 
-    def keep(self) -> None:
-        """Copy what is new, if the log was removed. OSError or InvalidInput where that cannot be
-        now."""
+    def keep(self, *, ended: bool = False) -> None:
+        """Copy what is new, if the log was removed. Until the command has ``ended``, what the log's
+        folder stands in is not made again: the command may make it anew. OSError or InvalidInput
+        where that cannot be now."""
         facts = os.fstat(self._fd)
         if facts.st_nlink:
             self._copied = facts.st_size
@@ -66,7 +67,7 @@ class Output:
             self._copied = facts.st_size  # its command has cut it
             return
         with (
-            open(open_log(self._path, again=True), "wb") as again,
+            open(open_log(self._path, again=not ended), "wb") as again,
             open(os.dup(self._fd), "rb") as file,
         ):
             file.seek(self._copied)
@@ -89,7 +90,7 @@ def size_of(path: str) -> int:
 
 def say(path: str, words: str) -> None:
     """Append one of torpor's own lines, at the start of a line."""
-    fd = open_log(path, again=True)
+    fd = open_log(path)
     try:
         os.write(fd, _line(words) if _at_line_start(path) else b"\n" + _line(words))
     finally:

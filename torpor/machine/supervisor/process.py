@@ -179,7 +179,7 @@ class Supervisor:
         if state.error and status in (NOT_FOUND, NOT_STARTED):
             words = f"attempt {state.attempt} could not start {state.error}"
         try:
-            self._output.keep()
+            self._output.keep(ended=True)
             log.say(self._kept.log, words)
         except (OSError, InvalidInput) as error:
             _note(f"the log of job {state.job} cannot be written: {error}")
