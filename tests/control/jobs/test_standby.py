@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -280,3 +281,14 @@ def _newest(machine: Engine, verified: SnapshotId | None) -> tuple[SnapshotId | 
     own = OwnLine(verified, frozenset(), frozenset())
     found = choose(machine.store, WORKSPACE, machine.seal, own=own)
     return found.snapshot and found.snapshot.snapshot, len(found.refused)
+
+
+def test_no_save_of_a_machine_waits_for_a_store_that_is_away(machine: NearAgent) -> None:
+    """It tries again itself, each second: a market may take the machine within two minutes."""
+    basis = machine.hibernated()
+    signed = machine.store.grant
+    patient = lambda *of, **how: msgspec.structs.replace(signed(*of, **how), patience_s=1800.0)  # noqa: E731
+    with patch.object(machine.store, "grant", patient):
+        book = book_of(machine, machine.root, basis)
+    grants = [*book.packs, *(save.grant for save in book.saves), *(one.grant for one in book.known)]
+    assert {grant.patience_s for grant in grants} == {0.0}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.agent_operations import Echo
 from tests.fixtures.sshd import Sshd
-from torpor.control.remote import ssh
+from torpor.control.remote import probe, ssh
 from torpor.control.remote.session import SshSession
 from torpor.shared.errors import (
     AgentLost,
@@ -168,6 +168,7 @@ def test_a_login_that_waits_is_named_with_its_files(
     files: str, words: str, sshd: Sshd, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "BEGIN_S", 1.0)
+    monkeypatch.setattr(probe, "PROBE_S", 1.0)  # which are equal: the login's own limit tells more
     _files(sshd, files)
     with pytest.raises(AgentLost, match=f"It printed: {words}. Its login may wait for input"):
         opened()

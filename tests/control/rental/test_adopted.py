@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.rents import Rents
 from torpor.control.reconciliation import choose, compare
+from torpor.control.rental import ending
 from torpor.control.rental.adoption import provider_of
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.rental.renting import Renting
@@ -172,3 +174,25 @@ def test_a_clean_up_waits_for_no_store_that_is_away(
     with pytest.raises(StoreAway, match="could not be destroyed either: 503 SlowDown"):
         run.end_after(StoreAway("GET pack: 503"), [rental, rental])
     assert sum(waited) < 120.0
+
+
+def test_a_machine_that_has_ended_while_its_record_waited_is_proven_to_have(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for its end is over, and the market shows it no more."""
+    monkeypatch.setattr(ending, "_FIRST_POLL_S", 0.01)
+    waited: list[float] = []
+    patient = Retries(patience_s=1800.0, sleep=waited.append, clock=lambda: sum(waited))
+
+    def away() -> None:
+        raise StoreUnavailable("503 SlowDown")
+
+    def record() -> None:
+        with suppress(StoreUnavailable):
+            patient.run(away)
+
+    machine = lab.rent()
+    (rental,) = lab.opened.rentals.open()
+    warrant = never_handed_over(machine, rental.label)
+    assert ending.destroy(lab.market, machine, warrant, rental, 0.0, accepts=record)
+    assert sum(waited) < 120.0 and lab.machines() == []

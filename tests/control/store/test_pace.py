@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.fixtures.dripping import Dripping
+from torpor.control.store.pace import within
 from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import StoreUnavailable
 from torpor.shared.transfer.transfer import Range
@@ -40,3 +42,12 @@ def test_an_answer_that_drips_ends_with_its_time(
     dripping.in_headers = in_headers
     with pytest.raises(StoreUnavailable, match="the store drips its answer"):
         ask(dripping.store())
+
+
+def test_a_host_that_starts_no_further_thread_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(StoreUnavailable, match="this host starts no further thread"):
+        within("get jobs/open/1", 1.0, lambda: b"")

@@ -17,7 +17,7 @@ from torpor.control.remote.bundle import Bundle
 from torpor.control.remote.install import INSTALL_S
 from torpor.control.remote.link import Link, Route, open_link
 from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed
-from torpor.control.remote.ssh import Completed, Identity
+from torpor.control.remote.ssh import BEGIN_S, Completed, Identity
 from torpor.shared.errors import AgentLost, TorporError, as_ours, from_wire
 from torpor.shared.values import Endpoint
 from torpor.shared.wire.protocol import (
@@ -135,14 +135,14 @@ class SshSession:
         return self._attached().machine
 
     def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
-        return self._await(self._attached().execute(argv, timeout_s), timeout_s + _CLOSE_S)
+        return self._await(self._attached().execute(argv, timeout_s), _most_s(timeout_s))
 
     def run_script(self, script: str, *arguments: str, timeout_s: float = 60.0) -> Completed:
         work = self._attached().run_script(script, arguments, timeout_s)
-        return self._await(work, timeout_s + _CLOSE_S)
+        return self._await(work, _most_s(timeout_s))
 
     def send_bundle(self, bundle: Bundle) -> str:
-        return self._await(self._attached().send_bundle(bundle), INSTALL_S + _CLOSE_S)
+        return self._await(self._attached().send_bundle(bundle), _most_s(INSTALL_S))
 
     def listens(self, port: int) -> bool:
         return self._await(self._attached().listens(port), _CLOSE_S)
@@ -426,3 +426,8 @@ class _Waiting:
         if self._result is None:
             raise AgentLost(f"{self.op} ({self.request_id}): the session ended before the answer")
         return self._result
+
+
+def _most_s(timeout_s: float) -> float:
+    """How long a program's answer is waited for that may run for so long behind a login."""
+    return BEGIN_S + timeout_s + _CLOSE_S

@@ -291,10 +291,11 @@ async def execute(
     """Run ``argv`` with ``script``, where it is one of ``scripted``, and the file ``stdin`` as its
     input. Output beyond a limit is dropped, and what the login's files print.
 
-    Raises as ``begin``, and AgentLost when the connection is lost or after the time limit.
+    Raises as ``begin``, and AgentLost when the connection is lost or after the time limit, beside
+    which the login has its own.
     """
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(BEGIN_S + _WORDS_S + timeout_s):
             return await _execute(connection, where, argv, script, stdin)
     except TimeoutError as error:
         raise AgentLost(

@@ -25,9 +25,15 @@ def within(what: str, timeout_s: float, request: Callable[[], _Answer]) -> _Answ
     answer: Future[_Answer] = Future()
     context = copy_context()
     context.run(_moved.set, counts)
-    threading.Thread(
+    work = threading.Thread(
         target=context.run, args=(give, answer, request), name="store-request", daemon=True
-    ).start()
+    )
+    try:
+        work.start()
+    except RuntimeError as error:
+        raise StoreUnavailable(
+            f"{what}: this host starts no further thread ({error}); end some of its programs"
+        ) from None
     while True:
         spent_s, moved = time.monotonic() - began_s, sum(counts)
         left_s = timeout_s + moved / SLOWEST_BYTES_S - spent_s
