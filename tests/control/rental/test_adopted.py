@@ -180,7 +180,7 @@ def test_a_machine_that_has_ended_while_its_record_waited_is_proven_to_have(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time for its end is over, and the market shows it no more."""
-    monkeypatch.setattr(ending, "_FIRST_POLL_S", 0.01)
+    monkeypatch.setattr(ending.time, "sleep", lambda _: None)
     waited: list[float] = []
     patient = Retries(patience_s=1800.0, sleep=waited.append, clock=lambda: sum(waited))
 
