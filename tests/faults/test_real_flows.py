@@ -22,7 +22,7 @@ from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World, kill, make_world, until_gone
-from torpor.shared.errors import HostKeyChanged, StoreDenied, StoreUnavailable
+from torpor.shared.errors import HostKeyChanged, StoreDenied, StoreFull
 
 BLOCK = "faults"
 FOREVER = 1_000_000
@@ -103,7 +103,7 @@ def test_what_is_refused_fails_with_the_reason_and_harms_nothing(world: World, t
     full = ("XMinioStorageFull", "no space left on the disk")
     world.proxy.add(Fault("status", puts("/packs/"), FOREVER, 507, *full))
     failed = _state(hibernate)
-    with raises(StoreUnavailable, "PUT workspaces/demo/packs/", HOST, *full, "507", "again"):
+    with raises(StoreFull, "PUT workspaces/demo/packs/", HOST, *full, "free space", "run it again"):
         failed.result()
     (machine,) = world.machines()
     assert not differences(truth, facts(world.workspace(machine.id)))

@@ -11,6 +11,7 @@
     │   ├── StoreMissing        no such bucket or object
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
     │   │   ├── StoreUnreachable* its host refuses connections, or has no address
+    │   │   ├── StoreFull       its disk or its quota: somebody has to free space first
     │   │   └── StoreAway       it was away for as long as the patience of its block
     │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
@@ -125,6 +126,10 @@ class StoreUnavailable(StoreError):
 
 class StoreUnreachable(StoreUnavailable):
     pass
+
+
+class StoreFull(StoreUnavailable):
+    retryable = False
 
 
 class StoreAway(StoreUnavailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.engine import Engine
+from tests.fixtures.kill_points import OF_TREES, killed_at
 from tests.fixtures.limited import Limited
 from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
@@ -288,6 +290,19 @@ def test_an_acl_of_the_directory_above_gives_nobody_access_to_restored_files(
 def test_an_acl_of_a_directory_gives_nobody_access_to_synced_files(two: Two) -> None:
     os.setxattr(two.root / "d", "system.posix_acl_default", _acl(4711))
     two.sync(discard_local=True)
+
+
+def test_what_a_killed_trial_of_the_disk_left_is_removed(waking: Waking) -> None:
+    waking.back.mkdir()
+    left = 0
+    for step in itertools.count(1):
+        if not killed_at(step, waking.begin_again, OF_TREES):
+            break
+        left += any(name.startswith(".torpor-probe-") for name in os.listdir(waking.back))
+    assert left > 3
+    waking.engine.restart()
+    _wake(waking)
+    waking.is_back()
 
 
 def test_an_attribute_that_came_with_the_target_is_a_difference(waking: Waking) -> None:

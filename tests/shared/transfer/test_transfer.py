@@ -30,6 +30,7 @@ from torpor.shared.errors import (
     StoreCorrupt,
     StoreDenied,
     StoreError,
+    StoreFull,
     StoreUnavailable,
 )
 from torpor.shared.transfer import transfer as transfer_module
@@ -179,6 +180,19 @@ def test_a_lasting_fault_ends_after_the_attempts(faulty: Faulty, watch: Watch) -
     assert len(faulty.requests) == 2 * 4
     waits = [wait_s for _, wait_s in watch.retries[:3]]
     assert all(low <= wait <= 2 * low for low, wait in zip((0.25, 0.5, 1.0), waits, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(507, "XMinioStorageFull"), (403, "QuotaExceeded"), (507, "")]
+)
+def test_a_full_store_is_not_waited_for(
+    status: int, code: str, faulty: Faulty, watch: Watch
+) -> None:
+    faulty.add(Fault("status", status=status, code=code, count=99))
+    with pytest.raises(StoreFull, match=r"the store is full .*; free space there") as told:
+        watch.put(msgspec.structs.replace(faulty.grant("PUT"), patience_s=1800.0))
+    assert not told.value.retryable
+    assert len(faulty.requests) == 4
 
 
 def test_the_wait_that_the_store_asks_for_is_kept_within_reason(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -44,12 +45,13 @@ class Goal(NamedTuple):
     def real_targets(self) -> list[bytes]:
         return [os.path.realpath(target) for target in self.targets]
 
-    def abilities(self) -> list[Abilities]:
+    def abilities(self, note: Path) -> list[Abilities]:
         """Try what the file system of each target can hold; MachineUnfit where that is too little
-        for what this target becomes."""
+        for what this target becomes. ``note``: of ``probe``."""
         entries, targets = self.manifest.entries, self.targets
         needs = needs_of(entries, len(targets))
-        able = [probe(t, _existing(t), need) for t, need in zip(targets, needs, strict=True)]
+        each = zip(targets, needs, strict=True)
+        able = [probe(target, _existing(target), need, note) for target, need in each]
         check_cases(entries, targets, able)
         return able
 

@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.naming import NO_LINKS
@@ -18,6 +19,7 @@ from torpor.shared.format.manifest import HARDLINK, SYMLINK, Entries, Entry, des
 from torpor.shared.format.rows import NotPlain
 
 _PLAIN_WORDS: Final = "nothing was written. Wake on a machine whose disk has ext4 or XFS"
+_TRIAL: Final = b".torpor-probe-"
 _ODD: Final = re.compile(rb'[\x01-\x1f"*:<>?\\|\x7f]|[^\x00-\x7f]+|[ .](?=/|\Z)')
 _TRIED_NS: Final = 1_700_000_001_987_654_321
 """An odd second, and nanoseconds of which each step below leaves another part."""
@@ -92,21 +94,34 @@ def needs_of(entries: Sequence[Entry], roots: int) -> list[Needs]:
     ]
 
 
-def probe(target: bytes, place: bytes, needs: Needs) -> Abilities:
+def probe(target: bytes, place: bytes, needs: Needs, note: Path) -> Abilities:
     """Try in ``place``, a directory on the file system where ``target`` is or will be, and remove
-    what was made. MachineUnfit names what cannot be restored here at all. Where nothing can be
-    tried, nothing is known, and each refusal is met on the way."""
-    trial = os.path.join(place, b".torpor-probe-" + secrets.token_hex(8).encode())
+    what was made. ``note`` says where that is, for ``remove_trial`` after a kill. MachineUnfit
+    names what cannot be restored here at all. Where nothing can be tried, nothing is known, and
+    each refusal is met on the way."""
+    trial = os.path.join(place, _TRIAL + secrets.token_hex(8).encode())
+    note.write_bytes(trial)
     with suppress(OSError):
         before = os.stat(place)
         os.mkdir(trial, 0o700)
         try:
             return _probed(target, trial, needs)
         finally:
-            shutil.rmtree(trial, ignore_errors=True)
+            remove_trial(note)
             with suppress(OSError):  # it is somebody else's
                 os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
     return EVERYTHING
+
+
+def remove_trial(note: Path) -> None:
+    """Remove what a ``probe`` left that was killed."""
+    try:
+        trial = note.read_bytes()
+    except FileNotFoundError:
+        return
+    if os.path.basename(trial).startswith(_TRIAL):
+        shutil.rmtree(trial, ignore_errors=True)
+    note.unlink()
 
 
 def check_cases(

@@ -15,6 +15,7 @@ from torpor.shared.errors import (
     StoreCorrupt,
     StoreDenied,
     StoreError,
+    StoreFull,
     StoreMissing,
     StoreUnavailable,
 )
@@ -37,6 +38,8 @@ _BUSY = {
     "OperationAborted",
     "ConditionalRequestConflict",
 }
+# MinIO's disk, MinIO's quota of a bucket, Ceph's quota of a user or a bucket.
+_FULL = {"XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded"}
 _ELSEWHERE = {
     "AuthorizationHeaderMalformed",
     "PermanentRedirect",
@@ -81,6 +84,10 @@ class RefusedAnswer(NamedTuple):
         status, code, reason = self.status, self.code, self.reason
         if code in _DAMAGED:
             return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
+        if status == 507 or code in _FULL:
+            return StoreFull(
+                f"{what}: the store is full ({reason}); free space there, or raise its quota"
+            )
         if status == 501:
             return StoreError(f"{what}: the store does not know this request ({reason})")
         if status >= 500 or status in (408, 425, 429) or code in _BUSY:

@@ -15,6 +15,7 @@ from torpor.shared.errors import (
     StoreAway,
     StoreCorrupt,
     StoreError,
+    StoreFull,
     StoreUnavailable,
     StoreUnreachable,
 )
@@ -25,6 +26,8 @@ FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
 LONGEST_RETRY_AFTER_S: Final = 60.0
 NAP_S: Final = 0.25  # a cancelled wait ends within this
+
+_NOT_AWAY: Final = (StoreUnreachable, StoreFull)
 
 _Answer = TypeVar("_Answer")
 _dice: Final = random.SystemRandom()
@@ -48,7 +51,8 @@ class Retries:
 
     With ``patience_s``, a store that is away (StoreUnavailable) is asked again until it has been
     away from this request for so long; then StoreAway, which no step repeats. One that was never
-    reached (StoreUnreachable) gets the attempts only: its address may be wrong.
+    reached (StoreUnreachable) gets the attempts only: its address may be wrong. So does a full one
+    (StoreFull), whose owner has to act.
 
     Waits double from half a second, with jitter, or last as long as the store asks for, up to a
     minute. ``on_retry`` gets each error that is retried and the wait in seconds; ``on_away`` hears
@@ -126,7 +130,7 @@ class Tries:
     def _stay(self, error: StoreError) -> None:
         """Return where patience allows another attempt; else raise."""
         away_s = self._rules.clock() - self._since_s
-        is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreUnreachable)
+        is_away = isinstance(error, StoreUnavailable) and not isinstance(error, _NOT_AWAY)
         if is_away and away_s < self._patience_s:
             if self._rules.on_away is not None:
                 self._rules.on_away(Away(str(error), away_s, self._patience_s))
