@@ -24,7 +24,10 @@ from torpor.shared.errors import (
     InvalidInput,
     LacksWork,
     MachineUnreachable,
+    StoreAway,
     StoreDenied,
+    StoreFull,
+    StoreUnavailable,
 )
 from torpor.shared.values import SnapshotId
 
@@ -88,6 +91,25 @@ def test_wakes_that_fail_again_and_again_end_the_job(
     ended = drive_job(lab, left_job(lab))
     assert (ended.state, len(tries)) == ("failed", 2)  # the run that left it failed too
     assert "could not be woken: the agent was killed" in ended.why
+
+
+@pytest.mark.parametrize("error", [StoreAway("given up after 30 min"), StoreFull("it is full")])
+def test_a_store_that_is_away_or_full_during_a_wake_ends_the_run_and_not_the_job(
+    error: StoreUnavailable, lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(JOB_FLOW, "wake_workspace", refuse)
+        with pytest.raises(type(error), match=str(error)):
+            drive_job(lab, left_job(lab))
+    (left,) = lab.opened.jobs.open()
+    assert left.why == str(error)
+    machine, _ = handed_over(lab.opened)
+    woken = SimpleNamespace(machine=machine.id, snapshot=SnapshotId("s-1"))
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", lambda *_, **__: woken)
+    assert drive_job(lab, left).state == "succeeded"
 
 
 def test_a_wake_that_a_hibernation_overtakes_is_tried_again(

@@ -54,6 +54,7 @@ from torpor.shared.errors import (
     ProviderError,
     SnapshotError,
     StoreError,
+    StoreUnavailable,
     TorporError,
     UnexpectedAnswer,
     UnsavedWork,
@@ -526,8 +527,10 @@ class Driver:
 
     def _wait_after_failed_wake(self, error: TorporError) -> None:
         """Nothing runs, and what it had saved is stored: try again for a while, at growing
-        intervals, because each try may rent a machine."""
+        intervals, because each try may rent a machine. A store that is away or full ends this run,
+        and not the job: a later run continues it."""
         early = isinstance(error, StoreError | ProviderError) and error.retryable
+        early = early or isinstance(error, StoreUnavailable)
         if early or isinstance(error, UnexpectedAnswer | LacksWork):
             raise error
         failures = self.job.failures + 1

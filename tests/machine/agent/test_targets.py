@@ -9,6 +9,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.fixtures.snapshots import (
     waking_of,
 )
 from tests.fixtures.trees import Tree, content, facts, let_settle
+from torpor.machine.tree.abilities import EVERYTHING, Needs, probe, remove_left
 from torpor.shared.errors import DiskFull, MachineUnfit
 from torpor.shared.format.manifest import (
     DIRECTORY,
@@ -292,17 +294,37 @@ def test_an_acl_of_a_directory_gives_nobody_access_to_synced_files(two: Two) -> 
     two.sync(discard_local=True)
 
 
-def test_what_a_killed_trial_of_the_disk_left_is_removed(waking: Waking) -> None:
+def test_what_a_killed_probe_left_is_removed(waking: Waking) -> None:
     waking.back.mkdir()
     left = 0
     for step in itertools.count(1):
         if not killed_at(step, waking.begin_again, OF_TREES):
             break
-        left += any(name.startswith(".torpor-probe-") for name in os.listdir(waking.back))
+        left += _has_probe(waking.back)
     assert left > 3
     waking.engine.restart()
     _wake(waking)
     waking.is_back()
+
+
+def test_a_snapshot_after_a_killed_probe_is_without_what_that_left(two: Two) -> None:
+    sync = partial(two.sync, discard_local=True)
+    for step in itertools.count(1):
+        assert killed_at(step, sync, OF_TREES)
+        if _has_probe(two.root):
+            break
+    two.engine.restart()
+    two.engine.snapshot([two.root])
+    assert not _has_probe(two.root)
+
+
+def test_where_a_probe_cannot_be_noted_nothing_is_tried_or_left(tmp_path: Path) -> None:
+    """As on a full disk, and where a command has removed torpor's folder."""
+    able = probe(os.fsencode(tmp_path), os.fsencode(tmp_path), Needs(), tmp_path / "gone/note")
+    assert able == EVERYTHING
+    assert not [*tmp_path.iterdir()]
+    remove_left(tmp_path)  # no file: it keeps no run from beginning
+    assert tmp_path.is_dir()
 
 
 def test_an_attribute_that_came_with_the_target_is_a_difference(waking: Waking) -> None:
@@ -315,6 +337,10 @@ def test_an_attribute_that_came_with_the_target_is_a_difference(waking: Waking) 
     assert found.endswith(
         "small: has extended attributes that the snapshot has not: system.posix_acl_access"
     )
+
+
+def _has_probe(place: Path) -> bool:
+    return any(name.startswith(".torpor-probe-") for name in os.listdir(place))
 
 
 def _blob(entries: list[Entry]) -> bytes:

@@ -183,7 +183,8 @@ def test_a_lasting_fault_ends_after_the_attempts(faulty: Faulty, watch: Watch) -
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(507, "XMinioStorageFull"), (403, "QuotaExceeded"), (507, "")]
+    ("status", "code"),
+    [(507, "XMinioStorageFull"), (400, "XMinioAdminBucketQuotaExceeded"), (403, "QuotaExceeded")],
 )
 def test_a_full_store_is_not_waited_for(
     status: int, code: str, faulty: Faulty, watch: Watch

@@ -47,7 +47,7 @@ class Goal(NamedTuple):
 
     def abilities(self, note: Path) -> list[Abilities]:
         """Try what the file system of each target can hold; MachineUnfit where that is too little
-        for what this target becomes. ``note``: of ``probe``."""
+        for what this target becomes. ``note``: the file that ``probe`` keeps meanwhile."""
         entries, targets = self.manifest.entries, self.targets
         needs = needs_of(entries, len(targets))
         each = zip(targets, needs, strict=True)

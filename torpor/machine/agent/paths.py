@@ -90,7 +90,7 @@ class PathRun(RestoreRun):
         if not os.path.isdir(stage):
             journal.clear()  # what it says was written went with a run that was given up
         goal = Goal(manifest, [stage], seal)
-        able = goal.abilities(self.state.trial)
+        able = goal.abilities(self.state.probe_note)
         plan = self._plan(goal, request, journal.done() or set(), able)
         os.makedirs(into, mode=0o755, exist_ok=True)
         if not os.path.isdir(stage):

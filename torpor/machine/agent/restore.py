@@ -211,7 +211,7 @@ class RestoreRun(AgentRun):
         if request.gpu is not None:
             self._gpu = self.trial(request.gpu, goal.targets)
         first = _first(goal, request)
-        able = goal.abilities(self.state.trial)
+        able = goal.abilities(self.state.probe_note)
         plan = self._plan(goal, request, done or set(), able, first)
         self.state.forget_index()
         in_use = InUse(self.state.folder / "in-use", identity)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.machine.tree.abilities import remove_trial
+from torpor.machine.tree.abilities import remove_left
 from torpor.machine.tree.batch import SIGNATURE_BYTES
 from torpor.machine.tree.names import Names, Signature, packed_signatures
 from torpor.machine.tree.vanished import Gone, disks
@@ -210,7 +210,7 @@ class WorkspaceState:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.journal = self.folder / "journal"
         self.restore_journal = self.folder / "restore"
-        self.trial = self.folder / "trial"
+        self.probe_note = self.folder / "probe"
         self._sync_record = self.folder / "sync"
         self._past = self.folder / "past"
         self._use = self.folder / "use"
@@ -228,7 +228,7 @@ class WorkspaceState:
                 "its run has ended"
             ) from None
         self._lock_fd = fd
-        remove_trial(self.trial)
+        remove_left(self.probe_note)
 
     def unlock(self) -> None:
         if self._lock_fd is not None:

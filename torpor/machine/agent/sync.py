@@ -257,7 +257,7 @@ class SyncRun(AgentRun):
         )
 
     def _stage(self, begun: _Begun, max_parts: int, call: Call) -> _Staged:
-        able = begun.goal.abilities(self.state.trial)
+        able = begun.goal.abilities(self.state.probe_note)
         directories = Directories(begun.goal.targets, "and sync again")
         staging = Staging(begun.record.token, directories)
         self.state.keep_sync_record(begun.record)

@@ -96,32 +96,32 @@ def needs_of(entries: Sequence[Entry], roots: int) -> list[Needs]:
 
 def probe(target: bytes, place: bytes, needs: Needs, note: Path) -> Abilities:
     """Try in ``place``, a directory on the file system where ``target`` is or will be, and remove
-    what was made. ``note`` says where that is, for ``remove_trial`` after a kill. MachineUnfit
-    names what cannot be restored here at all. Where nothing can be tried, nothing is known, and
-    each refusal is met on the way."""
+    what was made. Until then the file ``note`` names it, for ``remove_left`` after a kill.
+    MachineUnfit names what cannot be restored here at all. Where nothing can be tried, or noted,
+    nothing is known, and each refusal is met on the way."""
     trial = os.path.join(place, _TRIAL + secrets.token_hex(8).encode())
-    note.write_bytes(trial)
     with suppress(OSError):
         before = os.stat(place)
+        note.write_bytes(trial)
         os.mkdir(trial, 0o700)
         try:
             return _probed(target, trial, needs)
         finally:
-            remove_trial(note)
+            shutil.rmtree(trial, ignore_errors=True)
+            with suppress(OSError):  # torpor's folder may be gone
+                note.unlink()
             with suppress(OSError):  # it is somebody else's
                 os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
     return EVERYTHING
 
 
-def remove_trial(note: Path) -> None:
+def remove_left(note: Path) -> None:
     """Remove what a ``probe`` left that was killed."""
-    try:
+    with suppress(OSError):
         trial = note.read_bytes()
-    except FileNotFoundError:
-        return
-    if os.path.basename(trial).startswith(_TRIAL):
-        shutil.rmtree(trial, ignore_errors=True)
-    note.unlink()
+        if os.path.basename(trial).startswith(_TRIAL):
+            shutil.rmtree(trial, ignore_errors=True)
+        note.unlink()
 
 
 def check_cases(

@@ -38,8 +38,8 @@ _BUSY = {
     "OperationAborted",
     "ConditionalRequestConflict",
 }
-# MinIO's disk, MinIO's quota of a bucket, Ceph's quota of a user or a bucket.
-_FULL = {"XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded"}
+# MinIO's quota of a bucket, with 400, and Ceph's of a user or a bucket, with 403.
+_FULL = {"XMinioAdminBucketQuotaExceeded", "QuotaExceeded"}
 _ELSEWHERE = {
     "AuthorizationHeaderMalformed",
     "PermanentRedirect",
@@ -84,7 +84,7 @@ class RefusedAnswer(NamedTuple):
         status, code, reason = self.status, self.code, self.reason
         if code in _DAMAGED:
             return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
-        if status == 507 or code in _FULL:
+        if status == 507 or (status in (400, 403) and code in _FULL):
             return StoreFull(
                 f"{what}: the store is full ({reason}); free space there, or raise its quota"
             )
