@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -127,7 +127,8 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     def joins(self: Exchange, plan: RestorePlan, peer: Peer | None) -> Member:
         """One that is done before the others are there does not wait for them."""
         member = join(self, plan, peer)
-        all_there.wait()
+        with suppress(threading.BrokenBarrierError):  # the report says why one is not there
+            all_there.wait()
         return member
 
     monkeypatch.setattr(Exchange, "join", joins)
