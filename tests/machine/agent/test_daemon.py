@@ -31,6 +31,7 @@ class Agent:
     def __init__(self, home: Path, patience: Patience) -> None:
         self.home = home
         self.runs = RunRegistry(home)
+        self.attached: list[Peer] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.address = str(home / "s")
         self._listener.bind(self.address)
@@ -40,7 +41,11 @@ class Agent:
         self.thread.start()
 
     def attach(self) -> Peer:
-        return Peer(self.address)
+        """A connection that ends with the agent, where its test has not closed it before."""
+        peer = Peer(self.address)
+        self.attached.append(peer)
+        peer.hello = peer.read()["hello"]
+        return peer
 
     def left(self, timeout_s: float = PATIENCE_S) -> bool:
         self.thread.join(timeout_s)
@@ -81,7 +86,7 @@ class Peer:
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect(address)
         self._lines = self.socket.makefile("rb")
-        self.hello = self.read()["hello"]
+        self.hello: dict[str, Any] = {}
 
     def say(self, **message: Any) -> None:
         self.socket.sendall(encode_line(message))
@@ -115,6 +120,8 @@ def agent_in(home: Path, tick_s: float = 0.01, **patience: float) -> Iterator[Ag
         yield agent
     finally:
         agent.daemon.stop()
+        for peer in agent.attached:
+            peer.close()
         assert agent.left()
 
 
@@ -125,10 +132,8 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 @pytest.fixture
-def peer(agent: Agent) -> Iterator[Peer]:
-    attached = agent.attach()
-    yield attached
-    attached.close()
+def peer(agent: Agent) -> Peer:
+    return agent.attach()
 
 
 def test_it_says_hello_and_answers(peer: Peer) -> None:
@@ -159,7 +164,6 @@ def test_the_same_id_attaches_while_it_runs_and_gets_the_kept_answer_later(
     (agent.home / "go").touch()
     assert peer.answer("r")["result"]["starts"] == second.answer("r")["result"]["starts"] == 1
     assert second.ask("r", "wait", count="n", until="go")["result"]["starts"] == 1
-    second.close()
 
 
 def test_cancel_ends_the_request(peer: Peer) -> None:
@@ -224,7 +228,6 @@ def test_a_line_that_is_no_message_ends_the_connection_with_a_word(
     with pytest.raises((EOFError, ConnectionError)):
         peer.read()
     sender.join(PATIENCE_S)
-    peer.close()
 
 
 def test_a_reader_that_does_not_read_blocks_no_other(agent: Agent, peer: Peer) -> None:
@@ -234,7 +237,6 @@ def test_a_reader_that_does_not_read_blocks_no_other(agent: Agent, peer: Peer) -
     for number in range(8):  # all were served, whatever the deaf one reads
         answer = peer.ask(f"d{number}", "big", bytes=15 << 20)
         assert len(answer["result"]["text"]) == 15 << 20
-    deaf.close()
 
 
 def test_kept_answers_are_bounded(agent: Agent, peer: Peer) -> None:
@@ -262,7 +264,6 @@ def test_it_leaves_at_once(tmp_path: Path, by: str) -> None:
         else:
             agent.daemon.stop()
         assert agent.left()
-        peer.close()
 
 
 def test_forget_leaves_a_home_that_was_marked_again(tmp_path: Path) -> None:
@@ -274,7 +275,6 @@ def test_forget_leaves_a_home_that_was_marked_again(tmp_path: Path) -> None:
         peer = agent.attach()
         assert peer.ask("f", "forget")["result"] == {}
         assert agent.left()
-        peer.close()
     assert (home / "thesis.tex").exists()
 
 
@@ -288,7 +288,6 @@ def test_forget_is_refused_during_a_run_and_then_removes_home(tmp_path: Path) ->
         (home / "run-is-active").unlink()
         assert peer.ask("f2", "forget")["result"] == {}
         assert agent.left()
-        peer.close()
     assert not home.exists()
 
 
@@ -307,7 +306,6 @@ def test_a_run_ends_without_its_own_control_side_though_another_is_attached(
         assert ended["error"]["type"] == "RunCancelled"
         assert (tmp_path / "abandoned").read_text().startswith("run-1: ")
         assert waiting.ask("r3", "echo", run="run-2")["result"]
-        waiting.close()
 
 
 def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path, clock: Clock) -> None:
@@ -321,7 +319,6 @@ def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path, clock:
         clock.passes(1000)
         assert not agent.left(0)
         assert not (tmp_path / "abandoned").exists()
-        second.close()
         (tmp_path / "run-is-active").unlink()
 
 
