@@ -3,6 +3,7 @@ where nothing can."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -160,28 +161,36 @@ def test_a_login_that_fails_in_passing_may_be_tried_again(
     assert words in str(lost.value) and lost.value.retryable
 
 
+def _named(opened: Opened, words: str) -> bool:
+    """Whether a login that waits for ever is named with its words. On a busy host a login may not
+    come so far within a short limit: then one with a longer limit is asked."""
+    for begin_s in (1.0, 10.0, 60.0):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(AgentLost) as lost:
+            patch.setattr(ssh, "BEGIN_S", begin_s)
+            patch.setattr(probe, "PROBE_S", begin_s)  # equal: the login's own limit tells more
+            opened()
+        if re.search(words, str(lost.value)):
+            return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [("echo 'type the word:'; cat", "type the word:"), ("exec sleep 100000", "nothing")],
 )
 def test_a_login_that_waits_is_named_with_its_files(
-    files: str, words: str, sshd: Sshd, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    files: str, words: str, sshd: Sshd, opened: Opened
 ) -> None:
-    monkeypatch.setattr(ssh, "BEGIN_S", 1.0)
-    monkeypatch.setattr(probe, "PROBE_S", 1.0)  # which are equal: the login's own limit tells more
     _files(sshd, files)
-    with pytest.raises(AgentLost, match=f"It printed: {words}. Its login may wait for input"):
-        opened()
+    assert _named(opened, f"It printed: {words}. Its login may wait for input")
 
 
 def test_a_login_whose_files_wait_at_the_attach_alone_is_named_too(
-    sshd: Sshd, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    sshd: Sshd, opened: Opened
 ) -> None:
     opened().close()
-    monkeypatch.setattr(ssh, "BEGIN_S", 1.0)
     _files(sshd, 'case "$BASH_EXECUTION_STRING" in *attach*) printf Name:; cat >&2;; esac')
-    with pytest.raises(AgentLost, match=r"printed: Name:\. .*\.bashrc"):
-        opened()
+    assert _named(opened, r"printed: Name:\. .*\.bashrc")
 
 
 def test_a_second_factor_is_no_refused_key(sshd: Sshd, opened: Opened) -> None:

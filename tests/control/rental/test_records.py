@@ -147,13 +147,18 @@ def test_times_of_a_host_with_another_clock_are_read_by_this_host_s(
     contested.pass_time(60)
     with contested.host():
         (read,) = rentals.open()
-        assert 55 <= time.time() - read.created_unix <= 65
-        assert 55 <= time.time() - (read.seen_unix or 0.0) <= 65
+        assert _is_about(60, time.time() - read.created_unix)
+        assert _is_about(60, time.time() - (read.seen_unix or 0.0))
         rentals.change(read, state="ended")
     with contested.host(ahead_s):
         ended = rentals.ended(label.rental)
-        assert 55 <= ended.ended_unix - ended.created_unix <= 65
-        assert abs(time.time() - ended.ended_unix) <= 5
+        assert _is_about(60, ended.ended_unix - ended.created_unix)
+        assert _is_about(0, time.time() - ended.ended_unix)
+
+
+def _is_about(wanted_s: float, seconds: float) -> bool:
+    """Far nearer than the clocks of both hosts are, however busy the host of the test is."""
+    return wanted_s - 10 <= seconds <= wanted_s + HOUR_S / 2
 
 
 def test_an_ended_rental_stays_as_history(rentals: Rentals) -> None:

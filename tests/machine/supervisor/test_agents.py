@@ -14,7 +14,7 @@ import pytest
 import torpor
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.supervised import JOB, Machine, end_all_of
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.machine.agent.test_attach import Attached, agent_of, make_bundle
 from tests.machine.agent.test_daemon import agent_in
 from torpor.machine.sampler.ring import boot_clock_s
@@ -48,7 +48,10 @@ def test_a_machine_says_what_runs_on_it_also_without_its_supervisor(machine: Mac
     assert runs() == (False, False)
 
 
-def test_home_is_not_removed_under_a_command(machine: Machine) -> None:
+def test_home_is_not_removed_under_a_command(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.machine.agent.jobs.LEAVE_S", PATIENCE_S)  # of a busy host
     machine.shell(WAITS)
     with agent_in(machine.home) as agent:
         peer = agent.attach()
@@ -59,7 +62,6 @@ def test_home_is_not_removed_under_a_command(machine: Machine) -> None:
         machine.ended()
         assert peer.ask("f2", "forget")["result"] == {}
         assert agent.left()
-        peer.close()
     assert not machine.home.exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.processes import ask
 from torpor.machine.supervisor import autosave
 from torpor.machine.supervisor.autosave import AutosaveFolder, Autosaver
@@ -46,7 +46,7 @@ def _book() -> StandBy:
         saves=[SaveGrant(snapshot, 0, grant)],
         packs=[],
         save_argv=[],
-        save_timeout_s=1.0,
+        save_timeout_s=PATIENCE_S,
     )
 
 

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from tests.fixtures.metadata import ACTION, EVENTS, PREEMPTED, REBALANCE, TOKEN, Metadata
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.supervisor.notices import (
     ANSWER_BYTES,
     MOST_NOTICES,
@@ -34,7 +35,12 @@ def clock() -> Clock:
 
 
 def notices(clock: Clock, *sources: NoticeSource) -> Notices:
-    return Notices(sources, clock=clock, now=lambda: NOW)
+    return Notices(sources, patiently, clock=clock, now=lambda: NOW)
+
+
+def patiently(verb: str, url: str, headers: dict[str, str]) -> Answer | None:
+    """A service on a busy host is no silent one."""
+    return ask_service(verb, url, headers, PATIENCE_S)
 
 
 def quickly(verb: str, url: str, headers: dict[str, str]) -> Answer | None:
