@@ -301,10 +301,12 @@ def test_a_jupyter_kernel_goes_on_in_the_middle_of_a_cell(world: World) -> None:
             client.execute("import os, time; steps = []", reply=True, timeout=PATIENCE_S)
             for number in (1, 2):
                 asked = client.execute(
-                    f"while not os.path.exists('stop-{number}'): steps.append(1); time.sleep(.05)",
+                    f"while not os.path.exists('stop-{number}'):\n"
+                    f"    steps.append(1); time.sleep(.05)\n"
+                    f"    len(steps) > 3 and open('begun-{number}', 'w').close()",
                     user_expressions={"steps": "len(steps)"},
                 )
-                time.sleep(1.0)
+                until((_place(world) / f"begun-{number}").exists, "the cell is at work")
                 watch.hibernates(world)
                 watch.wakes()
                 recv_monitor_message(connects)  # ZeroMQ drops what is sent to a client not there

@@ -41,7 +41,7 @@ def lead(steps: int, seconds: float, port: int) -> None:
         with open("state.json") as file:
             state = json.load(file)
     with socket.create_server((master, port)) as server:
-        server.settimeout(60)
+        server.settimeout(900)
         lines = [server.accept()[0].makefile("rw") for _ in range(1, nodes)]
     print(f"{nodes} nodes go on from step {state['n']}", flush=True)
     while state["n"] < steps:
@@ -60,7 +60,7 @@ def lead(steps: int, seconds: float, port: int) -> None:
 
 def follow(port: int) -> None:
     rank, master = int(os.environ["TORPOR_NODE_RANK"]), os.environ["TORPOR_MASTER"]
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 900
     while True:
         try:
             line = socket.create_connection((master, port)).makefile("rw")

@@ -15,8 +15,9 @@ import pytest
 from tests.fixtures.nvml import StandIn
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.home import enter_home, note_busy
+from torpor.machine.sampler import process as sampler
 from torpor.machine.sampler.process import ALIVE, dismiss, ensure_sampler
-from torpor.machine.sampler.ring import RING, boot_id, read
+from torpor.machine.sampler.ring import RING, boot_clock_s, boot_id, read
 from torpor.machine.sampler.save_lock import saving
 from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.values import WorkspaceName
@@ -53,6 +54,7 @@ def samples(home: Path) -> list[Sample]:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sampler, "GONE_S", PATIENCE_S)  # on a busy host it leaves later
     folder = enter_home(tmp_path / "home")
     yield folder
     if folder.exists():
@@ -65,13 +67,15 @@ def test_it_writes_a_sample_a_second_and_survives_its_starter(
     home: Path, stand_in_gpus: StandIn
 ) -> None:
     stand_in_gpus.are("rate=4 used=900", "samples=0,70 rate=0 used=20")
+    began_s = boot_clock_s()
     start(home)
     until(lambda: len(samples(home)) >= 3, "three samples")
     found = samples(home)
     assert [seen.number for seen in found] == list(range(1, len(found) + 1))
     assert {seen.boot for seen in found} == {boot_id()}
     assert {(seen.gpus, seen.gpu, seen.gpu_mib) for seen in found} == {(2, 70, 900)}
-    assert found[-1].at_s - found[-2].at_s > 0.5
+    # A late sample is followed by one on time: only the number of all says how often it looks.
+    assert len(found) - 1 <= found[-1].at_s - began_s
     pid = pid_of(home)
     assert os.getsid(pid) == pid
     assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")

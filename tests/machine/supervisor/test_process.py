@@ -292,8 +292,9 @@ def test_no_supervisor_stays_where_the_place_of_torpors_folder_is_gone(
 
 # -- killed at each step
 
-_ALONE = "mkdir alone || touch two-at-once; trap 'trap \"\" TERM; rmdir alone; exit 1' TERM; "
-"""Whoever ends the command asks each of its new processes to end: rmdir must not listen."""
+_ALONE = "trap 'trap \"\" TERM; rmdir alone; exit 1' TERM; mkdir alone || touch two-at-once; "
+"""Whoever ends the command asks each of its new processes to end: rmdir must not listen. The trap
+comes first: a command that is ended right behind its mkdir would leave the folder."""
 
 _STEPS = {
     "it listens": "KILL; self._requests = Requests(",
