@@ -24,7 +24,7 @@ from tests.fixtures.plain_flows import (
     wake_plainly,
 )
 from tests.fixtures.trees import let_settle
-from tests.fixtures.waiting import background, until
+from tests.fixtures.waiting import PATIENCE_S, background, until
 from tests.jobs import training
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import book_for
@@ -138,7 +138,7 @@ def test_a_job_goes_on_from_its_own_save_beside_a_replica_and_its_backup(
     hibernate_plainly(lab.opened)
     command = "; ".join(  # a test that fails does not wait for ever
         f"python3 training.py {steps} 0.02; "
-        f"timeout 60 sh -c 'until test -e {tmp_path}/{steps}; do sleep 0.1; done'"
+        f"timeout {PATIENCE_S} sh -c 'until test -e {tmp_path}/{steps}; do sleep 0.1; done'"
         for steps in (20, 60, 80)
     )
 

@@ -61,9 +61,10 @@ def nodes(lab: Lab) -> Iterator[Lab]:
     end_all_of(lab.folder)
 
 
-def _training(step_s: float = 0.0) -> list[str]:
+def _training(step_s: float = 0.0, go: Path | None = None) -> list[str]:
+    """``go``: the file for which it waits halfway: a test that is held up meets it there."""
     (port,) = free_ports(1)
-    return ["python3", "two_nodes.py", str(_STEPS), str(step_s), str(port)]
+    return ["python3", "two_nodes.py", str(_STEPS), str(step_s), str(port), str(go or "")]
 
 
 def _run(ground: Ground, command: list[str], count: int = 2, **options: Any) -> JobReport:
@@ -84,6 +85,12 @@ def _open(ground: Ground) -> Job:
         lambda: next((one for one in ground.opened.jobs.open() if one.attempt is not None), None),
         "the command was started",
     )
+
+
+def _goes_on(ground: Ground, go: Path) -> None:
+    """The second attempt has begun, and may end."""
+    until(lambda: len(_open(ground).attempts) == 2, "the next attempt has begun")
+    go.touch()
 
 
 def _step(ground: Ground) -> int:
@@ -107,12 +114,15 @@ def test_the_nodes_find_each_other_and_only_the_firsts_work_is_stored(nodes: Lab
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
 
 
-def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(nodes: Lab) -> None:
-    with _running(nodes, _training(0.1)) as ended:
+def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(
+    nodes: Lab, tmp_path: Path
+) -> None:
+    with _running(nodes, _training(0.1, tmp_path / "go")) as ended:
         until(lambda: _step(nodes) > 4, "they work")
         (lost,) = other_nodes(nodes)
         del nodes.market.alive[lost.id]
         nodes.market.sweep()
+        _goes_on(nodes, tmp_path / "go")
         report = ended()
     assert report.job.state == "succeeded"
     first, second = report.job.attempts
@@ -124,14 +134,15 @@ def test_a_lost_node_ends_the_attempt_and_the_next_one_has_all_again(nodes: Lab)
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
 
 
-def test_a_lost_supervisor_of_a_node_is_no_lost_machine(nodes: Lab) -> None:
+def test_a_lost_supervisor_of_a_node_is_no_lost_machine(nodes: Lab, tmp_path: Path) -> None:
     """Else a command that uses up the memory of a node would be started a thousand times, because
     what the first node holds is stored each time."""
-    with _running(nodes, _training(0.1)) as ended:
+    with _running(nodes, _training(0.1, tmp_path / "go")) as ended:
         until(lambda: _step(nodes) > 4, "they work")
         (other,) = other_nodes(nodes)
         ((_, kept),) = all_kept(nodes.home(other.id) / ".torpor")
         assert kill([kept.supervisor.pid])
+        _goes_on(nodes, tmp_path / "go")
         first, second = ended().job.attempts
     assert (first.end, second.end) == ("supervisor lost", "command ended")
     assert losses([first]) == 1
@@ -221,9 +232,9 @@ def test_a_retry_begins_with_all_nodes_again(nodes: Lab) -> None:
 
 @pytest.mark.parametrize("then", ["hibernate", "keep"])
 def test_a_job_that_is_stopped_leaves_no_other_node(
-    nodes: Lab, then: Literal["hibernate", "keep"]
+    nodes: Lab, then: Literal["hibernate", "keep"], tmp_path: Path
 ) -> None:
-    with _running(nodes, _training(0.1)) as ended:
+    with _running(nodes, _training(0.1, tmp_path / "never")) as ended:
         until(lambda: _step(nodes) > 2, "they work")
         job_ = _open(nodes)
         nodes.opened.jobs.ask_stop(job_.id, Stop("cancelled", then, "enough", time.time()))
@@ -313,11 +324,12 @@ def test_the_overview_counts_all_nodes(nodes: Lab) -> None:
     assert seen.usd_h == 8.0
 
 
-def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab) -> None:
-    with _running(nodes, _training(0.1), save_minutes=0.01) as ended:
+def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab, tmp_path: Path) -> None:
+    with _running(nodes, _training(0.1, tmp_path / "go"), save_minutes=0.01) as ended:
         until(lambda: _open(nodes).saves >= 1 and _step(nodes) > 4, "it was saved")
         del nodes.market.alive[_open(nodes).attempts[-1].machine]
         nodes.market.sweep()
+        _goes_on(nodes, tmp_path / "go")
         job_ = ended().job
     assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
     assert len(nodes.market.orders) == 4
@@ -325,13 +337,16 @@ def test_a_lost_first_node_takes_the_others_with_it(nodes: Lab) -> None:
     assert _result(nodes) == two_nodes.uninterrupted(_STEPS, 2)
 
 
-def test_a_lost_machine_of_two_changes_no_result(world: World, short_agent: None) -> None:
+def test_a_lost_machine_of_two_changes_no_result(
+    world: World, short_agent: None, tmp_path: Path
+) -> None:
     """Over SSH, with the local provider."""
     sleeping_with(world, PROGRAM)
-    with hurried(), _running(world, _training(0.1)) as ended:
+    with hurried(), _running(world, _training(0.1, tmp_path / "go")) as ended:
         until(lambda: _step(world) > 4, "they work")
         (lost,) = other_nodes(world)
         assert kill([process.pid for process in world.processes(lost.id)])
+        _goes_on(world, tmp_path / "go")
         job_ = ended().job
     assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
     assert job_.state == "succeeded"

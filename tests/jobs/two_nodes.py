@@ -1,10 +1,11 @@
 """A training program on several nodes, which find each other by what torpor tells them.
 
-    python3 two_nodes.py STEPS SECONDS_A_STEP PORT
+    python3 two_nodes.py STEPS SECONDS_A_STEP PORT [GO]
 
 In each step every node hashes the state with its rank, rank 0 gathers the hashes into the next
 state, and sends it to all. Rank 0 keeps ``state.json`` in the current directory and goes on from
-it. A node that loses another one fails. Only Python's own library.
+it. A node that loses another one fails. Halfway, rank 0 waits until the file GO is there. Only
+Python's own library.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def uninterrupted(steps: int, nodes: int) -> dict[str, Any]:
     return state
 
 
-def lead(steps: int, seconds: float, port: int) -> None:
+def lead(steps: int, seconds: float, port: int, go: str) -> None:
     nodes, master = int(os.environ["TORPOR_NODES"]), os.environ["TORPOR_MASTER"]
     state: dict[str, Any] = {"n": 0, "chain": ""}
     if os.path.exists("state.json"):
@@ -54,6 +55,8 @@ def lead(steps: int, seconds: float, port: int) -> None:
         os.replace("state.new", "state.json")
         print(f"step {state['n']}", flush=True)
         time.sleep(seconds)
+        while go and state["n"] == steps // 2 and not os.path.exists(go):
+            time.sleep(0.05)
     for line in lines:
         print("null", file=line, flush=True)
 
@@ -74,9 +77,9 @@ def follow(port: int) -> None:
         print(json.dumps([rank, share(state, rank)]), file=line, flush=True)
 
 
-def main(steps: str, seconds: str, port: str) -> None:
+def main(steps: str, seconds: str, port: str, go: str = "") -> None:
     if os.environ["TORPOR_NODE_RANK"] == "0":
-        lead(int(steps), float(seconds), int(port))
+        lead(int(steps), float(seconds), int(port), go)
     else:
         follow(int(port))
 
