@@ -3,6 +3,8 @@ it. Store and market in memory, commands that end at once."""
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -190,7 +192,8 @@ def test_a_run_that_is_cancelled_before_it_drives_its_job_stops_it(
         raise _Ended
 
     left = _driven_by(lab, "killed", left_job(lab), "e" * 12)
-    monkeypatch.setattr("flows.procedures.job.driver.time.sleep", ended)
+    clock = SimpleNamespace(sleep=ended, time=time.time, monotonic=time.monotonic)
+    monkeypatch.setattr("flows.procedures.job.driver.time", clock)
     with _Prefect(lab, {"mine": "cancelled"}), pytest.raises(_Ended):
         drive(lab.opened, left)
     stop = lab.opened.jobs.stop_asked(JOB)
