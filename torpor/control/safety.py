@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Final
 
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
@@ -45,6 +47,7 @@ from torpor.shared.wire.snapshot import Confirmed
 
 _MINT: Final = object()
 _REREAD_GRANT_S: Final = 6 * 3600
+_HEADS_AT_ONCE: Final = 16
 HOLDS_S: Final = 60.0
 """How old the last comparison of the disk may be when a provider is asked to destroy. What the
 provider's client waits between its own tries comes on top."""
@@ -290,13 +293,14 @@ def check_readable(
     workspace: WorkspaceName,
     packs: Iterable[Pack],
 ) -> None:
-    """StoreArchived where some of ``packs`` are in an archive, and nobody has restored them."""
-    named = [there[key] for pack in packs if (key := pack_key(workspace, pack.id)) in there]
-    archived = [
-        found.key
-        for found in named
-        if found.archive and (now := store.head(found.key)) is not None and now.archive
-    ]
+    """StoreArchived where some of ``packs`` are in an archive, and nobody has restored them. Asks
+    for each one that may be there by its class in the listing."""
+    keys = [key for pack in packs if (key := pack_key(workspace, pack.id)) in there]
+    suspects = [key for key in keys if there[key].archive]
+    with ThreadPoolExecutor(_HEADS_AT_ONCE, thread_name_prefix="archives") as threads:
+        asked = [threads.submit(copy_context().run, store.head, key) for key in suspects]
+        heads = [ask.result() for ask in asked]
+    archived = [now.key for now in heads if now is not None and now.archive]
     if archived:
         raise StoreArchived(
             f"workspace {workspace} in {store.address}: {archived_words(len(archived))}: "

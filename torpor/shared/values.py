@@ -174,7 +174,8 @@ class Away(msgspec.Struct, frozen=True):
 
 class StoredObject(msgspec.Struct, frozen=True):
     """What a store says of one object. ``md5`` (hex) is None where the ETag is not an MD5.
-    ``archive``: the storage class where nobody can read it now; a listing knows of no restore."""
+    ``archive``: the storage class where nobody can read it now; in a listing, where perhaps nobody
+    can: a listing knows of no restore, and of no tier of INTELLIGENT_TIERING."""
 
     key: ObjectKey
     bytes: int

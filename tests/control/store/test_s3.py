@@ -409,6 +409,32 @@ def test_an_archived_object_is_known_in_listings_and_refused_by_name(moto: Serve
         store.get(KEY, max_bytes=9)
 
 
+@pytest.mark.parametrize(
+    ("said", "archive"),
+    [
+        ("ColdArchive", "ColdArchive"),
+        ("DEEP_COLD_ARCHIVE", "DEEP_COLD_ARCHIVE"),
+        ("GLACIER_IR", ""),
+        ("INTELLIGENT_TIERING", ""),
+        ("INTELLIGENT_TIERING, ARCHIVE_ACCESS", "INTELLIGENT_TIERING"),
+    ],
+)
+def test_a_head_says_whether_an_object_can_be_read(said: str, archive: str) -> None:
+    headers = ("x_amz_storage_class", "x_amz_archive_status")
+    told = dict(zip(headers, said.split(", "), strict=False))
+    dated = "Sat, 28 Nov 2026 10:00:00 GMT"
+
+    class Archive(Handler):
+        def do_HEAD(self) -> None:
+            self.reply(200, Last_Modified=dated, ETag=f'"{"0" * 32}"', **told)
+
+    server = Loopback(Archive)
+    head = S3Store.connect(S3Settings("b-1", "A", "s", endpoint_url=server.url)).head(KEY)
+    server.close()
+    assert head is not None
+    assert head.archive == archive
+
+
 def test_a_write_that_meets_its_own_first_copy_is_done(
     seaweed: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,10 @@ if TYPE_CHECKING:
 LONGEST_GRANT_S = 7 * 24 * 3600  # SigV4 allows no more
 MOST_LISTED = 1_000_000  # at about 300 bytes each in memory; 64 TB of packs
 CONNECTIONS = 32
-ARCHIVES = ("GLACIER", "DEEP_ARCHIVE", "ARCHIVE")  # not GLACIER_IR, which is read at once
+ARCHIVES = frozenset({"GLACIER", "DEEPARCHIVE", "ARCHIVE", "COLDARCHIVE", "DEEPCOLDARCHIVE"})
+"""Storage classes of AWS, Tencent and Alibaba that nobody can read at once, in capitals without
+underscores: Alibaba says ``ColdArchive`` and ``COLD_ARCHIVE``. GLACIER_IR is read at once."""
+TIERED = "INTELLIGENT_TIERING"  # only a HEAD says whether AWS has moved the object to an archive
 
 _session_lock = threading.Lock()  # a session makes one client at a time
 
@@ -278,12 +281,13 @@ class S3Store:
             return None
         md5 = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
         restored = 'ongoing-request="false"' in answer.get("Restore", "")
+        is_near = answer.get("StorageClass") == TIERED and not answer.get("ArchiveStatus")
         return StoredObject(
             key,
             answer["ContentLength"],
             md5,
             answer["LastModified"].timestamp(),
-            "" if restored else _archive(answer),
+            "" if restored or is_near else _archive(answer),
         )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
@@ -492,9 +496,9 @@ def client_config(settings: S3Settings | None = None) -> Config:
 
 
 def _archive(answer: Any) -> str:
-    """The storage class of an object, where its bytes cannot be read."""
+    """The storage class of an object, where its bytes may not be readable."""
     named = str(answer.get("StorageClass") or "")
-    return named if named in ARCHIVES else ""
+    return named if named == TIERED or named.upper().replace("_", "") in ARCHIVES else ""
 
 
 def _md5(body: bytes) -> str:
