@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,6 +15,7 @@ import pytest
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.trees import content, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control import safety
 from torpor.control.safety import (
     HOLDS_S,
@@ -43,7 +46,7 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.manifest import Pack, encode_manifest
 from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
 from torpor.shared.transfer.retries import Retries
 from torpor.shared.values import (
@@ -52,6 +55,7 @@ from torpor.shared.values import (
     MachineId,
     ObjectKey,
     SnapshotId,
+    StoredObject,
     WorkspaceName,
     new_snapshot_id,
 )
@@ -218,6 +222,33 @@ def test_a_pack_in_an_archive_is_named_by_verify_and_before_a_machine_is_rented(
     kept.store.archive(kept.pack(), restored=True)
     before_renting()
     verify()
+
+
+def test_a_look_for_archives_ends_with_the_first_request_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that is away is waited for once, and not again for each of a thousand packs."""
+    asked: list[ObjectKey] = []
+    ending = threading.Event()
+
+    class Threads(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            ending.set()
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    def head(key: ObjectKey) -> None:
+        asked.append(key)
+        if key == keys[0]:
+            raise StoreUnavailable(f"HEAD {key}: away")
+        ending.wait(PATIENCE_S)
+
+    monkeypatch.setattr(safety, "ThreadPoolExecutor", Threads)
+    packs = [Pack(number.to_bytes(16, "big"), 1, bytes(16)) for number in range(1000)]
+    keys = [pack_key(WORKSPACE, pack.id) for pack in packs]
+    there = {key: StoredObject(key, 1, None, 0.0, "GLACIER") for key in keys}
+    with pytest.raises(StoreUnavailable, match=keys[0]):
+        safety.check_readable(Mock(head=head), there, WORKSPACE, packs)
+    assert len(asked) < 100
 
 
 def test_a_hidden_pack_that_reads_wrong_is_damage(kept: Kept) -> None:

@@ -294,13 +294,14 @@ def check_readable(
     packs: Iterable[Pack],
 ) -> None:
     """StoreArchived where some of ``packs`` are in an archive, and nobody has restored them. Asks
-    for each one that may be there by its class in the listing."""
+    for each one that may be there by its class in the listing. The first request that fails ends
+    the look: those that wait are not sent."""
     keys = [key for pack in packs if (key := pack_key(workspace, pack.id)) in there]
     suspects = [key for key in keys if there[key].archive]
+    contexts = [copy_context() for _ in suspects]  # which know how long a store is waited for
     with ThreadPoolExecutor(_HEADS_AT_ONCE, thread_name_prefix="archives") as threads:
-        asked = [threads.submit(copy_context().run, store.head, key) for key in suspects]
-        heads = [ask.result() for ask in asked]
-    archived = [now.key for now in heads if now is not None and now.archive]
+        heads = threads.map(lambda own, key: own.run(store.head, key), contexts, suspects)
+        archived = [now.key for now in heads if now is not None and now.archive]
     if archived:
         raise StoreArchived(
             f"workspace {workspace} in {store.address}: {archived_words(len(archived))}: "

@@ -281,13 +281,13 @@ class S3Store:
             return None
         md5 = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
         restored = 'ongoing-request="false"' in answer.get("Restore", "")
-        is_near = answer.get("StorageClass") == TIERED and not answer.get("ArchiveStatus")
+        readable = answer.get("StorageClass") == TIERED and not answer.get("ArchiveStatus")
         return StoredObject(
             key,
             answer["ContentLength"],
             md5,
             answer["LastModified"].timestamp(),
-            "" if restored or is_near else _archive(answer),
+            "" if restored or readable else _archive(answer),
         )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:

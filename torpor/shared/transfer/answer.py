@@ -126,8 +126,9 @@ def archived_words(objects: int) -> str:
     return (
         f"{objects} object{'s are' if objects > 1 else ' is'} in an archive class of the store and "
         "cannot be read: ask for a restore of each (aws s3api restore-object --bucket BUCKET --key "
-        "KEY --restore-request 'Days=7,GlacierJobParameters={Tier=Standard}'), wait the hours that "
-        "it takes, and run this again; and end the lifecycle rule that archives this prefix"
+        "KEY --restore-request 'Days=7,GlacierJobParameters={Tier=Standard}'; of the class "
+        "INTELLIGENT_TIERING with '{}' as the request), wait the hours that it takes, and run this "
+        "again; and end the rule that archives this prefix"
     )
 
 
