@@ -30,6 +30,7 @@ from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import (
     Away,
     MachineId,
+    WantChange,
     WorkspaceName,
     WorkspaceSpec,
     machine_path,
@@ -126,6 +127,11 @@ class OpenWorkspace(StoredWorkspace):
         process = spec.process if spec.freezes else "try" if self.thaws else "never"
         want = msgspec.structs.replace(spec.want, process=process)
         return replace(self, spec=msgspec.structs.replace(spec, want=want))
+
+    def wanting(self, change: WantChange) -> OpenWorkspace:
+        """The same, for one rental that wants other machines."""
+        spec = msgspec.structs.replace(self.spec, want=change.of(self.spec.want))
+        return replace(self, spec=spec)
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
         """The environment of a stack, as a workspace of its own in the same store."""

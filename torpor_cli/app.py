@@ -6,12 +6,13 @@ A command's module imports Prefect only when the command runs: `torpor --help` a
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnknownOptionError
 
 from torpor.shared.plain_text import plain
 from torpor_cli import (
@@ -76,6 +77,8 @@ for group, commands in COMMANDS.items():
     for command in commands:
         app.command(command, group=group)
 app.command(jobs.job)
+PASSING_ON: Final = (("ssh",), ("job", "run"))
+"""Commands that pass words on to a machine."""
 app.register_install_completion_command(name="completion", group=HERE)
 
 
@@ -102,9 +105,15 @@ def _run(arguments: list[str]) -> int:
             )
             return WRONG_USE
     try:
+        _check_words(arguments)
         return app(arguments, exit_on_error=False, print_error=False) or 0
     except CycloptsError as error:
-        print(f"torpor: {error} `torpor --help` lists the commands.", file=sys.stderr)
+        chain = () if isinstance(error, UnknownCommandError) else tuple(error.command_chain or ())
+        of = "its options" if chain else "the commands"
+        says = f"`{' '.join(['torpor', *chain, '--help'])}` lists {of}."
+        if chain in PASSING_ON and isinstance(error, UnknownOptionError):
+            says = f"Options of the command for the machine follow `--`. {says}"
+        print(f"torpor: {str(error).strip()} {says}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         print("torpor: interrupted. `torpor status` shows what is awake", file=sys.stderr)
@@ -115,6 +124,30 @@ def _run(arguments: list[str]) -> int:
             raise
         print(f"torpor: {plain(words)}", file=sys.stderr)
         return code
+
+
+def _check_words(arguments: list[str]) -> None:
+    """CycloptsError for an unknown command before `--help`, which would show another help; and for
+    options between or after the words of a command for the machine: nobody could tell whose they
+    are."""
+    chain, found, rest = app.parse_commands(arguments)
+    asks_for_help = [word for word in rest if word in ("--help", "-h")]
+    if found[-1].default_command is None:
+        if asks_for_help and not rest[0].startswith("-"):
+            unknown = [*chain, *(word for word in rest if word not in asks_for_help)]
+            app.parse_args(unknown, exit_on_error=False, print_error=False)
+        return
+    if asks_for_help and "--" not in rest[: rest.index(asks_for_help[0])]:
+        return
+    _, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    words = list(bound.arguments.get("command", ()))
+    split = rest.index("--") if "--" in rest else len(rest) - len(words)
+    if words and rest[split:] not in (words, ["--", *words]):
+        raise CycloptsError(
+            msg=f'Options and "--" stand before the command for the machine: `torpor '
+            f"{' '.join(chain)} WORKSPACE [OPTIONS] -- {shlex.join(words[:1])} ...`.",
+            command_chain=chain,
+        )
 
 
 def _is_text(argument: str) -> bool:

@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
+from torpor.shared.errors import NoOffer
+from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Options, run
+from torpor_cli.output import quiet
+from torpor_cli.question import ask_to_rent
 from torpor_cli.server import connected
 
 job = App(
@@ -22,29 +26,46 @@ Several = Annotated[list[str] | None, Parameter(negative=())]
 @job.command(name="run")
 def run_(
     workspace: str,
-    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *command: str,
     env: Several = None,
     secret: Several = None,
-    queue: Literal["critical", "high", "normal", "low"] = "normal",
+    spot: Literal["never", "allowed", "only"] = "never",
+    save_minutes: float = 30.0,
+    save: str = "",
     retries: int = 0,
+    on_cancel: Literal["hibernate", "keep"] = "hibernate",
+    keep_logs: Flag = False,
     keep_saves: int = 3,
     nodes: int = 1,
+    queue: Literal["critical", "high", "normal", "low"] = "normal",
+    yes: Flag = False,
     options: Options | None = None,
 ) -> None:
     """Run a command, save at intervals, continue on another machine if one is lost, and hibernate.
 
-    torpor job run mywork -- python train.py
+    torpor job run mywork --spot allowed -- python train.py
+
+    It uses the machine that the workspace is on, or rents one after a question that names the
+    price.
 
     Args:
         workspace: The workspace.
-        command: The program and its arguments.
+        command: The program and its arguments, after `--`.
         env: A variable of the command, as NAME=VALUE. May be repeated.
         secret: A variable whose value is in a Secret block, as NAME=BLOCK. May be repeated.
-        queue: The queue that a detached job waits in.
+        spot: Whether to rent spot machines, whatever the workspace says.
+        save_minutes: Minutes between two saves.
+        save: A line for bash that makes the program write its state, run before each save.
         retries: How often the command may fail and begin again.
+        on_cancel: What becomes of the machine when the job is cancelled.
+        keep_logs: Keep the logs of earlier jobs in the workspace.
         keep_saves: How many of its newest saves stay.
         nodes: On how many machines the command runs at the same time.
+        queue: The queue that a detached job waits in.
+        yes: Do not ask.
     """
+    if not yes:
+        _ask(workspace, nodes, WantChange(spot=spot))
     run(
         "job",
         options,
@@ -53,10 +74,31 @@ def run_(
         command=list(command),
         env=env or [],
         secrets=secret or [],
+        save=["bash", "-lc", save] if save.strip() else [],
+        save_minutes=save_minutes,
+        spot=spot,
         retries=retries,
+        on_cancel=on_cancel,
+        keep_logs=keep_logs,
         keep_saves=keep_saves,
         nodes=nodes,
     )
+
+
+def _ask(workspace: str, nodes: int, change: WantChange) -> None:
+    """Ask before a job that needs a machine of its own."""
+    with connected(), quiet(as_json=True):
+        from flows.procedures.listing import needs_machine
+
+        if not needs_machine(workspace):
+            return
+        try:
+            after = ", and another one whenever one is lost"
+            ask_to_rent(workspace, "newest", nodes, starts=False, change=change, after=after)
+        except NoOffer as error:
+            raise NoOffer(
+                f"{error}. With --yes the job begins all the same, and waits until an offer fits"
+            ) from None
 
 
 @job.command(name="list")

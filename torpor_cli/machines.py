@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor.shared.errors import InvalidInput
 from torpor_cli.flow_runs import Format, Options, run
 from torpor_cli.output import print_report, print_rows, quiet
+from torpor_cli.question import ask_to_rent, offers_of
 from torpor_cli.server import connected
 
 Flag = Annotated[bool, Parameter(negative=())]
 Several = Annotated[list[str] | None, Parameter(negative=())]
-_SHOWN: Final = 5
-"""Offers in the question of a wake."""
 
 
 def offers(
@@ -35,7 +34,7 @@ def offers(
     """
     chosen = options or Format()
     with connected(), quiet(chosen.json):
-        found = _offers(workspace, snapshot)
+        found = offers_of(workspace, snapshot)
         if chosen.json:
             print_report(found, as_json=True)
         else:
@@ -69,7 +68,7 @@ def wake(
         )
     if not machine and not yes:
         with connected(), quiet(as_json=True):
-            _ask(workspace, snapshot, count, starts=count == 1)
+            ask_to_rent(workspace, snapshot, count, starts=count == 1)
     accepted: dict[str, Any] = {"snapshot": snapshot, "accept_paths": accept_path or []}
     if count == 1:
         report = run("wake", options, workspace=workspace, machine=machine, **accepted)
@@ -88,7 +87,7 @@ def create(workspace: str, *, yes: Flag = False, options: Options | None = None)
     """
     if not yes:
         with connected(), quiet(as_json=True):
-            _ask(workspace, "newest", 1, starts=True)
+            ask_to_rent(workspace, "newest", 1, starts=True)
     report = run("create", options, workspace=workspace)
     _say_login(report, workspace, options)
 
@@ -130,7 +129,7 @@ def hibernate(
 
 def ssh(
     workspace: str = "",
-    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *command: str,
     machine: str = "",
     setup: Flag = False,
     refresh: Flag = False,
@@ -188,7 +187,7 @@ def deploy(
             from flows.procedures.listing import list_logins
 
             if not list_logins(workspace):  # the flow looks for the same
-                _ask(workspace, snapshot, 1, starts=False)
+                ask_to_rent(workspace, snapshot, 1, starts=False)
     run(
         "deploy",
         options,
@@ -244,23 +243,3 @@ def _say_login(report: Any, workspace: str, options: Options | None) -> None:
     from torpor_cli.logins import command_for
 
     print(f"log in: {command_for(workspace)}")
-
-
-def _offers(workspace: str, snapshot: str, starts: bool = True) -> Any:
-    from flows.procedures.listing import list_offers
-
-    return list_offers(workspace, snapshot, starts)
-
-
-def _ask(workspace: str, snapshot: str, count: int, *, starts: bool) -> None:
-    """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
-    ``starts``: whether the workspace's programs are started there."""
-    found = _offers(workspace, snapshot, starts)
-    print_rows(found.rows()[: min(_SHOWN, len(found.fitting))])
-    price = found.fitting[0].offer.bound_usd_h * count
-    machines = "a machine" if count == 1 else f"{count} machines"
-    asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day?"
-    if not sys.stdin.isatty():
-        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
-    if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
-        raise RunCancelled("nothing was rented")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from typing import Annotated, Any, Final, Literal, cast
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
+from torpor.control.rental.search import find_offers
 from torpor.control.supervision import state_folder
-from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import workspace_name
+from torpor.shared.errors import InvalidInput, NoOffer, TorporError
+from torpor.shared.values import Want, workspace_name
 from torpor_cli.server import connected
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
@@ -21,6 +23,8 @@ STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
 MARKET_VARIABLE: Final = "TORPOR_MARKET_KEY"
 _KEEPS_WORKSPACE: Final = ("vast-provider/", "runpod-provider/")
 """Markets whose images keep work in /workspace."""
+_ROOM: Final = 1.5
+"""The highest price that is suggested, by the best offer's."""
 _FLAVOURS: Final = ("aws-s3", "cloudflare-r2", "backblaze-b2", "wasabi", "minio", "other")
 
 
@@ -59,7 +63,7 @@ def init(
         provider: The provider block, as type/name, if you have one.
         path: A directory to keep. May be repeated.
         gpu: The GPU model, such as RTX 4090; empty takes any machine.
-        max_price: The highest price, in dollars an hour.
+        max_price: The highest price of a machine, in dollars an hour; 0 for no limit.
     """
     with connected():
         from blocks import Workspace
@@ -74,13 +78,14 @@ def init(
         usual = "/workspace" if chosen_provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
         paths = path or _ask("Directories to keep, with spaces between", usual).split()
         model = _ask("GPU model; empty takes any", "") if gpu is None else gpu
+        limit = _limit(chosen_provider, model) if max_price is None else max_price
         Workspace(
             name=name,
             paths=paths,
             store=chosen_store,
             provider=chosen_provider,
             gpu=model,
-            max_price_usd_h=max_price,
+            max_price_usd_h=limit or None,
         ).save(name)
         print(f"workspace   {name} is saved. `torpor offers {name}` shows what to rent, and")
         print(f"            `torpor create {name}` rents an empty machine. For a machine of yours:")
@@ -186,6 +191,34 @@ def _try_market(reference: str) -> None:
     print(f"market      {opened.identity}: account {account.name}{balance}")
     for note in account.notes:
         print(f"            {note}")
+
+
+def _limit(reference: str, gpu: str) -> float:
+    """The highest price per hour that the user answers; 0 for no limit. Not asked where machines
+    cost nothing."""
+    from blocks import PROVIDERS
+    from blocks.reference import load
+
+    opened = load(reference, PROVIDERS, of="torpor init").open()
+    suggested = ""
+    try:
+        fitting = find_offers([opened], Want(gpu=gpu or None)).fitting
+    except NoOffer as error:
+        print(f"offers      {error}")
+    else:
+        prices = [offer.bound_usd_h for offer in fitting]
+        if not any(prices):
+            return 0.0
+        suggested = f"{max(0.01, _ROOM * prices[0]):.2f}"
+        print(f"offers      {len(prices)} fit now, the best one at {prices[0]:.3f} $/h")
+    said = _ask("Highest price of a machine in $ an hour; none for no limit", suggested or "none")
+    try:
+        limit = 0.0 if said == "none" else float(said)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < math.inf:
+        raise InvalidInput(f"{said!r} is no price: give dollars an hour, such as 0.50, or none")
+    return limit
 
 
 def _made(make: Callable[[], Any]) -> Any:

@@ -33,6 +33,7 @@ from torpor.shared.values import (
     Machine,
     SnapshotId,
     StoredSnapshot,
+    WantChange,
     WorkspaceName,
     made_at,
     snapshot_id,
@@ -50,6 +51,7 @@ __all__ = [
     "list_offers",
     "list_snapshots",
     "list_versions",
+    "needs_machine",
 ]
 
 PREVIOUS: Final = "previous"
@@ -123,13 +125,23 @@ def list_logins(workspace: Workspace | str) -> list[Machine]:
     ]
 
 
+def needs_machine(workspace: Workspace | str) -> bool:
+    """Whether a job that begins now rents a machine: the workspace is on none, or another job is
+    open, which ends that machine before."""
+    return not list_logins(workspace) or bool(open_workspace(workspace).jobs.open())
+
+
 def list_offers(
-    workspace: Workspace | str, snapshot: str = NEWEST, starts: bool = True
+    workspace: Workspace | str,
+    snapshot: str = NEWEST,
+    starts: bool = True,
+    change: WantChange = WantChange(),  # noqa: B008 - it is never changed
 ) -> OffersReport:
     """What a wake of that snapshot would try to rent, the best first. Rents nothing. Where there is
-    no snapshot, what `create` would try. Without ``starts``, what a replicate or a deploy would
-    try, which starts none of the workspace's programs."""
-    opened = open_workspace(workspace)
+    no snapshot, what `create` would try. Without ``starts``, what a replicate, a deploy or a job
+    would try, which starts none of the workspace's programs. ``change``: what this one rental wants
+    other than the workspace."""
+    opened = open_workspace(workspace).wanting(change)
     return offers_for(opened.freezing if starts else opened, snapshot)
 
 

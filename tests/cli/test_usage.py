@@ -32,6 +32,15 @@ ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
         (["nosuch"], 'Unknown command "nosuch"'),
         (["wake"], "workspace"),
         (["job", "run"], "workspace"),
+        (["nosuch", "--help"], 'Unknown command "nosuch"'),
+        (["hibernat", "-h"], 'Did you mean "hibernate"?'),
+        (["job", "lst", "--help"], 'Did you mean "list"?'),
+        (["wake", "mywork", "--snapshto", "x"], "Did you mean --snapshot? `torpor wake --help`"),
+        (["job", "run", "mywork", "--spto", "only", "--", "ls"], "Did you mean --spot?"),
+        (["job", "run", "mywork", "python", "train.py", "--resume"], "follow `--`"),
+        (["job", "run", "mywork", "ls", "--nodes", "2"], "stand before the command"),
+        (["job", "run", "mywork", "ls", "--", "--nodes", "2"], "stand before the command"),
+        (["ssh", "mywork", "ls", "-la"], "follow `--`"),
     ],
 )
 def test_wrong_use_ends_with_2_and_one_message(arguments: list[str], says: str) -> None:
@@ -145,7 +154,9 @@ def test_a_server_that_refuses_a_detached_run_is_quoted() -> None:
         f"/deployments/{ID}/create_flow_run": (400, refused),
     }
     with _prefect_answering(answers) as url:
-        done = _here("job", "run", "mywork", "--detach", "true", env={"PREFECT_API_URL": url})
+        done = _here(
+            "job", "run", "mywork", "--detach", "--yes", "true", env={"PREFECT_API_URL": url}
+        )
     assert (done.returncode, done.stdout) == (1, "")
     assert "refuses a run of job/job (400)" in done.stderr
     assert "not associated with a work pool" in done.stderr
@@ -209,3 +220,69 @@ def test_init_names_the_variable_of_whatever_a_market_needs(
     monkeypatch.setenv(setup.MARKET_VARIABLE, "secret")
     with pytest.raises(InvalidInput, match="Set TORPOR_MARKET_CLIENT_ID"):
         setup.init("first", store="default", market="verda")
+
+
+@pytest.mark.parametrize(
+    ("answer", "limit"), [("", 0.6), ("none", None), ("0.75", 0.75), ("cheap", "is no price")]
+)
+def test_init_asks_for_the_highest_price_and_suggests_one_from_the_offers(
+    monkeypatch: pytest.MonkeyPatch, answer: str, limit: float | str | None
+) -> None:
+    offers = [SimpleNamespace(bound_usd_h=price) for price in (0.4, 2.0)]
+    saved = _saved_by_init(monkeypatch, offers)
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    if isinstance(limit, str):
+        with pytest.raises(InvalidInput, match=limit):
+            _init()
+        assert saved == []
+    else:
+        _init()
+        assert saved == [limit]
+
+
+def test_init_asks_for_no_price_where_machines_cost_nothing_or_an_option_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = _saved_by_init(monkeypatch, [SimpleNamespace(bound_usd_h=0.0)])
+    _init()
+    _init(max_price=2.5)
+    _init(max_price=0.0)
+    assert saved == [None, 2.5, None]
+
+
+def test_an_unattended_init_names_the_option_of_the_highest_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = _saved_by_init(monkeypatch, [SimpleNamespace(bound_usd_h=0.4)])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match="Highest price"):
+        _init()
+    assert saved == []
+
+
+def _saved_by_init(
+    monkeypatch: pytest.MonkeyPatch, offers: list[SimpleNamespace]
+) -> list[float | None]:
+    """The price limits of the workspaces that are saved; ``offers`` fit."""
+    saved: list[float | None] = []
+    account = SimpleNamespace(name="a", balance_usd=None, notes=[])
+    opened = SimpleNamespace(
+        address="s3://first", identity="m://a", probe=lambda: None, check=lambda image: account
+    )
+    found = SimpleNamespace(fitting=offers)
+    monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
+    monkeypatch.setattr("torpor_cli.setup.find_offers", lambda providers, want: found)
+    monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
+    monkeypatch.setattr(
+        "blocks.reference.load", lambda *_, **of: SimpleNamespace(open=lambda: opened)
+    )
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(
+        "blocks.Workspace.save", lambda block, name: saved.append(block.max_price_usd_h)
+    )
+    return saved
+
+
+def _init(max_price: float | None = None) -> None:
+    given = {"store": "default", "provider": "vast-provider/default", "path": ["~/w"]}
+    setup.init("first", gpu="", max_price=max_price, **given)  # type: ignore[arg-type]

@@ -251,6 +251,16 @@ class Want(msgspec.Struct, frozen=True):
         return self.driver is not None and self.driver[0] > _DRIVERS[-1][0]
 
 
+class WantChange(msgspec.Struct, frozen=True):
+    """What one rental wants other than its workspace. Empty: as the workspace."""
+
+    spot: Literal["", "never", "allowed", "only"] = ""
+
+    def of(self, want: Want) -> Want:
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return msgspec.structs.replace(want, **given)
+
+
 _DRIVERS: Final = (
     (450, (11, 0)), (455, (11, 1)), (460, (11, 2)), (465, (11, 3)), (470, (11, 4)),
     (495, (11, 5)), (510, (11, 6)), (515, (11, 7)), (520, (11, 8)), (525, (12, 0)),

@@ -1,0 +1,108 @@
+"""`torpor job run` asks before it rents, and takes no option of its own for the command's."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import flows
+from flows.procedures import listing
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.values import WantChange
+from torpor_cli.app import app
+
+SPOT = ["job", "run", "mywork", "--spot", "allowed"]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The parameters of each job that was begun. The workspace is asleep, and one offer fits."""
+    jobs: list[dict[str, Any]] = []
+    offer = SimpleNamespace(bound_usd_h=0.5)
+    found = SimpleNamespace(
+        rows=lambda: [{"market": "vast", "$/h": "0.500"}],
+        fitting=[SimpleNamespace(offer=offer)],
+    )
+    monkeypatch.setattr(flows, "job", lambda **given: jobs.append(given))
+    monkeypatch.setattr(listing, "needs_machine", lambda workspace: True)
+    monkeypatch.setattr(listing, "list_offers", lambda *given: found)
+    monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
+    monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    return jobs
+
+
+def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
+    begun: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
+    given = ["--save-minutes", "5", "--save", "sync.sh now", "--nodes", "2", "--on-cancel", "keep"]
+    _run([*SPOT, *given, "--", "echo", "--spot", "never"])
+    said = capsys.readouterr().out
+    assert "Rent 2 machines for mywork at 1.000 $/h, 24.00 $ a day" in said
+    assert "another one whenever one is lost" in said
+    (job,) = begun
+    assert job["command"] == ["echo", "--spot", "never"]
+    assert (job["spot"], job["save_minutes"], job["nodes"]) == ("allowed", 5.0, 2)
+    assert job["save"] == ["bash", "-lc", "sync.sh now"]
+    assert job["on_cancel"] == "keep"
+
+
+def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
+    begun: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        listing, "list_offers", lambda *given: asked.append(given) or _no_offer("none")
+    )
+    with pytest.raises(NoOffer, match="--yes the job begins all the same, and waits"):
+        _run([*SPOT, "--", "true"])
+    assert asked == [("mywork", "newest", False, WantChange(spot="allowed"))]
+    assert begun == []
+
+
+def test_a_no_begins_nothing(begun: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda asked: "")
+    with pytest.raises(RunCancelled, match="nothing was rented"):
+        _run([*SPOT, "--", "true"])
+    assert begun == []
+
+
+def test_an_unattended_job_wants_a_yes(
+    begun: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match="add --yes"):
+        _run([*SPOT, "--", "true"])
+    assert begun == []
+    _run([*SPOT, "--yes", "--", "true"])
+    assert len(begun) == 1
+
+
+def test_nothing_is_asked_where_the_workspace_is_awake_and_no_other_job_ends_its_machine(
+    begun: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[str] = []
+    opened = SimpleNamespace(jobs=SimpleNamespace(open=lambda: jobs))
+    monkeypatch.undo()
+    monkeypatch.setattr(listing, "open_workspace", lambda workspace: opened)
+    monkeypatch.setattr(listing, "list_logins", lambda workspace: ["machine"])
+    assert not listing.needs_machine("mywork")
+    jobs.append("another one")
+    assert listing.needs_machine("mywork")
+    jobs.clear()
+    monkeypatch.setattr(listing, "list_logins", lambda workspace: [])
+    assert listing.needs_machine("mywork")
+
+
+def _run(arguments: list[str]) -> None:
+    app(arguments, exit_on_error=False, print_error=False)
+
+
+def _no_offer(why: str) -> None:
+    raise NoOffer(why)

@@ -1,0 +1,48 @@
+"""The question before a machine is rented: the best offers, and what they cost."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor.shared.values import WantChange
+from torpor_cli.output import print_rows
+
+_SHOWN: Final = 5
+"""Offers in the question."""
+
+
+def ask_to_rent(
+    workspace: str,
+    snapshot: str,
+    count: int,
+    *,
+    starts: bool,
+    change: WantChange = WantChange(),  # noqa: B008 - it is never changed
+    after: str = "",
+) -> None:
+    """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
+    ``starts``: whether the workspace's programs are started there. ``after``: what else may be
+    rented after a yes."""
+    found = offers_of(workspace, snapshot, starts=starts, change=change)
+    print_rows(found.rows()[: min(_SHOWN, len(found.fitting))])
+    price = found.fitting[0].offer.bound_usd_h * count
+    machines = "a machine" if count == 1 else f"{count} machines"
+    asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day{after}?"
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+    if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise RunCancelled("nothing was rented")
+
+
+def offers_of(
+    workspace: str,
+    snapshot: str,
+    *,
+    starts: bool = True,
+    change: WantChange = WantChange(),  # noqa: B008
+) -> Any:
+    from flows.procedures.listing import list_offers
+
+    return list_offers(workspace, snapshot, starts, change)
