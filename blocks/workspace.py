@@ -25,6 +25,7 @@ from blocks.reference import (
 )
 from blocks.ssh_identity import SSHIdentity
 from blocks.tuning import Tuning
+from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
 from torpor.control.store_prices import StorePrice
@@ -59,8 +60,8 @@ class Workspace(Block):
         provider: The block of the provider, as type/name.
         more_providers: Blocks of further providers, in the order of preference.
         identity: The block of the SSH identity.
-        gpu: The GPU model it needs.
-        gpu_count: The number of GPUs.
+        gpu: The GPUs it needs, in order of preference.
+        gpu_count: The number of GPUs, where `gpu` does not say it.
         disk_gib: The smallest disk, in GiB.
         max_price_usd_h: The highest price, in dollars an hour.
         regions: The regions to rent in, as the providers name them.
@@ -149,10 +150,18 @@ class Workspace(Block):
     gpu: str = Field(
         default="",
         title="GPU",
-        description="The GPU model, for example RTX 4090. Empty: any machine will do.",
+        description=(
+            "The GPUs, in order of preference, such as RTX 4090, L40S. H100:8 asks for eight; "
+            "24GB+, or A100 80GB, for so much memory of each at least; any for any GPU; none for a "
+            "machine without one. Empty: any machine will do."
+        ),
     )
     gpu_count: int = Field(
-        default=1, ge=1, le=16, title="GPU count", description="The number of GPUs, 1 to 16."
+        default=1,
+        ge=1,
+        le=16,
+        title="GPU count",
+        description="The number of GPUs, 1 to 16, of each that says none itself, as H100:8 does.",
     )
     disk_gib: float = Field(
         default=0.0, ge=0, title="Disk (GiB)", description="The smallest disk, in GiB. 0: any."
@@ -406,7 +415,8 @@ class Workspace(Block):
 
     def _check_settings(self) -> None:
         """Prefect takes any setting, and saves only those that it knows. A saved block may have
-        settings of a newer version."""
+        settings of a newer version, and a GPU that an older one took: what is awake is stored."""
+        wishes_of(Want(gpu=self.gpu, gpu_count=self.gpu_count))
         for name in self.model_extra or {}:
             if name == "block_type_slug" or name.startswith("_"):
                 continue  # Prefect's, where a block is the parameter of a run

@@ -15,8 +15,9 @@ import msgspec
 
 from blocks import PROVIDERS
 from blocks.reference import load
-from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.offers import Offer, asked, misfit
 from torpor.control.providers.seam import Provider
+from torpor.control.rental.search import sold
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Want
 
@@ -51,7 +52,7 @@ def described(provider: Provider, want: Want, *, image: str = "", most: int = 20
     for name, value in msgspec.structs.asdict(provider.abilities).items():
         lines.append(f"ability   {name} = {value}")
     lines += [f"machine   {m.id} {m.state} of {m.label}" for m in provider.list_own()]
-    offers = provider.offers(want)
+    offers = sold(provider, asked(want))
     fitting = sorted((o for o in offers if not misfit(o, want)), key=lambda o: o.price_usd_h)
     lines.append(f"offers    {len(fitting)} of {len(offers)} fit, {min(most, len(fitting))} shown")
     return lines + [_line(offer) for offer in fitting[:most]]

@@ -12,17 +12,26 @@ from tasks.machines import hand_over, make_paths, open_session
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reports import CreateReport
+from torpor.shared.values import WantChange
 
 
 @flow("create")
-def create(workspace: Workspace | str) -> CreateReport:
+def create(
+    workspace: Workspace | str,
+    gpu: str = "",
+    regions: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+) -> CreateReport:
     """Rent an empty machine for a workspace, to log in and work on. The workspace's directories are
     made there.
 
     Args:
         workspace: The Workspace block that describes the machine, or its name.
+        gpu: The GPUs for this machine, in order of preference, as in the Workspace block. Empty:
+            those of the block.
+        regions: The regions to rent in this time. Empty: those of the block.
     """
-    opened = open_workspace(workspace).freezing
+    change = WantChange(gpu=gpu.strip(), regions=regions)
+    opened = open_workspace(workspace).wanting(change).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []

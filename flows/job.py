@@ -36,6 +36,7 @@ from torpor.control.jobs.records import Job
 from torpor.control.jobs.report import JobReport
 from torpor.control.safety import boot_clock_s
 from torpor.shared.errors import EndUnproven, MachineInUse, TorporError, UnsavedWork
+from torpor.shared.values import WantChange
 
 _AGAIN_S: Final = 300
 
@@ -54,6 +55,8 @@ def job(
     keep_logs: bool = False,
     keep_saves: Annotated[int, Field(ge=1, le=1000)] = 3,
     nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
+    gpu: str = "",
+    image: str = "",
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -82,6 +85,9 @@ def job(
             that you pin stay too, and do not count.
         nodes: On how many machines the command runs at the same time, all in one region of one
             market. Only the first one's work is stored.
+        gpu: The GPUs to rent for it, in order of preference, as in the Workspace block. Empty:
+            those of the block.
+        image: The image of the machines that are rented for it. Empty: that of the block.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
@@ -90,6 +96,7 @@ def job(
     if record is None:
         check_environment(env, secrets)
         check_nodes(opened, nodes)
+        opened.wanting(WantChange(gpu=gpu))  # before anything is recorded
         record = Job(
             id=next_job_id(opened),
             workspace=opened.spec.name,
@@ -105,6 +112,8 @@ def job(
             keep_logs=keep_logs,
             keep_saves=keep_saves,
             nodes=nodes,
+            gpu=gpu.strip(),
+            image=image.strip(),
             created_unix=time.time(),
         )
     record = drive(opened, record)

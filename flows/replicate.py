@@ -17,6 +17,7 @@ from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.remote.exchange import Exchange, PeerMode
 from torpor.control.rental.search import Offers
 from torpor.control.reports import ReplicateReport
+from torpor.shared.values import WantChange
 
 
 @flow("replicate", at_once=MOST_TASKS)
@@ -29,6 +30,8 @@ def replicate(
     peers: PeerMode = "auto",
     full_check: bool = True,
     accept_paths: list[str] = [],  # noqa: B006
+    gpu: str = "",
+    regions: list[str] = [],  # noqa: B006
 ) -> ReplicateReport:
     """Restore one snapshot on many machines at once, byte for byte.
 
@@ -46,10 +49,14 @@ def replicate(
         full_check: Read and hash every restored byte at the end, not names and attributes only.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
+        gpu: The GPUs for these machines, in order of preference, as in the Workspace block. Empty:
+            those of the block.
+        regions: The regions to rent in this time. Empty: those of the block.
     """
     order = Order(count, spares, machines, full_check)
     exchange = Exchange(peers, order.total)
-    opened = open_workspace(workspace).accepting(accept_paths)
+    change = WantChange(gpu=gpu.strip(), regions=regions)
+    opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
     probe_store(opened)
     wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     with renting(opened) as held:  # ends what was not handed over

@@ -27,6 +27,7 @@ from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
+from torpor.shared.values import WantChange
 
 
 @flow("wake")
@@ -37,6 +38,8 @@ def wake(
     full_check: bool = True,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     dry_run: bool = False,
+    gpu: str = "",
+    regions: list[str] = [],  # noqa: B006
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
@@ -50,8 +53,16 @@ def wake(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
         dry_run: Show what would be rented and what it costs, and rent nothing.
+        gpu: The GPUs for this wake, in order of preference, as in the Workspace block. Empty: those
+            of the block.
+        regions: The regions to rent in this time. Empty: those of the block.
     """
-    opened = open_workspace(workspace).accepting(accept_paths)
+    change = WantChange(gpu=gpu.strip(), regions=regions)
+    if machine and change != WantChange():
+        raise InvalidInput(
+            f"a wake on {machine} rents nothing: leave `gpu` and `regions` empty, or `machine`"
+        )
+    opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)

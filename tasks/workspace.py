@@ -17,6 +17,7 @@ from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.money.budgets import OpenBudget
+from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.seam import Provider, volumes_of
 from torpor.control.remote.seam import LogIn
 from torpor.control.remote.session import SshSession
@@ -30,6 +31,7 @@ from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import (
     Away,
     MachineId,
+    Want,
     WantChange,
     WorkspaceName,
     WorkspaceSpec,
@@ -129,7 +131,9 @@ class OpenWorkspace(StoredWorkspace):
         return replace(self, spec=msgspec.structs.replace(spec, want=want))
 
     def wanting(self, change: WantChange) -> OpenWorkspace:
-        """The same, for one rental that wants other machines."""
+        """The same, for one rental that wants other machines. InvalidInput where the GPU is not
+        understood."""
+        wishes_of(Want(gpu=change.gpu))
         spec = msgspec.structs.replace(self.spec, want=change.of(self.spec.want))
         return replace(self, spec=spec)
 

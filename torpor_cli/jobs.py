@@ -37,6 +37,8 @@ def run_(
     keep_logs: Flag = False,
     keep_saves: int = 3,
     nodes: int = 1,
+    gpu: str = "",
+    image: str = "",
     queue: Literal["critical", "high", "normal", "low"] = "normal",
     yes: Flag = False,
     options: Options | None = None,
@@ -61,11 +63,13 @@ def run_(
         keep_logs: Keep the logs of earlier jobs in the workspace.
         keep_saves: How many of its newest saves stay.
         nodes: On how many machines the command runs at the same time.
+        gpu: The GPUs to rent, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+.
+        image: The image of the machines to rent.
         queue: The queue that a detached job waits in.
         yes: Do not ask.
     """
     if not yes:
-        _ask(workspace, nodes, WantChange(spot=spot))
+        _ask(workspace, nodes, WantChange(gpu, [], spot, image))
     run(
         "job",
         options,
@@ -82,6 +86,8 @@ def run_(
         keep_logs=keep_logs,
         keep_saves=keep_saves,
         nodes=nodes,
+        gpu=gpu,
+        image=image,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from torpor.shared.errors import InvalidInput
+from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Format, Options, run
 from torpor_cli.output import print_report, print_rows, quiet
 from torpor_cli.question import ask_to_rent, offers_of
@@ -23,6 +24,8 @@ def offers(
     *,
     snapshot: str = "newest",
     most: int = 20,
+    gpu: str = "",
+    region: Several = None,
     options: Format | None = None,
 ) -> None:
     """Show what fits a workspace and what it costs, the best first. Rents nothing.
@@ -31,10 +34,13 @@ def offers(
         workspace: The workspace.
         snapshot: The snapshot to wake there.
         most: How many offers to show.
+        gpu: The GPUs, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+, where they
+            are not to be the workspace's.
+        region: A region, where it is not to be the workspace's. May be repeated.
     """
     chosen = options or Format()
     with connected(), quiet(chosen.json):
-        found = offers_of(workspace, snapshot)
+        found = offers_of(workspace, snapshot, change=WantChange(gpu, region or []))
         if chosen.json:
             print_report(found, as_json=True)
         else:
@@ -47,6 +53,8 @@ def wake(
     snapshot: str = "newest",
     machine: str = "",
     count: int = 1,
+    gpu: str = "",
+    region: Several = None,
     yes: Flag = False,
     accept_path: Several = None,
     options: Options | None = None,
@@ -58,6 +66,9 @@ def wake(
         snapshot: The snapshot, as `torpor snapshots` names it.
         machine: user@host:port of a machine of your own. Nothing is rented then.
         count: How many machines to restore it on.
+        gpu: The GPUs, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+, where they
+            are not to be the workspace's.
+        region: A region to rent in, where it is not to be the workspace's. May be repeated.
         yes: Do not ask.
         accept_path: A directory of the snapshot that the block does not name, to restore all the
             same. May be repeated.
@@ -68,27 +79,39 @@ def wake(
         )
     if not machine and not yes:
         with connected(), quiet(as_json=True):
-            ask_to_rent(workspace, snapshot, count, starts=count == 1)
-    accepted: dict[str, Any] = {"snapshot": snapshot, "accept_paths": accept_path or []}
+            change = WantChange(gpu, region or [])
+            ask_to_rent(workspace, snapshot, count, starts=count == 1, change=change)
+    given: dict[str, Any] = {"workspace": workspace, "snapshot": snapshot}
+    given |= {"accept_paths": accept_path or [], "gpu": gpu, "regions": region or []}
     if count == 1:
-        report = run("wake", options, workspace=workspace, machine=machine, **accepted)
+        report = run("wake", options, machine=machine, **given)
     else:
-        report = run("replicate", options, workspace=workspace, count=count, **accepted)
+        report = run("replicate", options, count=count, **given)
     if not machine and count == 1:
         _say_login(report, workspace, options)
 
 
-def create(workspace: str, *, yes: Flag = False, options: Options | None = None) -> None:
+def create(
+    workspace: str,
+    *,
+    gpu: str = "",
+    region: Several = None,
+    yes: Flag = False,
+    options: Options | None = None,
+) -> None:
     """Rent an empty machine for a workspace without a snapshot, after a question with the price.
 
     Args:
         workspace: The workspace.
+        gpu: The GPUs, in order of preference, where they are not to be the workspace's.
+        region: A region to rent in, where it is not to be the workspace's. May be repeated.
         yes: Do not ask.
     """
     if not yes:
         with connected(), quiet(as_json=True):
-            ask_to_rent(workspace, "newest", 1, starts=True)
-    report = run("create", options, workspace=workspace)
+            change = WantChange(gpu, region or [])
+            ask_to_rent(workspace, "newest", 1, starts=True, change=change)
+    report = run("create", options, workspace=workspace, gpu=gpu, regions=region or [])
     _say_login(report, workspace, options)
 
 

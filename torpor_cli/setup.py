@@ -62,7 +62,8 @@ def init(
         market: The market to rent at, such as vast; local makes machines on this host.
         provider: The provider block, as type/name, if you have one.
         path: A directory to keep. May be repeated.
-        gpu: The GPU model, such as RTX 4090; empty takes any machine.
+        gpu: The GPUs, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+; empty
+            takes any machine.
         max_price: The highest price of a machine, in dollars an hour; 0 for no limit.
     """
     with connected():
@@ -77,7 +78,11 @@ def init(
         _try_market(chosen_provider)
         usual = "/workspace" if chosen_provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
         paths = path or _ask("Directories to keep, with spaces between", usual).split()
-        model = _ask("GPU model; empty takes any", "") if gpu is None else gpu
+        model = (
+            _ask("GPUs, such as RTX 4090, L40S; empty takes any machine", "")
+            if gpu is None
+            else gpu
+        )
         limit = _limit(chosen_provider, model) if max_price is None else max_price
         Workspace(
             name=name,

@@ -189,6 +189,20 @@ def test_a_setting_that_is_none_of_its_own_is_refused(setting: str, said: str) -
             use()
 
 
+def test_a_gpu_that_is_not_understood_is_refused_and_a_block_that_has_it_still_opens(
+    saved: Path,
+) -> None:
+    """What is awake is stored and ended whatever its block says of the next machine."""
+    with pytest.raises(InvalidInput, match=r"the GPU '24 potatoes' is not understood"):
+        workspace(gpu="24 potatoes").save("never")
+    workspace(gpu="RTX 4090, H100:2, 24GB+").save("wishes", overwrite=True)
+    old = Workspace.load("wishes")
+    old.gpu = "24 potatoes"
+    Block.save(old, "wishes", overwrite=True)
+    assert Workspace.of("wishes").spec().want.gpu == "24 potatoes"
+    Workspace.delete("wishes")
+
+
 def test_a_measurement_has_parts_of_its_own(saved: Path) -> None:
     Tuning(parts=7, left_behind="refuse", smallest=True).save("measured", overwrite=True)
     name = WorkspaceName("benchmark--ws")

@@ -41,7 +41,18 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
-    given = ["--save-minutes", "5", "--save", "sync.sh now", "--nodes", "2", "--on-cancel", "keep"]
+    given = [
+        "--gpu",
+        "H100:8",
+        "--save-minutes",
+        "5",
+        "--save",
+        "sync.sh now",
+        "--nodes",
+        "2",
+        "--on-cancel",
+        "keep",
+    ]
     _run([*SPOT, *given, "--", "echo", "--spot", "never"])
     said = capsys.readouterr().out
     assert "Rent 2 machines for mywork at 1.000 $/h, 24.00 $ a day" in said
@@ -50,7 +61,7 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     assert job["command"] == ["echo", "--spot", "never"]
     assert (job["spot"], job["save_minutes"], job["nodes"]) == ("allowed", 5.0, 2)
     assert job["save"] == ["bash", "-lc", "sync.sh now"]
-    assert job["on_cancel"] == "keep"
+    assert (job["on_cancel"], job["gpu"], job["image"]) == ("keep", "H100:8", "")
 
 
 def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
@@ -61,8 +72,10 @@ def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
         listing, "list_offers", lambda *given: asked.append(given) or _no_offer("none")
     )
     with pytest.raises(NoOffer, match="--yes the job begins all the same, and waits"):
-        _run([*SPOT, "--", "true"])
-    assert asked == [("mywork", "newest", False, WantChange(spot="allowed"))]
+        _run([*SPOT, "--gpu", "L40S, 24GB+", "--image", "ours:1", "--", "true"])
+    assert asked == [
+        ("mywork", "newest", False, WantChange("L40S, 24GB+", [], "allowed", "ours:1"))
+    ]
     assert begun == []
 
 

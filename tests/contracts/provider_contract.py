@@ -86,7 +86,7 @@ class ProviderContract:
 
     def test_what_nobody_sells_fits_nowhere(self, provider: Provider, want: Want) -> None:
         for change in (
-            {"gpu": "NoSuchGpu9000"},
+            {"gpu": "RTX 9999"},
             {"disk_gib": 1e12},
             {"max_price_usd_h": -1.0},
             {"regions": ["nowhere"]},

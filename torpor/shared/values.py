@@ -224,7 +224,7 @@ class Frozen(msgspec.Struct, frozen=True):
 class Want(msgspec.Struct, frozen=True):
     """What a workspace needs of a machine. Empty, 0 and None mean no wish."""
 
-    gpu: str | None = None  # a model, also with its form and memory: "H100 SXM", "A100 80GB"
+    gpu: str | None = None  # in order of preference: "H100 SXM, A100 80GB" (gpu_wishes.py)
     gpu_count: int = 1
     disk_gib: float = 0
     max_price_usd_h: float | None = None  # of everything: machine, disk, address
@@ -254,7 +254,10 @@ class Want(msgspec.Struct, frozen=True):
 class WantChange(msgspec.Struct, frozen=True):
     """What one rental wants other than its workspace. Empty: as the workspace."""
 
+    gpu: str = ""
+    regions: list[str] = []
     spot: Literal["", "never", "allowed", "only"] = ""
+    image: str = ""
 
     def of(self, want: Want) -> Want:
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}

@@ -62,7 +62,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import Machine, MachineId, SnapshotId
+from torpor.shared.values import Machine, MachineId, SnapshotId, WantChange
 
 TURN_S: Final = 10.0
 """Between two looks at the job of the workspace that comes first."""
@@ -472,8 +472,9 @@ class Driver:
             if self._driven.stop is not None or self._first().id != self.job.id:
                 return None
         self.end_others()
-        spec = self.opened.spec
-        want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
+        spec, job = self.opened.spec, self.job
+        change = WantChange(gpu=job.gpu, image=job.image, spot=spot_for(job))
+        want = change.of(spec.want)
         spec = msgspec.structs.replace(spec, want=want, programs=[])  # nothing else runs there
         thaws = self.job.frozen is not None
         beside = frozenset(self._beside)

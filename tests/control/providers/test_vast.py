@@ -184,6 +184,17 @@ class TestVast(MarketOfHosts):
         wares += [Ware("H100 Cube", 1, 80, 9.0, "Ohio, US")]
         assert of_model(shop.plain.offers(Want(gpu="H100 Cube")), "H100CUBE")
 
+    def test_each_wanted_model_has_a_search_of_its_own_that_cheaper_ones_do_not_fill(
+        self, shop: Shop
+    ) -> None:
+        wares = shop.market.wares
+        wares += [Ware("RTX 3060", 1, 12, 0.05 + n * 0.0001, "Ohio, US") for n in range(900)]
+        found = shop.plain.offers(Want(gpu="H100, RTX 3060", spot="never"))
+        assert {str(offer.gpu) for offer in found} == {"H100 SXM", "H100 PCIe", "RTX 3060"}
+        shop.fake.calls.clear()
+        shop.plain.offers(Want(gpu="12GB+, 24GB+, any", spot="never"))
+        assert len(shop.fake.calls) == 12  # of one search of all
+
     def test_a_search_that_is_refused_halfway_shows_what_it_found(self, shop: Shop) -> None:
         wares = shop.market.wares
         wares += [Ware("RTX 3060", 1, 12, 0.05 + n * 0.001, "Ohio, US") for n in range(70)]

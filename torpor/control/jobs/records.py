@@ -115,6 +115,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep_logs: bool = False  # of earlier jobs, in the workspace
     keep_saves: int = 3  # of its own saves, the newest ones
     nodes: int = 1  # machines at the same time
+    gpu: str = ""  # of what is rented for it, in place of its workspace's
+    image: str = ""  # the same
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last

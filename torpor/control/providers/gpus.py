@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-from torpor.shared.values import Want
-
 _VENDORS: Final = re.compile(
     r"\b\d+x\b|nvidia|geforce|tesla|quadro|amd|instinct|radeon|generation|graphics|blackwell|edition"
     r"|mega|gpu"
@@ -81,11 +79,6 @@ def vram_misfit(wanted_gib: float, gpu: Gpu | None) -> str:
         return ""
     has = f"{gpu.vram_gib:g} GiB" if gpu is not None and gpu.vram_gib else "unknown memory"
     return f"each of its GPUs has {has}, {wanted_gib:g} GiB is wanted"
-
-
-def wanted_gpu(want: Want) -> Gpu | None:
-    """The GPU that ``want`` asks for; None for any machine."""
-    return parse_gpu(want.gpu) if want.gpu else None
 
 
 def _model(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from torpor.control.providers.gpus import Gpu, gpu_misfit, wanted_gpu
+from torpor.control.providers.gpu_wishes import wishes_of
+from torpor.control.providers.gpus import Gpu
 from torpor.shared.errors import (
     MachineUnread,
     NoCapacity,
@@ -56,12 +57,9 @@ def misfit(offer: Offer, want: Want) -> str:
     """Why ``offer`` does not fit, for a person; empty where it does."""
     if offer.unread:
         return offer.unread
-    gpu = wanted_gpu(want)
-    if gpu is not None:
-        if reason := gpu_misfit(gpu, offer.gpu):
-            return reason
-        if offer.gpu_count < want.gpu_count:
-            return f"it has {offer.gpu_count} GPUs, {want.gpu_count} are wanted"
+    reasons = [wish.misfit(offer.gpu, offer.gpu_count) for wish in wishes_of(want)]
+    if reasons and all(reasons):
+        return "; ".join(dict.fromkeys(reasons))
     if offer.available is False:
         return "it is sold out"
     if offer.disk_gib < want.disk_gib:
@@ -88,6 +86,24 @@ def misfit(offer: Offer, want: Want) -> str:
     if want.driver is not None and offer.driver is not None and _older(offer.driver, want.driver):
         return f"its driver is {dotted(offer.driver, 2)}, {dotted(want.driver, 2)} is wanted"
     return ""
+
+
+def preference(offer: Offer, want: Want) -> int:
+    """The place of the first of the wanted GPUs that an offer has which fits."""
+    wishes = enumerate(wishes_of(want))
+    return next((place for place, wish in wishes if not wish.misfit(offer.gpu, offer.gpu_count)), 0)
+
+
+def asked(want: Want) -> list[Want]:
+    """What to ask a market for: each number of GPUs by itself, with the models of that number.
+    InvalidInput where the GPU is not understood."""
+    names: dict[int, list[str]] = {}
+    for wish in wishes_of(want):
+        names.setdefault(max(wish.count, 1), []).append(wish.text)
+    return [
+        msgspec.structs.replace(want, gpu=", ".join(texts), gpu_count=count)
+        for count, texts in names.items()
+    ] or [want]
 
 
 def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 
 from torpor.control.providers.checks import to_mark, warranted
 from torpor.control.providers.container import PLAIN, Container
+from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
@@ -329,10 +330,15 @@ class VastProvider:
         return []
 
     def _search(self, want: Want, *, spot: bool) -> list[Offer]:
-        names, at = names_of(want), self._host()
-        found = self._cheapest(want, spot, {**at, "gpu_name": {"in": names}} if names else at)
-        if names and not found:  # the market may have another name for it by now
-            found = self._cheapest(want, spot, at)
+        """Each wanted model by itself: else cheaper ones may fill the search."""
+        at = self._host()
+        found: list[object] = []
+        searched = False  # all models, which shows no more a second time
+        for names in [names_of(wish.gpu) for wish in wishes_of(want)] or [[]]:
+            rows = self._cheapest(want, spot, {**at, "gpu_name": {"in": names}}) if names else []
+            if not rows and not searched:  # the market may have another name for it by now
+                rows, searched = self._cheapest(want, spot, at), True
+            found += rows
 
         def offers(bundle: _Bundle) -> list[Offer]:
             apart = self._data_centres_only and bundle.hosting_type != _DATA_CENTRE

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.gpus import gpu_misfit, parse_gpu, wanted_gpu
-from torpor.shared.values import Want
+from torpor.control.providers.gpus import Gpu, gpu_misfit, parse_gpu
 
 GPU_NAMES: Final = (
     "A10", "A100 PCIE", "A100 SXM", "A100 SXM4", "A100X", "A10g", "A16", "A30", "A40",
@@ -32,10 +31,9 @@ GPU_NAMES: Final = (
 """Those that Vast.ai's own client (vast-cli, vastai/data/query.py) knows, and newer ones."""
 
 
-def names_of(want: Want) -> list[str]:
-    """What the wanted GPU is called in a search; empty where nobody knows, or any will do."""
-    wanted = wanted_gpu(want)
-    if wanted is None:
+def names_of(gpu: Gpu | None) -> list[str]:
+    """What a wanted GPU is called in a search; empty where nobody knows, or any model will do."""
+    if gpu is None or not gpu.model:
         return []
-    model = msgspec.structs.replace(wanted, vram_gib=0.0)
+    model = msgspec.structs.replace(gpu, vram_gib=0.0)
     return [name for name in GPU_NAMES if not gpu_misfit(model, parse_gpu(name))]

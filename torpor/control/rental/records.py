@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.offers import Offer
 from torpor.control.store.records import TRIES, Records, Unread, last_written, left_out
 from torpor.control.store.seam import ObjectStore
@@ -172,14 +173,15 @@ class Rentals:
         if label.workspace.startswith(RESERVED):
             raise UnsafeDestroy(f"no machine is adopted under the reserved name {label.workspace}")
         now_unix = time.time()
+        gpus = min((wish.count for wish in wishes_of(want)), default=0)
         rental = Rental(
             label=label,
             provider=machine.provider,
             state="handed over",
             created_unix=now_unix,
             price_usd_h=price_usd_h,
-            gpu=want.gpu or "",
-            gpu_count=want.gpu_count if want.gpu else 0,
+            gpu=(want.gpu or "") if gpus else "",
+            gpu_count=gpus,
             machine=machine.id,
             host_key=host_key,
             seen_unix=now_unix,

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.gpu_wishes import is_known, nearest, wishes_of
+from torpor.control.providers.offers import Offer, asked, misfit, preference
 from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.canaries import Flown
 from torpor.control.rental.markets import ANSWER_S, ask_all
@@ -79,7 +80,8 @@ def find_offers(
     restored_bytes: int = 0,
     flown: Flown = Flown(),  # noqa: B008 - it is never changed
 ) -> Offers:
-    """What all providers sell that fits; NoOffer, with the reasons, if nothing does. ``flown``:
+    """What all providers sell that fits, the GPUs that are preferred first; NoOffer, with the
+    reasons, if nothing does. InvalidInput where the wanted GPU is not understood. ``flown``:
     where processes were frozen and went on, for the ranking of a wake that lets some go on."""
     fitting: list[tuple[int, Offer, Prospect]] = []
     refused: list[Tried] = []
@@ -101,10 +103,11 @@ def find_offers(
     in_order = want.rank == "order"
     able = [provider.abilities for provider in providers]
 
-    def rank(ranked: tuple[int, Offer, Prospect]) -> tuple[int, float]:
+    def rank(ranked: tuple[int, Offer, Prospect]) -> tuple[int, int, float]:
         place, offer, seen = ranked
         counts = COUNTS[seen.level] if matters(want) else 1.0
-        return (place if in_order else 0, counts * _cost(offer, able[place], restored_bytes))
+        cost = counts * _cost(offer, able[place], restored_bytes)
+        return (preference(offer, want), place if in_order else 0, cost)
 
     fitting.sort(key=rank)
     said = {(offer.provider, offer.id): seen.words for _, offer, seen in fitting}
@@ -122,14 +125,22 @@ def refusal(seen: Prospect, want: Want) -> str:
 def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer] | TorporError]:
     """What each provider sells, or why it has not said so.
 
-    Each account is checked before: login, balance, and whether the image will do.
+    Each account is checked before: login, balance, and whether the image will do. InvalidInput
+    where the wanted GPU is not understood.
     """
+    wants = asked(want)
 
     def ask(provider: Provider) -> list[Offer]:
         provider.check(want.image)
-        return provider.offers(want)
+        return sold(provider, wants)
 
     return ask_all(providers, ask, timeout_s=ANSWER_S)
+
+
+def sold(provider: Provider, wants: Sequence[Want]) -> list[Offer]:
+    """What a provider sells to any of these, each offer once."""
+    found = {(offer.id, offer.unread): offer for one in wants for offer in provider.offers(one)}
+    return [*found.values()]
 
 
 def expected(usd: float, offer: Offer) -> float:
@@ -183,5 +194,12 @@ def _no_offer(
     return NoOffer(
         f"{', '.join(provider.identity for provider in providers)} has no offer for {wish} "
         f"({'; '.join([*reasons][:5])}): ask for less in the workspace block, raise its price "
-        "limit, or add a provider"
+        f"limit, or add a provider{_unknown(want)}"
     )
+
+
+def _unknown(want: Want) -> str:
+    """The wanted models that may be mistyped."""
+    odd = [wish for wish in wishes_of(want) if not is_known(wish)]
+    meant = [f"{wish.text} (did you mean {nearest(wish) or 'another one'}?)" for wish in odd]
+    return f". torpor does not know the GPU {', '.join(meant)}" if meant else ""

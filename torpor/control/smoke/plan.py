@@ -6,10 +6,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.offers import Offer, asked, misfit
 from torpor.control.providers.seam import Account, Provider
 from torpor.control.rental.ending import GONE_S
-from torpor.control.rental.search import billed_s
+from torpor.control.rental.search import billed_s, sold
 from torpor.control.reports import Report, Row
 from torpor.shared.errors import BudgetExceeded, InvalidInput, NoOffer
 from torpor.shared.values import Want
@@ -90,7 +90,7 @@ def make_plan(
     able = provider.abilities
     account = provider.check()
     want = Want(gpu=gpu or None, disk_gib=max(_DISK_GIB, able.min_disk_gib))
-    fitting = [offer for offer in provider.offers(want) if not misfit(offer, want)]
+    fitting = [offer for offer in sold(provider, asked(want)) if not misfit(offer, want)]
     if not fitting:
         raise NoOffer(f"{provider.identity} has no offer for {gpu or 'any GPU'} now: try later")
     lifetime_s = minutes * 60 + GONE_S

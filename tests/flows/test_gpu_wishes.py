@@ -1,0 +1,95 @@
+"""A wake, a replicate, a create and a job rent the GPUs that they are told, not the block's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import create, job
+from tests.fixtures.driver import JOB_FLOW, Story, drive_job, left_job
+from tests.fixtures.lab import Lab
+from tests.fixtures.market import H100
+from tests.fixtures.plain_flows import (
+    hibernate_plainly,
+    replicate_plainly,
+    run_plainly,
+    wake_plainly,
+)
+from torpor.control.providers.gpus import Gpu
+from torpor.shared.errors import InvalidInput, NoOffer
+from torpor.shared.values import Want
+
+
+@pytest.fixture
+def lab_of_gpus(lab: Lab) -> Lab:
+    """The workspace wants an H100, which is on sale beside two dearer L40S. It is asleep."""
+    sold = msgspec.structs.replace(H100, provider=lab.market.identity)
+    card = msgspec.structs.replace(sold, gpu=Gpu("L40S", "", 48), price_usd_h=9.0)
+    lab.market.on_sale = [
+        sold,
+        msgspec.structs.replace(card, id="here"),
+        msgspec.structs.replace(card, id="there", region="EU", price_usd_h=12.0),
+    ]
+    lab.opened = lab.wanting(want=Want(gpu="H100"))
+    place = lab.workspace(lab.rent().id)
+    place.mkdir()
+    (place / "notes").write_text("0")
+    hibernate_plainly(lab.opened)
+    lab.market.orders.clear()
+    return lab
+
+
+def _ordered(lab: Lab) -> list[str]:
+    return [order.offer.id for order in lab.market.orders]
+
+
+def test_a_wake_rents_what_it_is_told_and_the_next_one_what_the_block_says(
+    lab_of_gpus: Lab,
+) -> None:
+    wake_plainly(lab_of_gpus.opened, gpu="RTX 4090, L40S", regions=["EU"])
+    hibernate_plainly(lab_of_gpus.opened)
+    wake_plainly(lab_of_gpus.opened)
+    assert _ordered(lab_of_gpus) == ["there", "1"]
+
+
+def test_a_replicate_and_a_create_rent_what_they_are_told(lab_of_gpus: Lab) -> None:
+    replicate_plainly(lab_of_gpus.opened, count=1, gpu="L40S")
+    fresh = lab_of_gpus.named("fresh")
+    run_plainly(fresh.opened, create, gpu="L40S", regions=["EU"])
+    assert _ordered(lab_of_gpus) == ["here", "there"]
+
+
+def test_what_is_not_understood_or_would_be_ignored_is_refused_before_anything_is_rented(
+    lab_of_gpus: Lab,
+) -> None:
+    opened = lab_of_gpus.opened
+    for refused in ({"gpu": "24 potatoes"}, {"gpu": "L40S", "machine": "root@127.0.0.1:22"}):
+        with pytest.raises(InvalidInput):
+            wake_plainly(opened, **refused)
+    with pytest.raises(InvalidInput, match="24 potatoes"):
+        run_plainly(opened, job, ["true"], gpu="24 potatoes")
+    with pytest.raises(NoOffer):
+        wake_plainly(opened, gpu="A10")
+    assert _ordered(lab_of_gpus) == []
+    assert opened.jobs.open() == []
+
+
+def test_a_job_rents_what_it_is_told_in_place_of_what_its_block_says(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.opened = lab.wanting(want=Want(gpu="H100", image="usual", disk_gib=7.0))
+    wanted: list[Want] = []
+
+    def wake(opened: Any, *_: Any, **__: Any) -> None:
+        wanted.append(opened.spec.want)
+        raise InvalidInput("seen")
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    drive_job(lab, left_job(lab))
+    drive_job(lab, left_job(lab, "3f2a9c81d04f", gpu="L40S:2", image="own", spot="only"))
+    assert wanted == [
+        Want(gpu="H100", image="usual", disk_gib=7.0),
+        Want(gpu="L40S:2", image="own", spot="only", disk_gib=7.0),
+    ]
