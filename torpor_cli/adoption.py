@@ -50,10 +50,10 @@ def adopt(
 
         if not (release or yes):
             seen = flows.adopt(workspace, machine, price, host_key)
-            print_report(seen, as_json=False)
+            print_report(seen, as_json=False, wide=chosen.wide)
             asked = "Let torpor store this machine, prove that, and then DESTROY it? [y/N] "
             if input(asked).strip().lower() not in ("y", "yes"):
                 raise RunCancelled("nothing was adopted")
             host_key = seen.host_key  # what the question has shown
         report = flows.adopt(workspace, machine, price, host_key, dry_run=False, release=release)
-        print_report(report, as_json=chosen.json)
+        print_report(report, as_json=chosen.json, wide=chosen.wide)

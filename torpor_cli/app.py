@@ -14,7 +14,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnknownOptionError
 
-from torpor.shared.plain_text import plain
+from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
     installation,
@@ -122,7 +122,7 @@ def _run(arguments: list[str]) -> int:
         code, words = explained(error)
         if not words:
             raise
-        print(f"torpor: {plain(words)}", file=sys.stderr)
+        print(f"torpor: {short(words)}", file=sys.stderr)
         return code
 
 

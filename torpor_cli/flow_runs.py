@@ -21,10 +21,12 @@ class Options:
     Args:
         json: Print JSON instead of a table.
         detach: Let the worker run it, and print the run's address at once.
+        wide: Show all columns of a table, however narrow the terminal is.
     """
 
     json: Annotated[bool, Parameter(negative=())] = False
     detach: Annotated[bool, Parameter(negative=())] = False
+    wide: Annotated[bool, Parameter(negative=())] = False
 
 
 @Parameter(name="*")
@@ -34,9 +36,11 @@ class Format:
 
     Args:
         json: Print JSON instead of a table.
+        wide: Show all columns of a table, however narrow the terminal is.
     """
 
     json: Annotated[bool, Parameter(negative=())] = False
+    wide: Annotated[bool, Parameter(negative=())] = False
 
 
 def run(
@@ -67,7 +71,7 @@ def run(
             return None
         with quiet(chosen.json, asks=asks):
             report = flow(**parameters)
-        print_report(part(report), as_json=chosen.json)
+        print_report(part(report), as_json=chosen.json, wide=chosen.wide)
         return report
 
 

@@ -69,7 +69,8 @@ def run_(
         yes: Do not ask.
     """
     if not yes:
-        _ask(workspace, nodes, WantChange(gpu, [], spot, image))
+        change = WantChange(gpu, [], spot, image)
+        _ask(workspace, nodes, change, wide=options is not None and options.wide)
     run(
         "job",
         options,
@@ -91,7 +92,7 @@ def run_(
     )
 
 
-def _ask(workspace: str, nodes: int, change: WantChange) -> None:
+def _ask(workspace: str, nodes: int, change: WantChange, *, wide: bool) -> None:
     """Ask before a job that needs a machine of its own."""
     with connected(), quiet(as_json=True):
         from flows.procedures.listing import needs_machine
@@ -100,7 +101,9 @@ def _ask(workspace: str, nodes: int, change: WantChange) -> None:
             return
         try:
             after = ", and another one whenever one is lost"
-            ask_to_rent(workspace, "newest", nodes, starts=False, change=change, after=after)
+            ask_to_rent(
+                workspace, "newest", nodes, starts=False, change=change, after=after, wide=wide
+            )
         except NoOffer as error:
             raise NoOffer(
                 f"{error}. With --yes the job begins all the same, and waits until an offer fits"

@@ -44,7 +44,7 @@ def offers(
         if chosen.json:
             print_report(found, as_json=True)
         else:
-            print_rows(found.rows()[:most], found.title())
+            print_rows(found.rows()[:most], found.title(), wide=chosen.wide)
 
 
 def wake(
@@ -80,7 +80,9 @@ def wake(
     if not machine and not yes:
         with connected(), quiet(as_json=True):
             change = WantChange(gpu, region or [])
-            ask_to_rent(workspace, snapshot, count, starts=count == 1, change=change)
+            ask_to_rent(
+                workspace, snapshot, count, starts=count == 1, change=change, wide=_wide(options)
+            )
     given: dict[str, Any] = {"workspace": workspace, "snapshot": snapshot}
     given |= {"accept_paths": accept_path or [], "gpu": gpu, "regions": region or []}
     if count == 1:
@@ -110,7 +112,7 @@ def create(
     if not yes:
         with connected(), quiet(as_json=True):
             change = WantChange(gpu, region or [])
-            ask_to_rent(workspace, "newest", 1, starts=True, change=change)
+            ask_to_rent(workspace, "newest", 1, starts=True, change=change, wide=_wide(options))
     report = run("create", options, workspace=workspace, gpu=gpu, regions=region or [])
     _say_login(report, workspace, options)
 
@@ -210,7 +212,7 @@ def deploy(
             from flows.procedures.listing import list_logins
 
             if not list_logins(workspace):  # the flow looks for the same
-                ask_to_rent(workspace, snapshot, 1, starts=False)
+                ask_to_rent(workspace, snapshot, 1, starts=False, wide=_wide(options))
     run(
         "deploy",
         options,
@@ -258,6 +260,10 @@ def reconcile(
         gone=gone or [],
         abandoned=abandoned,
     )
+
+
+def _wide(options: Options | None) -> bool:
+    return options is not None and options.wide
 
 
 def _say_login(report: Any, workspace: str, options: Options | None) -> None:

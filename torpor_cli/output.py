@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,42 +13,75 @@ from typing import Any, Final
 import msgspec
 
 from torpor.shared.errors import TorporError
-from torpor.shared.plain_text import plain, plain_json
+from torpor.shared.plain_text import plain, plain_json, short
 
 _WIDE: Final = 10_000
 """Columns of a pipe: nothing is cut off for a program that reads."""
 
+_GAP: Final = 2
+_FOLDED: Final = 16
+"""Columns of a terminal that are enough for a text of several lines."""
 
-def print_report(report: Any, *, as_json: bool) -> None:
-    """Print what a flow returned: a report, a list of structs, or a pandas table."""
+
+def print_report(report: Any, *, as_json: bool, wide: bool = False) -> None:
+    """Print what a flow returned: a report, a list of structs, or a pandas table. ``wide``: as in
+    print_rows."""
     if as_json:
         print(_json(report))
     elif hasattr(report, "rows"):
-        print_rows(report.rows(), report.title())
+        print_rows(report.rows(), report.title(), wide=wide)
     elif hasattr(report, "to_string"):
         print(plain(report.to_string(index=False)))
     elif isinstance(report, list | tuple):
-        print_rows([_row(item) for item in report])
+        print_rows([_row(item) for item in report], wide=wide)
     elif report is not None:
-        print_rows([{"what": name, "value": value} for name, value in _row(report).items()])
+        rows = [{"what": name, "value": value} for name, value in _row(report).items()]
+        print_rows(rows, wide=wide)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
-    """A table of text, as wide as the terminal, or uncut in a pipe."""
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "", *, wide: bool = False) -> None:
+    """A table of text. A terminal shows the first columns that have values and for which it is wide
+    enough, with short names of providers, and names the other columns; a pipe, and a terminal that
+    is to be ``wide``, all."""
     from rich.console import Console
     from rich.table import Table
 
     if title:
-        print(plain(title))
+        print(short(title))
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in rows[0]))
     terminal = sys.stdout.isatty()
-    Console(width=None if terminal else _WIDE, highlight=False, markup=False).print(table)
+    width = _WIDE if wide or not terminal else shutil.get_terminal_size().columns
+    names, left = (list(rows[0]), []) if width == _WIDE else _fitting(rows, width)
+    bold = "bold" if terminal and not os.environ.get("NO_COLOR") else ""
+    table = Table(box=None, pad_edge=False, header_style=bold)
+    for name in names:
+        whole = width != _WIDE and name != names[-1]
+        table.add_column(name, overflow="fold", no_wrap=whole)
+    for row in rows:
+        table.add_row(*(_shown(row.get(name), whole=width == _WIDE) for name in names))
+    forced = None if bold else False
+    Console(width=width, highlight=False, markup=False, force_terminal=forced).print(table)
+    if left:
+        print(f"--wide shows more: {', '.join(left)}")
+
+
+def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], list[str]]:
+    """The columns that a terminal shows, and the others that have values. The last one that is
+    shown may need several lines."""
+    from rich.cells import cell_len
+
+    shown: list[str] = []
+    having = [name for name in rows[0] if any(_shown(row.get(name)) for row in rows)]
+    for name in having:
+        widest = max(cell_len(text) for text in [name, *(_shown(row.get(name)) for row in rows)])
+        if shown and widest > width and width < max(_FOLDED, cell_len(name)):
+            break
+        shown.append(name)
+        width -= widest + _GAP
+        if width <= 0:
+            break
+    return shown, having[len(shown) :]
 
 
 @contextmanager
@@ -124,7 +159,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
-            words = plain(record.getMessage())
+            words = short(record.getMessage())
             print(f"torpor: {record.levelname.lower()}: {words}", file=sys.stderr)
 
 
@@ -146,5 +181,5 @@ def _row(item: Any) -> Mapping[str, Any]:
     return dict(msgspec.to_builtins(item))
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else plain(str(value))
+def _shown(value: Any, *, whole: bool = False) -> str:
+    return "" if value is None else plain(str(value)) if whole else short(str(value))

@@ -21,12 +21,13 @@ def ask_to_rent(
     starts: bool,
     change: WantChange = WantChange(),  # noqa: B008 - it is never changed
     after: str = "",
+    wide: bool = False,
 ) -> None:
     """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``after``: what else may be
     rented after a yes."""
     found = offers_of(workspace, snapshot, starts=starts, change=change)
-    print_rows(found.rows()[: min(_SHOWN, len(found.fitting))])
+    print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
     price = found.fitting[0].offer.bound_usd_h * count
     machines = "a machine" if count == 1 else f"{count} machines"
     asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day{after}?"

@@ -48,7 +48,7 @@ def smoke(
 
         def agree(plan: Plan) -> None:
             if not chosen.json:
-                print_rows(plan.rows(), plan.title())
+                print_rows(plan.rows(), plan.title(), wide=chosen.wide)
             if not yes:
                 trial.ask(plan)
 
@@ -61,6 +61,6 @@ def smoke(
             agree=agree,
             say=(lambda words: None) if chosen.json else print,
         )
-        print_report(report, as_json=chosen.json)
+        print_report(report, as_json=chosen.json, wide=chosen.wide)
     if not report.passed:
         raise ProviderError("the market differs from its adapter: send the recording in")

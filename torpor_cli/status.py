@@ -23,4 +23,5 @@ def status(*workspace: str, options: Format | None = None) -> None:
         for name in {*workspace} - {*there}:
             Workspace.of(name)  # a wrong name is an error, a damaged block is a row
         report = look_at_all(workspace or there, PrefectAlerts())
-        print_report(report, as_json=bool(options and options.json))
+        chosen = options or Format()
+        print_report(report, as_json=chosen.json, wide=chosen.wide)

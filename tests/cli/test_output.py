@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from torpor.shared.errors import from_wire
-from torpor_cli.output import print_report, quiet
+from torpor_cli.output import print_report, print_rows, quiet
 
 SAID = "\x1b]52;c;ZWNobyBvd25lZA==\x07\x9b2J\x7f caf\u00e9\t\u202e"
 SHOWN = r"\x1b]52;c;ZWNobyBvd25lZA==\x07\x9b2J\x7f café"
@@ -66,3 +66,67 @@ def test_words_of_a_machine_in_warnings_and_errors_change_no_terminal(
         root.handlers[:] = before
     assert f"torpor: warning: {SHOWN}" in capsys.readouterr().err
     assert SHOWN in str(from_wire({"type": "HookFailed", "message": SAID}))
+
+
+OFFERS = [
+    {
+        "market": "vast", "GPU": "8 x RTX PRO 6000 Workstation", "$/h": "12.345",
+        "ready after": "at most 1200 s", "outcome": outcome, "notes": "", "region": "Ohio, US",
+        "provider": "vast://9ea7c0ffee9ea7c0",
+    }
+    for outcome in ("fits, spot", "it costs 12 $/h, the limit is 4 $/h")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_terminal_shows_the_first_columns_that_have_values_and_names_the_others(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_rows(OFFERS)
+    *table, rest = capsys.readouterr().out.splitlines()
+    shown = ["market", "GPU", "$/h", "ready after", "outcome"][: 5 if columns == 80 else 4]
+    assert [word for word in OFFERS[0] if word in table[0]] == shown
+    assert all(len(line.rstrip()) <= columns for line in table)
+    assert "8 x RTX PRO 6000 Workstation" in table[1]  # in one piece, whatever follows
+    left = [name for name in OFFERS[0] if name not in (*shown, "notes")]
+    assert rest == f"--wide shows more: {', '.join(left)}"
+
+
+def test_a_wide_terminal_and_a_pipe_show_everything_in_a_line_a_row_and_a_pipe_is_plain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_rows(OFFERS)
+    piped = capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_rows(OFFERS, wide=True)
+    for printed in (piped, capsys.readouterr().out):
+        assert "\x1b" not in printed
+        head, *rows = printed.splitlines()
+        assert head.split("  ")[0] == "market"
+        assert [row.rstrip()[-12:] for row in rows] == [OFFERS[0]["provider"][-12:]] * 2
+
+
+def test_a_terminal_names_an_account_by_its_market_and_a_pipe_by_its_whole_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"machine": f"m1 at {name}"} for name in (OFFERS[0]["provider"], "local://vm/a/b.c")]
+    rows += [{"machine": "m1 at gcp://project"}]
+    print_rows(rows)
+    assert "m1 at vast://9ea7c0ffee9ea7c0" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_rows(rows, "Of vast://9ea7c0ffee9ea7c0, local://vm/a/b.c: 3")
+    said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert said == [
+        "Of vast, local: 3",
+        "machine",
+        "m1 at vast",
+        "m1 at local",
+        "m1 at gcp://project",
+    ]

@@ -81,7 +81,7 @@ def test_a_dry_run_of_a_wake_shows_what_it_would_rent_and_rents_nothing(lab: Lab
         ("cheap", "96.00"), ("dear", "120.00"), ("old", ""),
     ]  # fmt: skip
     longest = lab.market.abilities.queue_s + lab.market.abilities.ready_s
-    assert shows.rows[0]["work begins after"] == f"at most {longest + 200:.0f} s"
+    assert shows.rows[0]["ready after"] == f"at most {longest + 200:.0f} s"
     assert "CUDA 12.4" in shows.rows[2]["outcome"]
     assert lab.machines() == []
     assert not [*Rentals(lab.store, DEMO).open()]

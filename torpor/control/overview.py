@@ -32,12 +32,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "state": self.state or "not known",
             "$/h": f"{self.usd_h:.3f}" if self.machines else "",
             "$ this month": "" if self.month_usd is None else f"{self.month_usd:.2f}",
-            "newest snapshot": self.newest or "",
             "age": "" if self.newest_age_s is None else _age(self.newest_age_s),
             "jobs": str(self.jobs or ""),
+            "note": self.trouble,
+            "newest snapshot": self.newest or "",
             "next schedule": self.coming,
             "machines": ", ".join(self.machines),
-            "note": self.trouble,
         }
 
     def words(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _CONTROLS: Final = (
@@ -23,6 +24,16 @@ def plain(text: str) -> str:
     """Without what a terminal would obey, such as a sequence that writes into the clipboard: each
     control character is shown as ``\\x1b``, but for the ends of lines and tabs."""
     return text.translate(_SHOWN)
+
+
+_HASHED: Final = re.compile(r"\b([a-z][a-z0-9]*)://[0-9a-f]{16}\b")
+_LOCAL: Final = re.compile(r"\b(local)://[\w./~@-]*[\w/]")
+
+
+def short(text: str) -> str:
+    """``plain``, with a market's name alone for an account that only a hash of its key names, such
+    as ``vast://3f2a9c81d04e5b6a``, and for the folder of local machines."""
+    return _LOCAL.sub(r"\1", _HASHED.sub(r"\1", plain(text)))
 
 
 def plain_json(text: str) -> str:

@@ -42,24 +42,24 @@ class OffersReport(WorkspaceReport, frozen=True):
     @staticmethod
     def _row(choice: Choice, ranked: bool) -> Row:
         offer = choice.offer
+        fits = "fits, spot" if offer.spot else "fits"
         return {
             "market": choice.market,
             "GPU": choice.gpu,
             "$/h": f"{offer.bound_usd_h:.3f}",
+            "ready after": _begins(choice),
+            "outcome": "; ".join([fits, *([choice.prospect.words] if ranked else [])]),
             "$ a day": f"{offer.bound_usd_h * 24:.2f}",
-            "work begins after": _begins(choice),
             "region": offer.region,
-            "spot": "spot" if offer.spot else "",
             "reliability": "" if offer.reliability is None else f"{offer.reliability:.3f}",
-            "outcome": "; ".join(["fits", *([choice.prospect.words] if ranked else [])]),
             "offer": offer.id,
             "provider": offer.provider,
         }
 
 
 _EMPTY: Final = {
-    "market": "", "GPU": "", "$/h": "", "$ a day": "", "work begins after": "", "region": "",
-    "spot": "", "reliability": "", "outcome": "", "offer": "", "provider": "",
+    "market": "", "GPU": "", "$/h": "", "ready after": "", "outcome": "", "$ a day": "",
+    "region": "", "reliability": "", "offer": "", "provider": "",
 }  # fmt: skip
 
 
