@@ -48,14 +48,15 @@ def loading_once() -> Iterator[None]:
 def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
     """The block that ``reference`` names; a bare name means the first of ``kinds``.
 
-    ``of`` names the referring object in errors. Raises InvalidInput.
+    ``of`` names the referring object in errors; empty where a person names the block. Raises
+    InvalidInput.
     """
     slug, _, name = reference.rpartition("/")
     by_slug = {kind.get_block_type_slug(): kind for kind in kinds}
     kind = by_slug.get(slug) if slug else kinds[0]
     if kind is None:
         raise InvalidInput(
-            f"{of} names the block {reference!r} of type {slug!r}: it must be one of "
+            f"{of or 'the call'} names the block {reference!r} of type {slug!r}: it must be one of "
             + ", ".join(f"{known}/NAME" for known in by_slug)
         )
     return load_named(kind, name, of=of)
@@ -72,20 +73,20 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
 
 
 def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
-    slug = kind.get_block_type_slug()
+    slug, named = kind.get_block_type_slug(), f"{of}: " if of else ""
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg, unused-ignore]
     except (ValueError, RuntimeError) as cause:
         invalid = cause if isinstance(cause, ValidationError) else cause.__cause__
         if isinstance(invalid, ValidationError):
             raise InvalidInput(
-                f"{of}: the block {slug}/{name} cannot be used: {faults(invalid)}; correct it on "
+                f"{named}the block {slug}/{name} cannot be used: {faults(invalid)}; correct it on "
                 "the Blocks page"
             ) from None
-        raise InvalidInput(f"{of}: {_missing(kind, name, cause)}") from None
+        raise InvalidInput(f"{named}{_missing(kind, name, cause)}") from None
     if type(block) is not kind:
         raise InvalidInput(
-            f"{of}: the block {slug}/{name} loaded as a {type(block).__name__}, not as a "
+            f"{named}the block {slug}/{name} loaded as a {type(block).__name__}, not as a "
             f"{kind.__name__}; torpor did not use it"
         )
     return block

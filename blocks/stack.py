@@ -199,7 +199,7 @@ class Stack(Block):
             raise InvalidInput(
                 f"a stack is a Stack block or its name, not a {type(value).__name__}"
             )
-        return load(value.strip(), (cls,), of="this run")
+        return load(value.strip(), (cls,), of="")
 
     def value(self) -> stack.Stack:
         """The stack as a plain value, with its secrets and the accounts that it trusts alike;

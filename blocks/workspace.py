@@ -311,7 +311,7 @@ class Workspace(Block):
                 "the name of the workspace is empty: give the name of its block (`torpor status` "
                 "lists them)"
             )
-        return load(value.strip(), (cls,), of="this run")
+        return load(value.strip(), (cls,), of="")
 
     def spec(self, tuning: Tuning | None = None) -> WorkspaceSpec:
         """The workspace as a plain value, with the settings of the blocks that it names; raises

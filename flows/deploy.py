@@ -11,6 +11,7 @@ from flows.procedures.deploy.deployment import Chosen, Trial, deployment_on_a_ma
 from flows.procedures.rounds import rounds
 from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
+from tasks.machines import renting
 from tasks.phases import phase_named_in_errors
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
@@ -18,7 +19,8 @@ from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Stack as OpenStack
 from torpor.control.deploy.stack import StrategyName, strategy_named
-from torpor.shared.errors import RestoreUnfinished, StartedTooEarly
+from torpor.control.store.snapshots import newest_snapshot
+from torpor.shared.errors import InvalidInput, RestoreUnfinished, StartedTooEarly
 
 
 @flow("deploy")
@@ -53,9 +55,24 @@ def deploy(
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)
+        if strategy != "own":  # whose image may have the model
+            _check_model(opened, wanted)
         report = deploy_stack(opened, wanted, strategy, snapshot, full_check)
     expire_unused_bases(opened, environment_days)
     return report
+
+
+def _check_model(opened: OpenWorkspace, stack: OpenStack) -> None:
+    """InvalidInput where a new machine would have no model to serve: before anything is rented."""
+    if not stack.needs_model_there or newest_snapshot(opened.store, opened.spec.name):
+        return
+    if not renting(opened).machines():
+        raise InvalidInput(
+            f"stack {stack.name} serves {stack.model_path} of the workspace and fetches no model, "
+            f"and workspace {opened.spec.name} has no snapshot with one: put a model there first "
+            f"(`torpor create {opened.spec.name}`), or fill in `fetch` of the stack. Nothing was "
+            "rented"
+        )
 
 
 def deploy_stack(

@@ -60,6 +60,12 @@ def spend(
     )
     title = f"What the workspaces in {opened.store.address} cost, since {since} ({timezone})"
     title += without(books.unread)
+    if books.store_price is None:
+        runner().log.warning(
+            "storage is not counted: the price of %s is not known. For a store of your own, set "
+            "price_gb_month_usd of its Object Store block, 0 if it costs nothing",
+            opened.store.address,
+        )
     shown = rows(found, books.unread)
     runner().table(key=f"spend-{opened.spec.name}", rows=shown, description=title)
     runner().page(

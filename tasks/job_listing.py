@@ -156,6 +156,9 @@ def status_of(
     return JobAnswer(record.id if record else wanted.strip(), opened.spec.name, said)
 
 
+NOWHERE = "nowhere: the job is on no machine and has no snapshot"
+
+
 @step("read log")
 def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
     """The newest lines of the job's log: from its machine while that is there, else from the job's
@@ -171,7 +174,7 @@ def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
     if not source and job.newest is not None:
         text, source = _from_snapshot(opened, path, job.newest), f"snapshot {job.newest}"
     if not source:
-        source = "nowhere: the job is on no machine and has no snapshot"
+        source = NOWHERE
     newest = "\n".join(secrets_to_hide(job).hidden_in(text).splitlines()[-lines:])
     return JobLog(job.id, opened.spec.name, newest, source, path)
 
@@ -181,19 +184,27 @@ def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
     job was cancelled."""
     if job.state in ("succeeded", "cancelled"):
         return None
+    failed = f"job {job.id} of workspace {job.workspace} is {job.outcome}"
+    again = "`Retry` on the page of the run that began the job runs it again"
+    if job.newest is None and not job.attempts:
+        return JobFailed(f"{failed}. Its command was never started. {again}")
     try:
         log = read_log(opened, job, _SHOWN_LINES)
         shown = "\n".join(line[:MOST_CHARS] for line in log.text.splitlines())
-        said = f"The last lines of its log, from {log.source}:\n{shown or 'nothing'}\n"
+        said = f"The last lines of its log, from {log.source}:\n{shown or 'it is empty'}\n"
+        if log.source == NOWHERE:
+            said = "Its log is lost with its machine. "
     except TorporError as error:
         said = f"Its log could not be read: {error}. "
-    return JobFailed(
-        f"job {job.id} of workspace {job.workspace} is {job.outcome}. Its work is in snapshot "
-        f"{job.newest}. {said}`job-status` shows more; all of it is "
-        f"{log_path(opened.spec, job.id)} in that snapshot: `restore-path` with `machine=here` "
-        "brings it without a rental. `Retry` on the page of the run that began the job runs it "
-        "again"
-    )
+    if job.newest is None:
+        work = f"No snapshot has its work. {said}"
+    else:
+        work = (
+            f"Its work is in snapshot {job.newest}. {said}`job-status` shows more; all of it is "
+            f"{log_path(opened.spec, job.id)} in that snapshot: `restore-path` with "
+            "`machine=here` brings it without a rental. "
+        )
+    return JobFailed(f"{failed}. {work}{again}")
 
 
 def _machine(opened: OpenWorkspace, job: Job) -> Machine | None:

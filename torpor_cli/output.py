@@ -18,6 +18,8 @@ from torpor.shared.plain_text import plain, plain_json, short
 _WIDE: Final = 10_000
 """Columns of a pipe: nothing is cut off for a program that reads."""
 
+_OF_PREFECT: Final = "Still processing items"
+"""Prefect's threads say so of events and logs that they still send when a command ends."""
 _GAP: Final = 2
 _FOLDED: Final = 16
 """Columns of a terminal that are enough for a text of several lines."""
@@ -31,7 +33,7 @@ def print_report(report: Any, *, as_json: bool, wide: bool = False) -> None:
     elif hasattr(report, "rows"):
         print_rows(report.rows(), report.title(), wide=wide)
     elif hasattr(report, "to_string"):
-        print(plain(report.to_string(index=False)))
+        print_rows([_numbered(row) for row in report.to_dict("records")], wide=wide)
     elif isinstance(report, list | tuple):
         print_rows([_row(item) for item in report], wide=wide)
     elif report is not None:
@@ -158,9 +160,19 @@ class _Warnings(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.ERROR:
-            words = short(record.getMessage())
+        words = short(record.getMessage())
+        if record.levelno < logging.ERROR and not words.startswith(_OF_PREFECT):
             print(f"torpor: {record.levelname.lower()}: {words}", file=sys.stderr)
+
+
+def _numbered(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of a pandas table: empty where a value is not known."""
+
+    def words(value: Any) -> str:
+        missing = value is None or value != value  # pandas writes NaN for it
+        return "" if missing else f"{value:,.6g}" if isinstance(value, float) else str(value)
+
+    return {str(name): words(value) for name, value in row.items()}
 
 
 def _json(report: Any) -> str:

@@ -130,3 +130,36 @@ def test_a_terminal_names_an_account_by_its_market_and_a_pipe_by_its_whole_name(
         "m1 at local",
         "m1 at gcp://project",
     ]
+
+
+def test_a_pandas_table_is_empty_where_nothing_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = pd.DataFrame(
+        {"hours": [0.123456789, 2.0], "usd": [float("nan"), 1.5], "gpu": [None, "a"]}
+    )
+    print_report(table, as_json=False)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["hours", "usd", "gpu"],
+        ["0.123457"],
+        ["2", "1.5", "a"],
+    ]
+
+
+def test_what_prefect_s_own_threads_say_at_the_end_is_not_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root, handler = logging.getLogger(), PrefectConsoleHandler()
+    before = [*root.handlers]
+    root.addHandler(handler)
+    try:
+        with quiet(as_json=True):
+            logging.getLogger("EventsWorker").warning(
+                "Still processing items: 3 items remaining..."
+            )
+            logging.getLogger("torpor").warning("a warning")
+    finally:
+        root.handlers[:] = before
+    said = capsys.readouterr().err
+    assert "torpor: warning: a warning\n" in said
+    assert "Still processing" not in said

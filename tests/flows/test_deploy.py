@@ -92,9 +92,9 @@ def test_the_first_deploy_makes_the_environment_and_the_next_restores_it(asleep:
     key, rows = shown[-1]
     assert key == "deploy-demo" and len(rows) <= 10
     said = {row["what"]: row["value"] for row in rows}
-    assert said["forward"] == (
-        f"ssh -N -L {stack.port}:127.0.0.1:{stack.port} -p {first.port} {first.user}@{first.host}"
-    )
+    forward = f"ssh -N -L {stack.port}:127.0.0.1:{stack.port} demo"
+    assert said["forward"] == f"{forward} (after `torpor ssh --setup`, once)"
+    assert said["log in"] == "torpor ssh demo"
     made = (asleep.home(first.machine) / "small-stack" / "made").read_text()
     (kept,) = _kept(asleep)
 

@@ -18,6 +18,7 @@ from flows.procedures.job import attempt, driver
 from flows.procedures.job.attempt import Attending, Saves
 from tasks.autosave import delete_autosaves
 from tasks.guards import Ending, check_guards
+from tasks.job_listing import failure_of
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tasks.retention import judge_snapshots
@@ -725,3 +726,19 @@ def test_a_save_that_the_machine_reports_is_the_jobs_only_if_it_made_it(lab: Lab
             Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
         assert driven.job.kept_saves == kept
         driven.change(attempts=[attempt])
+
+
+def test_a_job_that_never_began_names_no_snapshot_and_no_log(lab: Lab) -> None:
+    why = "its workspace could not be woken: there is no snapshot"
+    left = left_job(lab)
+    never = failure_of(lab.opened, msgspec.structs.replace(left, state="failed", why=why))
+    assert str(never).startswith(f"job {JOB} of workspace demo is failed: {why}. Its command was")
+    machine, rental = handed_over(lab.opened)
+    lost = [attempt_on(machine, rental, end="machine lost")]
+    del lab.market.alive[machine.id]
+    with PlainRunner(lab.opened):
+        ended = msgspec.structs.replace(left, state="preempted", attempts=lost)
+        failed = failure_of(lab.opened, ended)
+    assert "No snapshot has its work. Its log is lost with its machine. `Retry`" in str(failed)
+    for said in (str(never), str(failed)):
+        assert "None" not in said and "nowhere" not in said

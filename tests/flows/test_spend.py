@@ -106,3 +106,11 @@ def test_nothing_is_an_empty_table(lab: Lab) -> None:
     assert "No plot: no machine had a known price." in shows.markdown
     with pytest.raises(InvalidInput, match="not a time zone"):
         run_plainly(lab.opened, spend, timezone="Mars/Base")
+
+
+@pytest.mark.parametrize("price", [None, StorePrice(0.0, 0.0, "2026-08-03", "its owner")])
+def test_a_store_without_a_known_price_is_named_with_the_setting(
+    lab: Lab, price: StorePrice | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_plainly(replace(lab.opened, store_price=lambda: price), spend)
+    assert ("price_gb_month_usd" in caplog.text) is (price is None)

@@ -244,7 +244,7 @@ class WakeReport(WorkspaceReport, frozen=True):
             _row("snapshot", self.snapshot),
             _row("machine", f"{self.machine}{at}, {self.price_usd_h:.2f} $ an hour"),
             *([_row("chosen", self.chosen)] if self.chosen else []),
-            _row("log in", f"ssh -p {self.port} {self.user}@{self.host}"),
+            _row("log in", self._login()),
             _row("directories", ", ".join(self.roots)),
             _row("files", f"{self.files:,}"),
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
@@ -256,6 +256,12 @@ class WakeReport(WorkspaceReport, frozen=True):
             _row("warnings", "; ".join(self.warnings) or "none"),
             _row("seconds by phase", _phases(self.seconds)),
         ]
+
+    def _login(self) -> str:
+        """torpor knows the key and the host key of the machines that it rents."""
+        if self.provider != "own":
+            return f"torpor ssh {self.workspace}"
+        return f"ssh -p {self.port} {self.user}@{self.host}"
 
 
 class CreateReport(Machine, Report, frozen=True):
@@ -275,7 +281,7 @@ class CreateReport(Machine, Report, frozen=True):
         at = self.endpoint
         return [
             _row("machine", f"{self.id} at {self.provider}, {self.price_usd_h:.2f} $ an hour"),
-            *([_row("log in", f"ssh -p {at.port} {at.user}@{at.host}")] if at else []),
+            *([_row("log in", f"torpor ssh {self.about}")] if at else []),
             *(_row("program", line) for line in self.programs),
         ]
 
@@ -311,11 +317,10 @@ class Replica(msgspec.Struct, frozen=True):
 
     def row(self) -> Row:
         """The machine as one row of the table."""
-        login = f"ssh -p {self.port} {self.user}@{self.host}" if self.ready else "-"
         return {
             "machine": self.machine,
             "state": "ready" if self.ready else "failed",
-            "log in": login,
+            "address": f"{self.user}@{self.host}:{self.port}" if self.ready else "-",
             "from the store": f"{self.store_bytes:,}",
             "from peers": f"{self.peer_bytes:,}",
             "seconds": f"{sum(self.seconds.values()):.1f}: {_phases(self.seconds)}",

@@ -27,13 +27,15 @@ def plain(text: str) -> str:
 
 
 _HASHED: Final = re.compile(r"\b([a-z][a-z0-9]*)://[0-9a-f]{16}\b")
+_ERRNO: Final = re.compile(r"\[Errno -?\d{1,5}\] ")
 _LOCAL: Final = re.compile(r"\b(local)://[\w./~@-]*[\w/]")
 
 
 def short(text: str) -> str:
     """``plain``, with a market's name alone for an account that only a hash of its key names, such
-    as ``vast://3f2a9c81d04e5b6a``, and for the folder of local machines."""
-    return _LOCAL.sub(r"\1", _HASHED.sub(r"\1", plain(text)))
+    as ``vast://3f2a9c81d04e5b6a``, and for the folder of local machines; and without the number of
+    an error of the system, which stands before its words."""
+    return _LOCAL.sub(r"\1", _HASHED.sub(r"\1", _ERRNO.sub("", plain(text))))
 
 
 def plain_json(text: str) -> str:

@@ -144,3 +144,11 @@ def test_there_is_no_picture_without_a_price() -> None:
     found = comparison(("vast", 0.0, {}))
     assert picture(found) is None
     assert "No plot: no offer that fits has a price." in page(found, advise(found), None)
+
+
+def test_where_only_this_host_has_offers_each_use_says_why_none_is_recommended() -> None:
+    for advice in advise(comparison(("local", 0.5, {}))):
+        assert advice.choice == "none"
+        assert advice.because.startswith("only machines of this host fit")
+    said = {advice.about: advice.because for advice in advise(comparison(("vast", 0.0, {})))}
+    assert said["smallest budget"] == "no offer has a price"

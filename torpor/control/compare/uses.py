@@ -134,7 +134,10 @@ def notice(choice: Choice) -> str:
 
 def _advice(use: Use, fitting: Sequence[Choice], found: Compared) -> Advice:
     if not fitting:
-        return Advice(use.name, "none", use.missing)
+        only = "only machines of this host fit, which are there to try torpor out"
+        here = any(choice.able.kind == "folder" for choice in found.fitting)
+        others = any(choice.able.kind != "folder" for choice in found.fitting)
+        return Advice(use.name, "none", only if here and not others else use.missing)
     best = fitting[0]  # they are in the order of their expected cost
     if use.proven:
         best = min(fitting, key=lambda choice: known(choice.weighed_usd))

@@ -32,9 +32,10 @@ class DeployReport(WorkspaceReport, frozen=True):
 
     @property
     def forward(self) -> str:
-        """The command that makes the server reachable on the user's own computer."""
+        """The command that makes the server reachable on the user's own computer, where `torpor
+        ssh --setup` has told OpenSSH the names of workspaces."""
         ports = f"{self.server_port}:127.0.0.1:{self.server_port}"
-        return f"ssh -N -L {ports} -p {self.port} {self.user}@{self.host}"
+        return f"ssh -N -L {ports} {self.workspace}"
 
     def title(self) -> str:
         return f"Stack {self.stack} on workspace {self.workspace}"
@@ -46,8 +47,8 @@ class DeployReport(WorkspaceReport, frozen=True):
             rental = f"{self.from_rental_s:.1f} s from the rental"
         values = {
             "address": f"http://127.0.0.1:{self.server_port}, after the next command",
-            "forward": self.forward,
-            "log in": f"ssh -p {self.port} {self.user}@{self.host}",
+            "forward": f"{self.forward} (after `torpor ssh --setup`, once)",
+            "log in": f"torpor ssh {self.workspace}",
             "machine": f"{self.machine}, {self.price_usd_h:.2f} $ an hour",
             "strategy": self.strategy,
             "environment": self.environment,

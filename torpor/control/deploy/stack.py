@@ -94,8 +94,20 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
             )
         return image
 
+    @property
+    def needs_model_there(self) -> bool:
+        """Whether its server reads a model that no command of it can bring."""
+        brings = any("{model_path}" in word or "{workspace}" in word for word in self.setup)
+        return not (self.fetch or brings) and any("{model_path}" in word for word in self.server)
+
     def check(self, strategy: Strategy) -> None:
-        """InvalidInput where the stack lacks what the strategy needs."""
+        """InvalidInput where the stack lacks what its commands or the strategy need."""
+        used = [*self.fetch, *self.server, msgspec.json.encode(self.proof.body).decode()]
+        if not self.model and any("{model}" in word for word in used):
+            raise InvalidInput(
+                f"stack {self.name} names no model, and its commands use {{model}}: fill in "
+                "`model`. Nothing was rented"
+            )
         if strategy.sets_up and not (self.setup and self.environment):
             raise InvalidInput(
                 f"stack {self.name} has no setup command or no environment path. The strategies "

@@ -56,19 +56,19 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "month": str(self.month),
             "kind": self.kind,
-            "project": self.project,
             "workspace": self.workspace,
-            "provider": self.provider,
             "gpu": self.gpu,
-            "rentals": self.rentals,
-            "hours_low": self.low_us / HOUR_US,
-            "hours_high": self.high_us / HOUR_US,
             "low_usd": dollars(self.low),
             "high_usd": dollars(self.high),
+            "stored_usd_month": self.stored_usd_month,
+            "hours_low": self.low_us / HOUR_US,
+            "hours_high": self.high_us / HOUR_US,
             "unpriced_hours": self.unpriced_us / HOUR_US,
             "spot_share": self.spot_share,
             "stored_bytes": self.stored_bytes,
-            "stored_usd_month": self.stored_usd_month,
+            "project": self.project,
+            "provider": self.provider,
+            "rentals": self.rentals,
         }
 
     def row(self) -> Row:
