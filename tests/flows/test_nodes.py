@@ -38,10 +38,11 @@ from torpor.control.jobs.policy import losses
 from torpor.control.jobs.records import Job, Node, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
+from torpor.control.providers.gpus import Gpu
 from torpor.control.rental import ending
 from torpor.machine.supervisor.folder import all_kept
 from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, NoCapacity, TorporError
-from torpor.shared.values import MachineId, object_key
+from torpor.shared.values import MachineId, Want, object_key
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
 
 pytestmark = pytest.mark.usefixtures("needs_server")
@@ -290,6 +291,21 @@ def test_all_nodes_are_of_the_best_offer(nodes: Lab) -> None:
         bring_nodes(nodes.opened, left, lambda others: None)
         assert [order.offer.id for order in nodes.market.orders] == [offer.id, offer.id]
         end_nodes(nodes.opened, left.id)
+
+
+def test_all_nodes_have_the_same_of_the_wanted_gpus(nodes: Lab) -> None:
+    (offer,) = nodes.market.on_sale
+    card = msgspec.structs.replace(offer, id="2", gpu=Gpu("L40S", "", 48), domain="2")
+    nodes.market.on_sale = [offer, card]
+    nodes.market.faults = [None, NoCapacity("sold out")]
+    opened = nodes.wanting(want=Want(gpu="H100, L40S:2"))
+    left = left_job(nodes, nodes=3)
+    with PlainRunner(opened, wait_factor=0.01):
+        there, _ = bring_nodes(opened, left, lambda others: None)
+        ordered = [order.offer.id for order in nodes.market.orders]
+        assert ordered == [offer.id, offer.id, "2", "2"]
+        assert (there.spec.want.gpu, there.spec.want.gpu_count) == ("L40S", 2)
+        end_nodes(opened, left.id)
 
 
 def test_a_budget_counts_all_nodes(nodes: Lab) -> None:

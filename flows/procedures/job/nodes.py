@@ -32,6 +32,7 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.records import Job, Node, log_path
+from torpor.control.providers.offers import Offer, preference, wanting_only
 from torpor.control.remote.exchange import Exchange
 from torpor.control.remote.seam import Session
 from torpor.control.rental.search import Offers
@@ -97,11 +98,14 @@ def bring_nodes(
 
 
 def _regions(opened: OpenWorkspace, count: int) -> Iterator[tuple[OpenWorkspace, Offers]]:
-    """Each region of each market with its offers, the one with the best offer first."""
-    offers = look_for_offers(opened, count)
-    for provider, region in dict.fromkeys((one.provider, one.region) for one in offers.fitting):
-        here = [one for one in offers.fitting if (one.provider, one.region) == (provider, region)]
-        want = opened.spec.want
+    """Each region of each market with its offers of one of the wanted GPUs, the one with the best
+    offer first."""
+    offers, want = look_for_offers(opened, count), opened.spec.want
+    groups: dict[tuple[str, str, int], list[Offer]] = {}
+    for one in offers.fitting:
+        groups.setdefault((one.provider, one.region, preference(one, want)), []).append(one)
+    for (provider, region, place), here in groups.items():
+        want = wanting_only(opened.spec.want, place)
         want = msgspec.structs.replace(want, regions=[region] if region else want.regions)
         there = replace(
             opened,

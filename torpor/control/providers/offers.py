@@ -94,6 +94,16 @@ def preference(offer: Offer, want: Want) -> int:
     return next((place for place, wish in wishes if not wish.misfit(offer.gpu, offer.gpu_count)), 0)
 
 
+def wanting_only(want: Want, place: int) -> Want:
+    """``want`` with the GPU at that place of its preferences alone."""
+    wishes = wishes_of(want)
+    if not wishes:
+        return want
+    return msgspec.structs.replace(
+        want, gpu=wishes[place].text, gpu_count=max(wishes[place].count, 1)
+    )
+
+
 def asked(want: Want) -> list[Want]:
     """What to ask a market for: each number of GPUs by itself, with the models of that number.
     InvalidInput where the GPU is not understood."""
