@@ -7,7 +7,6 @@ from typing import Final, Self
 
 from botocore.exceptions import BotoCoreError, ClientError
 from prefect.blocks.core import Block
-from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, HttpUrl, ValidationInfo, field_validator, model_validator
 
 from blocks.container import Ports, SshFrom
@@ -145,6 +144,8 @@ class Ec2Provider(Block):
 
     def open(self) -> ec2.Ec2Provider:
         """The provider, ready to use. Raises InvalidInput."""
+        from prefect_aws.credentials import AwsCredentials  # as slow to import as all else
+
         me = f"EC2 provider {self._block_document_name or self.account}"
         block = load(self.credentials, (AwsCredentials,), of=me)
         try:

@@ -6,19 +6,17 @@ import base64
 import binascii
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, Self
 
 from prefect.blocks.core import Block
-from prefect_aws.credentials import AwsCredentials, MinIOCredentials
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
 
+from blocks.access_keys import access_keys
 from blocks.flavour import Flavour, region_and_endpoint
 from blocks.records_key import records_key
-from blocks.reference import LOGOS, Reference, load
+from blocks.reference import LOGOS, Reference
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store_prices import StorePrice, price_of
-from torpor.shared.errors import InvalidInput
 from torpor.shared.values import Away
 
 KEY_BYTES: Final = 32
@@ -145,37 +143,21 @@ class ObjectStore(Block):
     def settings(self) -> S3Settings:
         """Address and keys of the store. Loads the credentials block; raises InvalidInput."""
         me = f"object store {self._block_document_name or self.bucket}"
-        kinds: tuple[type[AwsCredentials | MinIOCredentials], ...] = (
-            AwsCredentials,
-            MinIOCredentials,
-        )
-        block = load(self.credentials, kinds, of=me)
-        parameters = block.aws_client_parameters
-        found = block.get_boto3_session().get_credentials()
-        if found is None:
-            raise InvalidInput(
-                f"{me}: neither the block {self.credentials} nor the environment has an access "
-                "key: fill in the block's access key and secret"
-            )
-        keys = found.get_frozen_credentials()
+        keys = access_keys(self.credentials, of=me)
         region, endpoint_url = region_and_endpoint(
-            self.flavour, self.region, self.endpoint_url or parameters.endpoint_url or ""
+            self.flavour, self.region, self.endpoint_url or keys.endpoint_url
         )
-        checked, bundle = parameters.verify, parameters.verify_cert_path
-        if bundle is None and isinstance(checked, Path):
-            bundle = checked  # the older way to name the file
         return S3Settings(
             bucket=self.bucket,
-            access_key=keys.access_key or "",
-            secret_key=keys.secret_key or "",
-            session_token=keys.token,
+            access_key=keys.access_key,
+            secret_key=keys.secret_key,
+            session_token=keys.session_token,
             endpoint_url=endpoint_url,
             region=region,
             prefix=self.prefix,
             patience_s=60 * self.patience_min,
-            virtual_host=(parameters.config or {}).get("s3", {}).get("addressing_style")
-            == "virtual",
-            verify_tls=False if checked is False else None if bundle is None else str(bundle),
+            virtual_host=keys.virtual_host,
+            verify_tls=keys.verify_tls,
             root=self.key() or records_key(self.bucket, self.prefix),
         )
 

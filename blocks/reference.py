@@ -7,7 +7,7 @@ asterisks, and a union of blocks may load as the wrong member (docs/contributing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -23,6 +23,7 @@ from blocks.connection import server_in_use
 from torpor.shared.errors import InvalidInput
 
 BlockT = TypeVar("BlockT", bound=Block)
+ReadT = TypeVar("ReadT")
 
 LOGOS: Final = (
     "https://raw.githubusercontent.com/PrefectHQ/prefect/"
@@ -30,7 +31,7 @@ LOGOS: Final = (
 )
 """The pictures of Prefect's own blocks, at one commit, so they cannot change or move."""
 
-_loaded: ContextVar[dict[tuple[type[Block], str], Any] | None] = ContextVar("loaded", default=None)
+_loaded: ContextVar[dict[Hashable, Any] | None] = ContextVar("loaded", default=None)
 _NAMED: Final = 5  # names, in an error
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 
@@ -64,12 +65,17 @@ def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
 
 def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
     """The block of exactly this type and name; InvalidInput if it is missing or damaged."""
+    return loaded_once((kind, name), lambda: _load(kind, name, of))
+
+
+def loaded_once(key: Hashable, read: Callable[[], ReadT]) -> ReadT:
+    """What ``read`` returns; within loading_once(), what it returned for the same ``key``."""
     loaded = _loaded.get()
     if loaded is None:
-        return _load(kind, name, of)
-    if (kind, name) not in loaded:
-        loaded[kind, name] = _load(kind, name, of)
-    return cast(BlockT, loaded[kind, name])
+        return read()
+    if key not in loaded:
+        loaded[key] = read()
+    return cast(ReadT, loaded[key])
 
 
 def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
