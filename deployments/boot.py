@@ -14,7 +14,7 @@ from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import users_own
-from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput
 
 RUNS_SYSTEMD: Final = Path("/run/systemd/system")

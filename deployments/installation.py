@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torpor.control.own_server import LOGIN_FILE, PORT_FILE
-from torpor.control.supervision import state_folder
+from torpor.control.own_server import LOGIN_FILE, PORT_FILE, state_folder
 from torpor.shared.errors import InvalidInput
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent

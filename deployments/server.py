@@ -17,6 +17,7 @@ from deployments import block_key, database
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
 from torpor.control.own_server import (
+    FOLDER_VARIABLE,
     HOST,
     Candidate,
     Choice,
@@ -27,7 +28,6 @@ from torpor.control.own_server import (
 )
 from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.processes import is_alive
-from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, TorporError
 
 ROLE: Final = "server"

@@ -25,6 +25,7 @@ from deployments.installation import secret_file
 from deployments.smoke_sleep import PATH, ToldProvider, sleep_and_wake
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import scratch_name
+from torpor.control.own_server import state_folder
 from torpor.control.providers.market_client import observed
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
@@ -35,7 +36,6 @@ from torpor.control.smoke.recording import PLAN, Recorder
 from torpor.control.smoke.redact import Redactor
 from torpor.control.smoke.trial import OWNER, SmokeReport, Trial
 from torpor.control.smoke.watchdog import Watchdog, end_left
-from torpor.control.supervision import state_folder
 from torpor.shared.errors import EndUnproven, InvalidInput, RunCancelled, TorporError
 from torpor.shared.format.keys import workspace_key
 from torpor.shared.values import WorkspaceSpec, workspace_name

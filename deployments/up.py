@@ -26,9 +26,8 @@ from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installati
 from deployments.processes import last_words, mark, running
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.control.own_server import announce, api_url, recorded_port
+from torpor.control.own_server import announce, api_url, recorded_port, state_folder
 from torpor.control.smoke.watchdog import end_left
-from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput, TorporError
 
 RETRY_S: Final = 10.0

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from tasks.machines import endpoint_of
 from tasks.workspace import OpenWorkspace
+from torpor.control.own_server import state_folder
 from torpor.control.processes import ProcessRecord, identify
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.seam import Session
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
-from torpor.control.supervision import state_folder
 from torpor.shared.values import Label, Want
 
 HERE = "here"

@@ -39,6 +39,7 @@ def up(
     """
     from deployments.installation import Installation
     from deployments.up import up as start
+    from torpor_cli import logins
     from torpor_cli.server import connected
 
     installation = Installation.here()
@@ -46,6 +47,7 @@ def up(
     with connected():  # before Prefect is imported, which makes a folder in the home
         _choose(installation, idle)
         _say_who_is_told(notify)
+        logins.keep_current()
 
 
 def _choose(installation: Installation, idle: Idle | None) -> None:

@@ -1,28 +1,49 @@
 """OpenSSH's files for the machines of workspaces: address, key, pinned host key and jump host.
 
-`ssh` asks for the current ones each time that it is called with the name of a workspace, through
-`Match exec`, so that a wake from the UI or by a schedule needs no step on this host.
+`ssh` asks each time that it is called with the name of a workspace, through `Match exec`, whether
+they still hold (torpor_cli/login_check.py), and has them written anew where that is not certain.
+A wake from the UI or by a schedule needs no step on this host.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from torpor.control.supervision import FOLDER_VARIABLE, state_folder
+from torpor.control.own_server import FOLDER_VARIABLE, choose_server, state_folder
 from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
-from torpor.shared.values import Endpoint
+from torpor.shared.values import Endpoint, Machine
+from torpor_cli import login_check
 
 _COMMENT: Final = "# torpor: the names of workspaces. `torpor ssh --setup` has added this line."
 _ANY_BYTES: Final = "surrogateescape"
 """A user's file may hold bytes that are no UTF-8, such as a comment in ISO-8859-1: they stay."""
 _PLAIN: Final = re.compile(r"[\w.:@+/=-][\w.:@+/= -]*", re.ASCII)
 """What a market or a machine may say of itself in OpenSSH's files: one line of plain words."""
+_CHECKED_S: Final = 7 * 24 * 3600
+"""How long the rental's record may be read by its signed address, the most that S3 allows."""
+_KEPT_S: Final = 300
+"""How long a connection waits for the next `ssh`. The sampler counts programs, so nobody is taken
+to be at work on a machine because of it."""
+_LONGEST_SOCKET: Final = 90
+"""Of 107 bytes; OpenSSH adds 17 while it makes one."""
+_SIGNED_BY: Final = {
+    "ssh-ed25519": "ssh-ed25519",
+    "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384": "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
+    "ssh-rsa": "rsa-sha2-512,rsa-sha2-256",
+}
+"""The signatures of a host key. A word that OpenSSH does not know would end each `ssh` of its
+user, to whatever host."""
 
 
 def set_up() -> None:
@@ -53,6 +74,14 @@ def is_set_up() -> bool:
         return False
 
 
+def keep_current() -> None:
+    """Write our part of the configuration anew where the user's includes it: this torpor may be
+    another version, in another folder."""
+    with suppress(OSError):
+        if is_set_up():
+            write_config()
+
+
 def command_for(workspace: str) -> str:
     """How a person logs in to the workspace's machine. It is said after a machine was rented, so
     files that cannot be written leave the longer command, which says what is wrong."""
@@ -68,19 +97,23 @@ def write_config() -> Path:
     from blocks import Workspace
     from blocks.reference import saved_names
 
-    where = os.environ.get(FOLDER_VARIABLE)
-    named = ["env", f"{FOLDER_VARIABLE}={where}"] if where else []
-    torpor = shlex.join([*named, sys.executable, "-P", "-m", "torpor_cli", "ssh", "--refresh"])
     lines = []
     for name in saved_names(Workspace):
         host = _hosts() / name
         if not host.exists():
             _write(host, "")
-        command = f"{torpor} {shlex.quote(name)}".replace('"', '\\"')
+        refresh = ["-P", "-m", "torpor_cli", "ssh", "--refresh", name]
+        command = shlex.join([*_check(), str(host), *refresh]).replace('"', '\\"')
         lines += [f'Match originalhost {name} exec "{command}"', f'    Include "{host}"', ""]
         lines += [f"Match originalhost {_jump_of(name)}", f'    Include "{host}"', ""]
     _write(_config(), "\n".join(lines))
     return _config()
+
+
+def current(workspace: str) -> Path | None:
+    """The file for ``ssh -F`` that was written last, where it certainly still holds."""
+    file = _hosts() / workspace
+    return file if file.parent == _hosts() and login_check.is_current(file) else None
 
 
 def refresh_quietly(workspace: str) -> None:
@@ -98,20 +131,27 @@ def refresh_quietly(workspace: str) -> None:
 
 
 def refresh(workspace: str, machine: str = "") -> Path:
-    """Write where the workspace's machine is now; returns the file for ``ssh -F``."""
+    """Write where the workspace's machine is now; returns the file for ``ssh -F``. A ``machine``
+    that was chosen by its id has a file of its own: `ssh` goes to no chosen one by itself."""
     from tasks.workspace_blocks import open_workspace
 
     opened = open_workspace(workspace)
-    endpoint = endpoint_of(workspace, machine)
+    found = machine_of(workspace, machine)
+    endpoint = _plain_endpoint(found)
     key = _keys() / workspace
     _write(key, opened.identity.private_key)
-    known = _hosts() / f"{workspace}.known"
     ways = {workspace: endpoint}
     through = ""
     if endpoint.jump is not None:
         ways[_jump_of(workspace)] = endpoint.jump
         through = f"    ProxyJump {_jump_of(workspace)}\n"
-    _write(known, "".join(f"torpor-{name} {way.host_key}\n" for name, way in ways.items()))
+    name = f"{workspace}.{_digest(found.id)}" if machine else workspace
+    file, known = _hosts() / name, _hosts() / f"{name}.known"
+    first = ""
+    if not machine:
+        first = _what_to_check(opened, found, endpoint)
+        through += _told_of_others(file)
+    through += _shared_connection(found, endpoint)
     blocks = [
         f"Host {name}\n"
         f"    HostName {way.host}\n"
@@ -119,22 +159,90 @@ def refresh(workspace: str, machine: str = "") -> Path:
         f"    User {way.user}\n"
         f'    IdentityFile "{key}"\n'
         "    IdentitiesOnly yes\n"
+        "    PubkeyAuthentication yes\n"
+        "    PreferredAuthentications publickey\n"
         "    ForwardAgent no\n"
         "    ForwardX11 no\n"
         f"    HostKeyAlias torpor-{name}\n"
+        f"{_algorithms(way)}"
         f'    UserKnownHostsFile "{known}"\n'
         "    GlobalKnownHostsFile none\n"
         "    StrictHostKeyChecking yes\n"
+        "    VerifyHostKeyDNS no\n"
+        "    UpdateHostKeys no\n"
         for name, way in ways.items()
     ]
-    file = _hosts() / workspace
-    _write(file, blocks[0] + through + "".join(blocks[1:]))
+    _write(known, "".join(f"torpor-{name} {way.host_key}\n" for name, way in ways.items()))
+    _write(file, first + blocks[0] + through + "".join(blocks[1:]))
     return file
 
 
-def endpoint_of(workspace: str, wanted: str = "") -> Endpoint:
-    """Where the workspace's machine answers, or its machine ``wanted``, in words that OpenSSH reads
-    as they are."""
+def _what_to_check(opened: Any, machine: Machine, endpoint: Endpoint) -> str:
+    """The line by which the next `ssh` knows that the file still holds; empty where it cannot."""
+    choice = choose_server()
+    if choice is None or machine.label is None:
+        return ""
+    import certifi
+
+    key = opened.rentals.key(machine.label)
+    outer = endpoint.jump or endpoint
+    noted = {
+        "server": choice.taken.api_url,
+        "record": opened.store.grant("GET", key, expires_s=_CHECKED_S).url,
+        "authorities": certifi.where(),
+        "authority": opened.store.authority,
+        "host_key": endpoint.host_key,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "knock": outer.host,
+        "knock_port": outer.port,
+    }
+    return f"{login_check.MARK}{json.dumps(noted)}\n"
+
+
+def _shared_connection(machine: Machine, endpoint: Endpoint) -> str:
+    """One connection for all logins to this rental at this address, and to nothing else."""
+    _sockets().mkdir(mode=0o700, parents=True, exist_ok=True)
+    socket = str(_sockets() / _digest(f"{machine.label} {machine.id} {endpoint!r}"))
+    if len(os.fsencode(socket)) > _LONGEST_SOCKET or set(socket) & set('%$"'):
+        return "    ControlPath none\n"
+    return (
+        "    ControlMaster auto\n"
+        f'    ControlPath "{socket}"\n'
+        f"    ControlPersist {_KEPT_S}\n"
+        "    ServerAliveInterval 30\n"  # a machine that was destroyed never closes it
+        "    ServerAliveCountMax 3\n"
+    )
+
+
+def _algorithms(way: Endpoint) -> str:
+    signed = _SIGNED_BY.get((way.host_key or "").partition(" ")[0])
+    return f"    HostKeyAlgorithms {signed}\n" if signed else ""
+
+
+def _check() -> list[str]:
+    """How OpenSSH runs login_check.py: by its path, without site-packages."""
+    where = os.environ.get(FOLDER_VARIABLE)
+    named = ["/usr/bin/env", f"{FOLDER_VARIABLE}={where}"] if where else []
+    return [*named, sys.executable, "-I", "-S", login_check.__file__]
+
+
+def _told_of_others(file: Path) -> str:
+    """Have OpenSSH tell of a host key that is not the pinned one, where it can (8.5). An option
+    that it does not know would end each `ssh` of its user."""
+    argv = [*_check(), login_check.MET, str(file)]
+    if any('"' in word for word in argv):
+        return ""
+    asked = ["ssh", "-F", "none", "-G", "-o", "KnownHostsCommand=none", "localhost"]
+    if subprocess.run(asked, capture_output=True, check=False).returncode:
+        return ""
+    words = " ".join(f'"{word.replace("%", "%%")}"' for word in argv)
+    return f"    KnownHostsCommand {words} %I %K\n"
+
+
+def machine_of(workspace: str, wanted: str = "") -> Machine:
+    """The workspace's only machine, or its machine ``wanted``, with an address that OpenSSH can
+    use."""
     from flows.procedures.listing import list_logins
 
     found = list_logins(workspace)
@@ -148,19 +256,25 @@ def endpoint_of(workspace: str, wanted: str = "") -> Endpoint:
         raise InvalidInput(
             f"workspace {workspace} is on {len(found)} machines: choose one with --machine: {ids}"
         )
-    endpoint = found[0].endpoint
+    _plain_endpoint(found[0])
+    return found[0]
+
+
+def _plain_endpoint(machine: Machine) -> Endpoint:
+    """Where the machine answers, in words that OpenSSH reads as they are."""
+    endpoint = machine.endpoint
     if endpoint is None:
-        raise MachineUnreachable(f"machine {found[0].id} has no address yet: try again")
+        raise MachineUnreachable(f"machine {machine.id} has no address yet: try again")
     if endpoint.host_key is None:
         raise MachineUnreachable(
-            f"the host key of machine {found[0].id} is not known before torpor has logged in to "
-            f"it once: `torpor backup {workspace}` does"
+            f"the host key of machine {machine.id} is not known before torpor has logged in to "
+            "it once: `torpor backup` of its workspace does"
         )
     ways = [endpoint, endpoint.jump] if endpoint.jump else [endpoint]
     for text in [text for way in ways for text in (way.host, way.user, way.host_key or "")]:
         if not _PLAIN.fullmatch(text):
             raise MachineUnreachable(
-                f"machine {found[0].id} has an address that OpenSSH would misread: {text!r}"
+                f"machine {machine.id} has an address that OpenSSH would misread: {text!r}"
             )
     return endpoint
 
@@ -189,6 +303,14 @@ def _hosts() -> Path:
 
 def _keys() -> Path:
     return _folder() / "keys"
+
+
+def _sockets() -> Path:
+    return _folder() / "c"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _write(file: Path, text: str) -> None:

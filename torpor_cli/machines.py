@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
@@ -173,6 +175,8 @@ def ssh(
     """
     from torpor_cli import logins
 
+    if workspace and not (setup or refresh or machine) and (file := logins.current(workspace)):
+        _log_in(file, workspace, command)
     with connected():
         if setup:
             logins.set_up()
@@ -183,6 +187,10 @@ def ssh(
             logins.refresh_quietly(workspace)
             return
         file = logins.refresh(workspace, machine)
+    _log_in(file, workspace, command)
+
+
+def _log_in(file: Path, workspace: str, command: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     argv = ["ssh", "-F", str(file), workspace, *command]
     os.execvp("ssh", argv)  # noqa: S606 - the user's own OpenSSH takes over, terminal and all
@@ -269,6 +277,11 @@ def _wide(options: Options | None) -> bool:
 def _say_login(report: Any, workspace: str, options: Options | None) -> None:
     if report is None or (options and options.json):  # detached, or for a program
         return
-    from torpor_cli.logins import command_for
+    from torpor_cli import logins
 
-    print(f"log in: {command_for(workspace)}")
+    if logins.is_set_up():
+        try:
+            logins.refresh_quietly(workspace)  # the first `ssh` need not look
+        except Exception as error:  # noqa: BLE001 - the machine is rented, and `ssh` looks itself
+            print(f"torpor: warning: `ssh {workspace}` is slow once: {error}", file=sys.stderr)
+    print(f"log in: {logins.command_for(workspace)}")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, cast
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
+from torpor.control.own_server import state_folder
 from torpor.control.rental.search import find_offers
-from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput, NoOffer, TorporError
 from torpor.shared.values import Want, workspace_name
 from torpor_cli.server import connected

@@ -93,9 +93,10 @@ def _see_the_next_days(newcomer: Newcomer, config: Path) -> None:
     machine = str(_status(newcomer)["machines"]).partition("'")[2]
     (key,) = newcomer.state.glob(f"machines/{machine[:14]}/host_key")  # `up` made another one
     newcomer.run("sh", "-c", f"rm {key} && ssh-keygen -q -t ed25519 -N '' -f {key}")
+    newcomer.run("ssh", "-F", str(config), "-O", "exit", "first")  # the shared connection
     changed = newcomer.run("ssh", "-F", str(config), "first", "true")
     assert changed.returncode == 255
-    assert "Host key verification failed" in changed.stderr
+    assert "shows another host key than the machine of workspace first" in changed.stderr
 
     watched = _done(newcomer, "up", "--idle", "report")
     assert "watch reports idle machines, and hibernates none" in watched

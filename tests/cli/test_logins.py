@@ -40,7 +40,7 @@ def test_an_address_that_openssh_would_misread_is_refused(
     machine = Machine(MachineId("m-1"), "vast://mine", None, "running", endpoint)
     monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: [machine])
     with pytest.raises(MachineUnreachable, match="OpenSSH would misread"):
-        logins.endpoint_of("mywork")
+        logins.machine_of("mywork")
 
 
 def test_ssh_goes_through_the_jump_host_of_a_machine(
@@ -131,3 +131,15 @@ def test_a_rented_machine_s_login_is_said_where_no_file_can_be_written(
     (state / "ssh" / "hosts").rmdir()
     (state / "ssh" / "hosts").write_text("a file in the place of the directory")
     assert logins.command_for("mywork").startswith("torpor ssh mywork")
+
+
+def test_a_new_version_of_torpor_renews_its_own_part_of_the_configuration(
+    home: Path, state: Path
+) -> None:
+    config = state / "ssh" / "config"
+    logins.keep_current()
+    assert not config.exists(), "nobody asked for it"
+    logins.set_up()
+    config.write_text('Match originalhost mywork exec "/gone/python -m torpor_cli"\n')
+    logins.keep_current()
+    assert "/gone/python" not in config.read_text() and "login_check.py" in config.read_text()

@@ -27,8 +27,8 @@ from tests.markets.boot import Machines
 from tests.markets.every import new_fakes
 from tests.markets.server import FakeMarket
 from torpor.control.measure.scratch import scratch_name
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.providers.seam import Order
-from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.values import Label, workspace_name
 
 BLOCK = "vast-provider/smoke"

@@ -11,7 +11,7 @@ import pytest
 
 from deployments import boot
 from deployments.installation import Installation
-from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.control.own_server import FOLDER_VARIABLE
 
 
 @pytest.mark.parametrize("root", [True, False], ids=["system", "user"])

@@ -17,8 +17,9 @@ from tests.fixtures.deployed import place_of
 from tests.fixtures.own_installation import Alone, kill_all
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.store import embedded
-from torpor.control.supervision import FOLDER_VARIABLE, read_supervision
+from torpor.control.supervision import read_supervision
 from torpor.shared.errors import InvalidInput
 
 WORK = "until test -e go; do date >> ticks; sleep 0.1; done"

@@ -16,8 +16,9 @@ from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, launch, trim
 from deployments.server import Server
 from deployments.supervisor import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Part, Supervisor
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.processes import ProcessRecord, boot_id, identify
-from torpor.control.supervision import FOLDER_VARIABLE, Supervision, read_supervision, told
+from torpor.control.supervision import Supervision, read_supervision, told
 
 
 @dataclass

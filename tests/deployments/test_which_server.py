@@ -12,9 +12,8 @@ import pytest
 from deployments import server
 from deployments.installation import CHECKOUT, Installation
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control import own_server
-from torpor.control.own_server import announce, choose_server
-from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.control.own_server import FOLDER_VARIABLE, announce, choose_server
+from torpor.control.processes import STARTED_BY
 
 CLOUD = "https://api.prefect.example/api"
 TEAM = "http://prefect.team.example:4200/api"
@@ -29,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
-    monkeypatch.delenv(own_server.STARTED_BY, raising=False)
+    monkeypatch.delenv(STARTED_BY, raising=False)
     (tmp_path / "prefect").mkdir()
     return Installation(tmp_path / "state")
 

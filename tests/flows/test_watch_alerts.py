@@ -33,13 +33,14 @@ from torpor.control.alerts import watch as looks
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
 from torpor.control.money.budgets import OpenBudget
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.processes import boot_id, identify
 from torpor.control.providers.seam import Absent
 from torpor.control.rental.records import Rentals
 from torpor.control.reports import moment
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.store_prices import StorePrice
-from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
+from torpor.control.supervision import Event, Supervision
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput, NotDelivered, ProviderUnavailable, StoreUnavailable
 from torpor.shared.values import Machine, MachineId

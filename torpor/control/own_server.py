@@ -1,5 +1,6 @@
 """Which Prefect server is meant: the one that the environment names, this user's installation, or
-the one of Prefect's active profile. One function decides for `up`, every command and every flow."""
+the one of Prefect's active profile. One function decides for `up`, every command, every flow and
+every `ssh`, which runs it without site-packages (torpor_cli/login_check.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-import tomllib
-
-from torpor.control.processes import STARTED_BY
-from torpor.control.supervision import state_folder
-
+FOLDER_VARIABLE: Final = "TORPOR_STATE"
+"""Names the folder of the installation to everything that it starts."""
 HOST: Final = "127.0.0.1"
 PORT_FILE: Final = "server.port"
 LOGIN_FILE: Final = "login"
@@ -21,6 +19,14 @@ API_URL: Final = "PREFECT_API_URL"
 PROFILE: Final = "PREFECT_PROFILE"
 
 _announced: set[str] = set()
+
+
+def state_folder() -> Path:
+    """The folder of this user's installation: $TORPOR_STATE, otherwise torpor's folder in
+    $XDG_STATE_HOME or ~/.local/state."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(named or f"{state}/torpor").expanduser().resolve()
 
 
 class OwnServer(NamedTuple):
@@ -123,6 +129,8 @@ def choice_of(candidates: Sequence[Candidate]) -> Choice | None:
 def announce(choice: Choice) -> None:
     """Say once which server was taken, where another could have been meant. Processes that an
     installation started say nothing: whoever started them has said it."""
+    from torpor.control.processes import STARTED_BY  # which needs psutil
+
     if choice.words and choice.words not in _announced and STARTED_BY not in os.environ:
         _announced.add(choice.words)
         print(f"torpor: {choice.words}", file=sys.stderr, flush=True)
@@ -134,6 +142,10 @@ def _profile() -> Candidate | None:
         os.environ.get("PREFECT_PROFILES_PATH")
         or f"{os.environ.get('PREFECT_HOME') or '~/.prefect'}/profiles.toml"
     ).expanduser()
+    if not file.exists():
+        return None
+    import tomllib  # 10 ms, and `ssh` waits for it
+
     try:
         content = tomllib.loads(file.read_text())
     except (OSError, ValueError):  # none, or one that Prefect leaves out too

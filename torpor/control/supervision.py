@@ -9,23 +9,14 @@ from typing import Final
 
 import msgspec
 
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.processes import ProcessRecord, boot_id, is_alive
 from torpor.shared.values import learned
 
-FOLDER_VARIABLE: Final = "TORPOR_STATE"
-"""Names the folder of the installation to everything that it starts."""
 KEPT_EVENTS: Final = 200
 SILENT_S: Final = 900.0
 """A supervisor that starts the server and then a worker is silent for ten minutes at most."""
 _NAME: Final = "supervision.json"
-
-
-def state_folder() -> Path:
-    """The folder of this user's installation: $TORPOR_STATE, otherwise torpor's folder in
-    $XDG_STATE_HOME or ~/.local/state."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(named or f"{state}/torpor").expanduser().resolve()
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 import blocks
 from deployments import smoke
 from tests.markets.runpod import FakeRunPod
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.smoke.plan import Plan
-from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, RunCancelled
 
 REFERENCE = "runpod-provider/mine"
