@@ -1,5 +1,7 @@
 # Everything runs in .venv. Begin with `make demo`; `make test-all` proves the rest.
-PYTHON ?= python3.11
+ifndef PYTHON
+PYTHON := $(shell sh deployments/system_packages.sh python)
+endif
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -27,7 +29,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model saves corruption gpu bench clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model saves corruption gpu bench release clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -182,6 +184,10 @@ gpu: setup $(VENV)/.weights
 
 bench: packages-bench setup $(VENV)/.weights
 	$(BIN)/python -m benchmarks.peers
+
+# The wheel, the sdist and the notes of the version in pyproject.toml, under out/release.
+release: setup
+	$(BIN)/python -m deployments.release
 
 clean: down
 	rm -rf $(VENV) out

@@ -1,4 +1,6 @@
-"""``make demo``: a machine hibernates, is destroyed, and wakes elsewhere, on this host alone.
+"""``torpor demo``: a machine hibernates, is destroyed, and wakes elsewhere, on this host alone.
+
+``make demo`` runs the same from a clone.
 
 The demo itself runs in a child process. However that ends, this process ends everything that it
 started and removes its folder.
@@ -22,6 +24,7 @@ from typing import Final
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.local_machines import stop_machines
 from deployments.processes import end, mark
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.providers.removal import remove_tree
 from torpor.control.store import embedded
 from torpor.shared.errors import TorporError
@@ -38,7 +41,9 @@ class _Stopped(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make demo", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="torpor demo", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--verbose", action="store_true", help="show the logs of the flows too")
     options = parser.parse_args(arguments)
     for number in SIGNALS:
@@ -100,6 +105,7 @@ def environment(installation: Installation, scratch: Path, verbose: bool) -> dic
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     login = f"demo:{secrets.token_urlsafe(24)}"
     return env | {
+        FOLDER_VARIABLE: str(installation.folder),  # not the user's installation, which may be up
         "PREFECT_HOME": str(installation.prefect_home),
         "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
         "PREFECT_API_AUTH_STRING": login,

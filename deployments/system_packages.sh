@@ -6,17 +6,29 @@
 #   sh deployments/system_packages.sh bench   for `make bench` as well
 #   sh deployments/system_packages.sh campaign for `make campaign`, `make rentals` and `make jobs`
 #   sh deployments/system_packages.sh oracles for the cluster and the distributions that `make oracles` asks
+#   sh deployments/system_packages.sh python  prints the Python to use: the first of 3.11 or newer
 set -eu
-python="${PYTHON:-python3.11}"
 
 has() {
     command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ]
 }
 
+# Any Python from 3.11 on; first the one that the tests run with. Debian 12 calls 3.11 python3, Ubuntu
+# 24.04 its 3.12, Debian 13 its 3.13.
+python="${PYTHON:-}"
+for one in python3.11 python3.12 python3.13 python3.14 python3; do
+    [ -z "$python" ] || break
+    "$one" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && python="$one"
+done
+[ "${1:-demo}" != python ] || { echo "${python:-python3}"; exit 0; }
+
 # Without these nothing works.
 basic=""
-has "$python" || basic="$basic python3.11"
-"$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || basic="$basic python3.11-venv"
+if [ -z "$python" ] || ! has "$python"; then
+    basic="$basic python3 python3-venv"
+elif ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+    basic="$basic ${python##*/}-venv"
+fi
 # Without these torpor works: plain Python can encode snapshots.
 better=""
 has gcc && [ -e /usr/include/stdio.h ] || better="$better gcc libc6-dev"
@@ -56,13 +68,13 @@ case "${1:-demo}" in
     bench) needed="$basic$better$peers" ;;
     campaign) needed="$basic$better$machines" ;;
     oracles) tests="$oracles" needed="$basic$oracles" ;;
-    *) echo "usage: sh deployments/system_packages.sh demo|test|bench|campaign|oracles" >&2 && exit 2 ;;
+    *) echo "usage: sh deployments/system_packages.sh demo|test|bench|campaign|oracles|python" >&2 && exit 2 ;;
 esac
 [ -n "$needed" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! has apt-get; then
     exec >&2
-    echo "Programs are missing, and only root can install them. On Debian 12, root runs:"
+    echo "Programs are missing, and only root can install them. On Debian or Ubuntu, root runs:"
     echo
     echo "    apt-get update && apt-get install --no-install-recommends$basic$better$tests"
     echo

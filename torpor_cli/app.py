@@ -45,7 +45,7 @@ MACHINES: Final = Group("Machines", sort_key=1)
 SNAPSHOTS: Final = Group("Snapshots", sort_key=2)
 HERE: Final = Group("This installation", sort_key=4)
 
-COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
+COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
     MACHINES: (
         status.status,
         machines.offers,
@@ -66,6 +66,7 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
         snapshots.prune,
     ),
     HERE: (
+        installation.demo,
         installation.up,
         setup.init,
         smoke.smoke,

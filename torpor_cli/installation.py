@@ -15,6 +15,17 @@ Idle = Literal["hibernate", "report", "off"]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
+def demo(*, verbose: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Hibernate and wake a workspace on this host, compare, and clean up. Rents nothing.
+
+    Args:
+        verbose: Show the logs of the flows too.
+    """
+    from deployments.demo import main
+
+    return main(["--verbose"] if verbose else [])
+
+
 def up(
     *,
     port: int | None = None,

@@ -286,3 +286,15 @@ def _saved_by_init(
 def _init(max_price: float | None = None) -> None:
     given = {"store": "default", "provider": "vast-provider/default", "path": ["~/w"]}
     setup.init("first", gpu="", max_price=max_price, **given)  # type: ignore[arg-type]
+
+
+def test_the_demo_s_exit_code_is_the_command_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    def stopped(arguments: list[str]) -> int:
+        told.append(arguments)
+        return 130
+
+    monkeypatch.setattr("deployments.demo.main", stopped)
+    assert app(["demo", "--verbose"], exit_on_error=False) == 130
+    assert told == [["--verbose"]]

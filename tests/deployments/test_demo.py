@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.installation import CHECKOUT
+from deployments.installation import CHECKOUT, Installation
 from tests.fixtures.waiting import PATIENCE_S
+from torpor.control.own_server import FOLDER_VARIABLE, choose_server
 
 ARGV = [sys.executable, "-m", "deployments.demo"]
 
@@ -92,6 +93,24 @@ def test_a_full_disk_is_reported_before_anything_begins(
             signal.signal(number, handler)
     assert "set TMPDIR to a folder on a bigger disk" in capsys.readouterr().err
     assert os.listdir(scratch) == []
+
+
+def test_the_demo_uses_no_server_of_an_installation_that_is_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from deployments.demo import environment
+
+    for name in [*os.environ]:
+        if name.startswith("PREFECT_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "server.port").write_text("4321\n")
+    (tmp_path / "login").write_text("torpor:secret\n")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert choose_server() is not None
+    env = environment(Installation(tmp_path / "demo"), tmp_path / "tmp", verbose=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert choose_server() is None
 
 
 def _half_way(scratch: Path) -> subprocess.Popen[str]:

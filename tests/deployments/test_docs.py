@@ -103,10 +103,11 @@ def test_named_make_targets_are_there(page: Path) -> None:
 
 
 def test_the_first_steps_are_those_that_ci_and_the_first_click_run() -> None:
-    """`make demo` and `make test` in CI; `make up`, the login and `make down` in the browser."""
+    """`make demo` and `make test` in CI; `make up`, the login and `make down` in the browser; the
+    same commands of the wheel at the front door."""
     text = README.read_text()
-    steps = re.findall(r"^make (\w+)", text, re.MULTILINE)
-    assert steps == ["demo", "test", "up", "down"]
+    assert re.findall(r"^make (\w+)", text, re.MULTILINE) == ["demo", "test"]
+    assert {"demo", "up", "down"} <= {command.split()[1] for command in _commands(README)}
     files = ("ui/test_first_click.py", "fixtures/newcomer.py")
     click = "".join((PROJECT / "tests" / file).read_text() for file in files)
     assert all(f'make("{step}"' in click for step in ("up", "down"))

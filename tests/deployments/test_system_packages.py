@@ -16,7 +16,7 @@ from tests.fixtures.waiting import PATIENCE_S
 
 SCRIPT = CHECKOUT / "deployments" / "system_packages.sh"
 COMMAND = "    apt-get update && apt-get install --no-install-recommends "
-LACKED_BY_ALL = {"python3.11", "python3.11-venv", "gcc", "libc6-dev"}
+LACKED_BY_ALL = {"python3", "python3-venv", "gcc", "libc6-dev"}
 LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++", "hledger", "prometheus", "git", "acl"}
 LACKED_BY_TESTS |= {"rsync", "postgresql"}
 
@@ -45,7 +45,7 @@ def test_the_demo_goes_on_without_a_compiler_and_the_tests_do_not(programs: Path
     code, printed = _run("demo", programs, *there)
     assert code == 0
     assert "`make demo` and `make up` run without them" in printed
-    assert "python3.11-venv" not in printed
+    assert "python3" not in printed
     assert _run("test", programs, *there)[0] == 1
 
 
@@ -58,6 +58,18 @@ def test_nothing_is_said_where_nothing_is_missing(programs: Path) -> None:
     every = ("id", "python3.11", "gcc", "g++", "restic", "lz4", "chromium", "sshd", "hledger")
     every += ("promtool", "git", "setfacl", "setcap", "rsync", "pg_ctlcluster")
     assert _run("test", programs, *every) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3"])
+def test_whatever_a_distribution_calls_its_python_it_is_found(name: str, programs: Path) -> None:
+    assert _run("python", programs, "id", name) == (0, f"{name}\n")
+    assert "python" not in _run("demo", programs, "id", name)[1]
+
+
+def test_a_python_that_is_too_old_counts_as_missing(programs: Path) -> None:
+    (programs / "python3").symlink_to("/bin/false")  # what 3.10 answers
+    _, printed = _run("demo", programs, "id")
+    assert "Nothing runs without: python3 python3-venv." in printed
 
 
 def _run(target: str, folder: Path, *programs: str) -> tuple[int, str]:
