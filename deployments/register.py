@@ -21,7 +21,6 @@ from uuid import UUID
 
 import yaml
 from prefect.blocks.core import Block
-from prefect.cli import app as prefect_command
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
@@ -36,12 +35,12 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.context import SyncClientContext
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.states import Cancelled, Scheduled
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
-from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
 from blocks import (
@@ -71,6 +70,7 @@ from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS, RUN_COMMAND
+from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
 from torpor.control.store.embedded import EmbeddedStore
@@ -81,6 +81,19 @@ EMBEDDED: Final = "embedded"
 """The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
 KNOCK_S: Final = 2.0
+TYPES: Final[tuple[type[Block], ...]] = (
+    ObjectStore,
+    SSHIdentity,
+    *PROVIDERS,
+    Workspace,
+    Idleness,
+    Tuning,
+    Budget,
+    Stack,
+)
+"""Our own block types."""
+KEYS: Final = "aws-credentials"
+"""The block type of the embedded store's key. prefect_aws, which has it, is slow to import."""
 _PAGE: Final = 200  # the most that the API answers at once
 _WAITING: Final = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 """States of runs that a worker has yet to take from a queue."""
@@ -95,27 +108,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
     installation = Installation.here()
-    again = installation.store_key_file.exists()  # since the first registration
     try:
-        found, _ = own_deployments()  # before anything is changed
-        register_types()
-        made = make_first_blocks(installation)
-        serve_store(installation)
-        signed = sign_stores(older=bool(found), believe=options.believe_records)
-        made += make_pools()
-        deployed = deploy(installation)
-        offer_schedules()
-        if again:
-            _say(made + deployed.made, "it was missing, and was made")
-            _choose_again(installation, deployed)
-        _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
-        _say(deployed.asked_again, "the first one waited in a deleted work queue")
-        _note(signed)
-        first_machine(installation)
+        with SyncClientContext.get_or_create():  # each further client reads all certificates
+            _register(installation, options.believe_records)
     except TorporError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _register(installation: Installation, believe: bool) -> None:
+    again = installation.store_key_file.exists()  # since the first registration
+    with get_client(sync_client=True) as client:
+        api_url = str(client.api_url)
+    found, _ = own_deployments()  # before anything is changed
+    written = Written.read(installation, api_url)
+    same = bool(found) and all(written.holds(name, one) for name, one in found.items())
+    if not same or _lacks_types():
+        register_types()
+    made = make_first_blocks(installation)
+    serve_store(installation)
+    signed = sign_stores(older=bool(found), believe=believe)
+    made += make_pools()
+    deployed = deploy(installation, written)
+    if not same or deployed.made:
+        Written.keep(installation, api_url, own_deployments()[0])
+    offer_schedules()
+    if again:
+        _say(made + deployed.made, "it was missing, and was made")
+        _choose_again(installation, deployed)
+    _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
+    _say(deployed.asked_again, "the first one waited in a deleted work queue")
+    _note(signed)
+    first_machine(installation)
 
 
 def _say(what: list[str], how: str) -> None:
@@ -140,19 +165,17 @@ def _choose_again(installation: Installation, deployed: Deployed) -> None:
 
 def register_types() -> None:
     """Add or update the block types, so that the UI offers them."""
-    kinds: list[type[Block]] = [
-        ObjectStore,
-        SSHIdentity,
-        *PROVIDERS,
-        Workspace,
-        Idleness,
-        Tuning,
-        Budget,
-        Stack,
-        AwsCredentials,
-    ]
+    from prefect_aws.credentials import AwsCredentials
+
+    kinds: list[type[Block]] = [*TYPES, AwsCredentials]
     for kind in kinds:
         kind.register_type_and_schema()
+
+
+def _lacks_types() -> bool:
+    with get_client(sync_client=True) as client:
+        there = {one.slug for one in client.read_block_types()}
+    return not there >= {KEYS, *(kind.get_block_type_slug() for kind in TYPES)}
 
 
 def make_first_blocks(installation: Installation) -> list[str]:
@@ -169,7 +192,9 @@ def make_first_blocks(installation: Installation) -> list[str]:
     if not exists(LocalProvider, "default"):
         LocalProvider(folder=str(installation.machines)).save("default")
         made.append("block local-provider/default")
-    if not exists(AwsCredentials, EMBEDDED):
+    if not exists(KEYS, EMBEDDED):
+        from prefect_aws.credentials import AwsCredentials
+
         AwsCredentials(
             aws_access_key_id=f"torpor-{secrets.token_hex(8)}",
             aws_secret_access_key=SecretStr(secrets.token_urlsafe(32)),
@@ -316,8 +341,9 @@ class Deployed:
     asked_again: list[str] = field(default_factory=list)
 
 
-def deploy(installation: Installation) -> Deployed:
-    """Deploy what prefect.yaml names and the server lacks. Of a deployment that is there, only what
+def deploy(installation: Installation, written: Written | None = None) -> Deployed:
+    """Deploy what prefect.yaml names and the server lacks. What the server has as it was
+    ``written`` stays. Of a deployment that is there, only what
     belongs to the code changes: Prefect would reset all that its user has set, such as a pause, and
     a kill before that could be set again would lose it. What a flow no longer has is removed from
     the parameters of every deployment of it, also of the user's own ones. InvalidInput, and nothing
@@ -337,6 +363,9 @@ def deploy(installation: Installation) -> Deployed:
                 done.made.append(f"deployment {name}")
                 continue
             ids.append(there.id)
+            if written and written.holds(name, there) and not _lacks(one, there):
+                schemas[one["entrypoint"]] = there.parameter_openapi_schema or {}
+                continue
             changes = _of_the_code(one, there)
             client.update_deployment(there.id, changes)
             schemas[one["entrypoint"]] = changes.parameter_openapi_schema or {}
@@ -462,6 +491,12 @@ def _pull_steps() -> list[dict[str, Any]]:
     return [{"prefect.deployments.steps.set_working_directory": {"directory": str(CHECKOUT)}}]
 
 
+def _lacks(one: dict[str, Any], there: DeploymentResponse) -> bool:
+    """Whether its work pool or queue was deleted, or a parameter that prefect.yaml gives it."""
+    given = one.get("parameters", {}).keys()
+    return there.work_pool_name is None or bool(given - there.parameters.keys())
+
+
 def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUpdate:
     """What a new version changes of a deployment. Parameters that it adds have its defaults."""
     flow: Flow[..., Any] = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
@@ -485,6 +520,8 @@ def _deploy(content: dict[str, Any]) -> None:
 
     In this process, which has imported Prefect and the flows: another one takes 5 s to do so.
     """
+    from prefect.cli import app as prefect_command
+
     said = io.StringIO()
     status: object = None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -516,13 +553,12 @@ def first_machine(installation: Installation) -> None:
         print(f"  note      the demo has no machine: {error}")
 
 
-def exists(kind: type[Block], name: str) -> bool:
-    """Whether there is a block of this type and name."""
+def exists(kind: type[Block] | str, name: str) -> bool:
+    """Whether there is a block of this type, or of the type with this slug, and of this name."""
+    slug = kind if isinstance(kind, str) else kind.get_block_type_slug()
     with get_client(sync_client=True) as client:
         try:
-            client.read_block_document_by_name(
-                name, kind.get_block_type_slug(), include_secrets=False
-            )
+            client.read_block_document_by_name(name, slug, include_secrets=False)
         except ObjectNotFound:
             return False
         return True

@@ -1,0 +1,81 @@
+"""What the last registration of this very code has written at the server, so that the next one need
+not write it again: `torpor up` after a reboot changes nothing, and loading 26 flows takes seconds.
+
+Only what is found exactly as it was written counts. After any change of the code, of Prefect, of
+the server or of a deployment, registering writes as the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import prefect
+from prefect.client.schemas.responses import DeploymentResponse
+
+from deployments.installation import CHECKOUT, Installation, prefect_file
+from torpor.shared.values import learned
+
+_NAME: Final = "registered.json"
+_PACKAGES: Final = ("blocks", "deployments", "flows", "gpu_kernels", "tasks", "torpor")
+
+
+class Written(msgspec.Struct, frozen=True):
+    """``code``: of what the deployments were written by, and where. ``deployments``: what of each
+    belongs to the code, by its full name."""
+
+    code: str = ""
+    deployments: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, installation: Installation, api_url: str) -> Written:
+        """What still counts; nothing after a change of the code or of the server."""
+        try:
+            blob = (installation.folder / _NAME).read_bytes()
+            found = msgspec.json.decode(blob, type=learned(cls))
+        except (OSError, msgspec.MsgspecError):
+            return cls()
+        return found if found.code == _code(api_url) else cls()
+
+    @classmethod
+    def keep(
+        cls, installation: Installation, api_url: str, there: Mapping[str, DeploymentResponse]
+    ) -> None:
+        """Note that all of this code is registered, as the server has it now."""
+        written = cls(_code(api_url), {name: _digest(one) for name, one in there.items()})
+        file = installation.folder / _NAME
+        unfinished = file.with_name(f"{file.name}.new")
+        unfinished.write_bytes(msgspec.json.encode(written))
+        unfinished.rename(file)
+
+    def holds(self, name: str, there: DeploymentResponse) -> bool:
+        """Whether the server has it as it was written."""
+        return self.deployments.get(name) == _digest(there)
+
+
+def _digest(there: DeploymentResponse) -> str:
+    """What of a deployment belongs to the code, as register.py writes it."""
+    ours = there.model_dump(
+        mode="json",
+        include={"entrypoint", "version", "description", "parameter_openapi_schema", "pull_steps"},
+    )
+    return hashlib.sha256(msgspec.json.encode(ours, order="sorted")).hexdigest()
+
+
+def _code(api_url: str) -> str:
+    """Of every file that says what is registered, of Prefect and Python, and of where."""
+    found = hashlib.sha256()
+    for word in (api_url, str(CHECKOUT), prefect.__version__, sys.version, sys.executable):
+        found.update(word.encode() + b"\\0")
+    files = [prefect_file()]
+    for package in _PACKAGES:
+        for folder, _, names in os.walk(CHECKOUT / package):
+            files += [Path(folder) / name for name in names if name.endswith(".py")]
+    for file in sorted(files):
+        found.update(os.fsencode(file) + b"\\0" + file.read_bytes())
+    return found.hexdigest()
