@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -111,14 +112,18 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
     notes = register(installation, used, believe)
     for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
         _say("lost runs", words)
-    _say("workers", "starting")
-    worker.start(installation, used)
-    supervisor.start(installation, server.environment(installation, used))
-    for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
-        _say("smoke", words)
+    with ThreadPoolExecutor(1, thread_name_prefix="scheduler") as aside:
+        # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
+        checked = aside.submit(services.check_scheduler, used) if used.own else None
+        _say("workers", "starting")
+        worker.start(installation, used)
+        supervisor.start(installation, server.environment(installation, used))
+        for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
+            _say("smoke", words)
+        if checked is not None:
+            _say("schedules", "checking that the server runs them")
+            checked.result()
     if used.own:
-        _say("schedules", "checking that the server runs them")
-        services.check_scheduler(used)
         for words in services.check_served(used):
             _say("work pools", words)
     return notes
