@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.newcomer import USERS, Newcomer, outside_of, processes_of
+from tests.fixtures.waiting import until
 from torpor.control.ports import free_ports
 
 LOCAL = ("--store", "default", "--market", "local", "--path", "~/workspace", "--gpu", "")
@@ -100,7 +101,8 @@ def _see_the_next_days(newcomer: Newcomer, config: Path) -> None:
 
     watched = _done(newcomer, "up", "--idle", "report")
     assert "watch reports idle machines, and hibernates none" in watched
-    assert "watch looks next at" in _done(newcomer, "status")
+    # The server plans the runs of a schedule some seconds after it was switched on.
+    until(lambda: "watch looks next at" in _done(newcomer, "status"), "a look of watch is planned")
 
 
 def test_the_wheel_says_the_platform_that_it_runs_on(installed: Path) -> None:
