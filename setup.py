@@ -14,7 +14,7 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # an isolated build does not look here
 
-from gpu_kernels.build import BuildError, build_cuda, build_library, is_current
+from gpu_kernels.build import BuildError, build_library, is_current
 from gpu_kernels.native import library_path
 
 
@@ -25,7 +25,6 @@ class BuildKernels(build_py):
         try:
             if not is_current():
                 build_library()
-                build_cuda()
         except BuildError as error:
             print(f"torpor: {error}", file=sys.stderr)
         super().run()

@@ -2,9 +2,9 @@
 
 * the C twins into one plain shared object, which needs gcc, and no Python headers: one file
   serves every Python on a machine;
-* the CUDA kernels into one fat binary a room (a cubin for each architecture, PTX for later ones),
-  where nvcc is. Nothing is compiled on a user's machine. They are kept in the repository, with
-  what they were made from: few machines have nvcc.
+* with ``--cuda`` the CUDA kernels into one fat binary a room (machine code for each architecture,
+  PTX for others). They are kept in the repository, with what they were made from: nothing is
+  compiled on a user's machine, and a test compiles them again and compares.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpu_kernels import nvrtc
 from gpu_kernels.native import BUILT, library_path
 
 ROOM = Path(__file__).resolve().parent
@@ -36,7 +37,8 @@ HEADERS = (
 CUDA_SOURCES = ("planes/planes.cu", "rans/rans.cu")
 CUDA_HEADERS = ("shim/cuda.h", "planes/planes.cuh", "rans/layout.h", "rans/rans.h", "rans/rans.cuh")
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
-"""What we would like; nvcc is asked what it still knows (CUDA 13 begins at 75)."""
+"""V100, T4, A100, RTX 30, RTX 40 and L4, H100, B200, RTX 50. Machine code also runs on GPUs with
+the same major and a greater minor number."""
 
 C_FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=default", "-Wall", "-Wextra")
 _TIMEOUT_S = 600
@@ -65,35 +67,41 @@ def build_library(compiler: str | None = None, machine: str | None = None) -> Pa
     return target
 
 
-def build_cuda(nvcc: str | None = None) -> list[Path]:
-    """Compile each room's kernels into a fat binary; an empty list where there is no nvcc."""
-    found = nvcc or shutil.which("nvcc")
-    if found is None:
-        return []
-    known = _output([found, "--list-gpu-code"])
-    wanted = [a for a in ARCHITECTURES if f"sm_{a}" in known.split()]
-    if not wanted:
-        raise BuildError(f"{found} knows none of the architectures {ARCHITECTURES}")
-    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in wanted]
-    codes.append(f"-gencode=arch=compute_{wanted[0]},code=compute_{wanted[0]}")
+def build_cuda() -> list[Path]:
+    """Compile each room's kernels into its fat binary."""
     made = []
     for name in CUDA_SOURCES:
+        content = cuda_binary(name)
         target = BUILT / (Path(name).stem + ".fatbin")
-        run_compiler([found, "-O3", "-std=c++17", "-fatbin", *codes, str(ROOM / name)], target)
+        target.write_bytes(content)
         made.append(target)
     (BUILT / "kernels.json").write_text(json.dumps(cuda_digests(), indent=1) + "\n")
     return made
 
 
+def cuda_binary(name: str) -> bytes:
+    """The fat binary of one of CUDA_SOURCES."""
+    room = Path(name).parent
+    headers = {
+        os.path.relpath(header, room): (ROOM / header).read_bytes() for header in CUDA_HEADERS
+    }
+    source = (ROOM / name).read_bytes()
+    try:
+        return nvrtc.fat_binary(Path(name).name, source, headers, ARCHITECTURES)
+    except nvrtc.CompilerError as error:
+        raise BuildError(str(error)) from error
+
+
 def cuda_digests() -> dict[str, str]:
-    """SHA-256 of the kernels' sources and of the fat binaries that are here: built/kernels.json
-    must say the same, or some fat binary is of other sources."""
+    """The compilers, and SHA-256 of the kernels' sources and of the fat binaries that are here:
+    built/kernels.json must say the same, or some fat binary is of other sources."""
     sources = hashlib.sha256()
     for name in CUDA_SOURCES + CUDA_HEADERS:
         sources.update(f"{name}\0".encode() + (ROOM / name).read_bytes())
     names = [Path(name).stem + ".fatbin" for name in CUDA_SOURCES]
     made = {name: hashlib.sha256((BUILT / name).read_bytes()).hexdigest() for name in names}
-    return {"sources": sources.hexdigest(), **made}
+    compilers = ", ".join(nvrtc.WHEELS)
+    return {"compilers": compilers, "sources": sources.hexdigest(), **made}
 
 
 def is_current() -> bool:
@@ -126,18 +134,15 @@ def _output(command: Sequence[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_kernels.build", description=__doc__)
     parser.add_argument("--machine", help="cross-build the C library, e.g. aarch64")
-    parser.add_argument("--no-cuda", action="store_true", help="leave the CUDA kernels out")
+    parser.add_argument("--cuda", action="store_true", help="the CUDA kernels, not the C library")
     options = parser.parse_args()
     try:
-        print(build_library(machine=options.machine))
-        kernels = [] if options.no_cuda else build_cuda()
+        made = build_cuda() if options.cuda else [build_library(machine=options.machine)]
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    for path in kernels:
+    for path in made:
         print(path)
-    if not kernels and not options.no_cuda:
-        print("no nvcc: the CUDA kernels were not built", file=sys.stderr)
     return 0
 
 

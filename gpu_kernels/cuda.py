@@ -53,7 +53,10 @@ class Gpu:
                 module = cupy.RawModule(path=str(path))
                 self._kernels |= {kernel: module.get_function(kernel) for kernel in kernels}
             except FAULTS as error:
-                raise GpuUnusable(f"the kernels do not load on {self.name} ({error})") from error
+                raise GpuUnusable(
+                    f"the kernels do not load on {self.name} ({error}): they need compute "
+                    "capability 7.0 or later, and NVIDIA's driver 525 or newer"
+                ) from error
 
     def free_bytes(self) -> int:
         """The GPU's free memory."""

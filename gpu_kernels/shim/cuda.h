@@ -1,4 +1,4 @@
-/* What the .cuh files need of CUDA, for nvcc and for g++. Under g++ one block runs at a time, its
+/* What the .cuh files need of CUDA, for NVRTC and for g++. Under g++ one block runs at a time, its
  * threads as fibers on one CPU thread, and every barrier is a switch: slow, deterministic, and
  * the same source. Included before everything else in a .cuh. */
 #ifndef TORPOR_SHIM_CUDA_H
