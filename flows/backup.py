@@ -44,9 +44,9 @@ def backup(
 ) -> BackupReport | EachReport | AsleepReport:
     """Take a snapshot, keep the machine, and then delete old snapshots that no rule keeps.
 
-    A snapshot stays if any rule keeps it. The rules look at the workspace, and at each of its
-    machines alone. The newest and all pinned snapshots stay. With all numbers at 0, nothing is
-    deleted. Nothing is deleted before the new snapshot is verified.
+    A snapshot stays if any rule keeps it. The rules look at the workspace, and at each line of
+    snapshots that go on from one another alone. The newest and all pinned snapshots stay. With all
+    numbers at 0, nothing is deleted. Nothing is deleted before the new snapshot is verified.
     For all workspaces, a run of its own backs up each one that has a rented machine.
 
     Args:
@@ -132,6 +132,6 @@ def _take_and_expire(
     if hibernated.missed:
         runner().log.warning("no older snapshot is deleted: they may hold what this one lacks")
     else:
-        deleted = apply_retention(opened, verified, verdicts)
+        verdicts, deleted = apply_retention(opened, verified, verdicts)
     emit(BackupFinished(workspace=opened.spec.name, snapshot=verified.snapshot, deleted=deleted))
     return BackupReport(opened.spec.name, verified.snapshot, hibernated, verdicts, deleted)

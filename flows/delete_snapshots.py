@@ -18,7 +18,8 @@ def delete_snapshots(
 ) -> Table:
     """Delete snapshots of a workspace for good. Prune frees what only they refer to.
 
-    A pinned snapshot is never deleted.
+    A snapshot that you have pinned is never deleted. One that torpor pinned is: its pin says which
+    files go with it.
 
     Args:
         workspace: The Workspace block whose snapshots are deleted, or its name.
@@ -31,7 +32,8 @@ def delete_snapshots(
         raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
     opened = open_workspace(workspace)
-    check_not_kept(opened.store, opened.spec.name, ids, newest)  # all of them before the first goes
+    # All of them before the first goes.
+    check_not_kept(opened.store, opened.spec.name, ids, newest, named=True)
     for snapshot in ids:  # the newest last: an earlier one would become the newest
         delete_one(opened, snapshot, newest)
     return Table(

@@ -16,16 +16,15 @@ from tasks.standing_by import STANDBY_S
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import AGAIN_S, OWN_SAVES, book_for
-from torpor.control.losses import clean, size
 from torpor.control.remote.seam import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
 from torpor.control.store.marks import COMMIT_S
-from torpor.control.store.snapshots import open_manifest
-from torpor.control.upkeep.autosaves import Holder, delete_superseded, last_holders, thin
+from torpor.control.upkeep.autosaves import delete_superseded, thin
 from torpor.control.upkeep.lineage import Stored
+from torpor.control.upkeep.pins import holds
+from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import TorporError
-from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.plain_text import plain
 from torpor.shared.values import Machine, SnapshotId, snapshot_id
@@ -123,36 +122,34 @@ def ask_to_end(opened: StoredWorkspace, session: Agent) -> None:
 
 @step("delete superseded autosaves", retries=ONCE)
 def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
-    """Delete the autosaves whose work the verified snapshot has; returns what those that stay hold
-    alone, in words. Those that cannot be deleted now fail no run."""
+    """Delete the autosaves whose work the verified snapshot has, and pin what alone holds what it
+    lacks; returns what torpor has pinned, in words. What fails here fails no run."""
     try:
-        deleted, held = delete_superseded(opened.store, verified, opened.seal)
+        ended = delete_superseded(opened.store, verified, opened.seal)
     except TorporError as error:
         words = [f"superfluous autosaves were not deleted, nor compared with it: {error}"]
     else:
-        _tell(opened, deleted, f"snapshot {verified.snapshot} is verified and")
-        words = _named(verified.snapshot, held)
+        _tell(opened, ended.deleted, f"snapshot {verified.snapshot} is verified and")
+        words = []
+    words += _held(opened, verified.snapshot)
     for line in words:
         runner().log.warning("%s", line)
     return words
 
 
-def held_by_saves(
-    opened: OpenWorkspace, newest: Manifest, others: Sequence[Stored] = ()
+def held_by_others(
+    opened: OpenWorkspace, newest: SnapshotId, others: Sequence[Stored] = ()
 ) -> list[str]:
-    """What autosaves alone hold of what this snapshot lacks, and of what the first of the tips
-    ``others`` lack, in words. What fails here fails no run."""
-    store, words, told, snapshot = opened.store, list[str](), set[SnapshotId](), newest.snapshot
+    """What alone holds what this snapshot lacks, and what the first of the tips ``others`` lack, in
+    words. It is pinned. What fails here fails no run."""
+    words = []
     try:
-        for snapshot in (newest.snapshot, *(tip.snapshot for tip in others[:_SHOWN])):
-            manifest = newest
-            if snapshot != newest.snapshot:
-                manifest, _ = open_manifest(store, opened.spec.name, snapshot, opened.seal)
-            holders = last_holders(store, opened.seal, manifest)
-            words += _named(snapshot, [one for one in holders if one.snapshot not in told])
-            told.update(one.snapshot for one in holders)
+        succession = Succession(opened.store, opened.spec.name, opened.seal)
+        for snapshot in (newest, *(tip.snapshot for tip in others[:_SHOWN])):
+            succession.hold(snapshot)
     except TorporError as error:
-        words.append(f"older autosaves were not compared with snapshot {snapshot}: {error}")
+        words = [f"older snapshots were not compared with snapshot {newest}: {error}"]
+    words += _held(opened, newest)
     for line in words:
         runner().log.warning("%s", line)
     return words
@@ -220,18 +217,18 @@ def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:
         tell_of_deletion(opened, snapshot, f"{newer} newer and has its work")
 
 
-def _named(lacks: SnapshotId, holders: Sequence[Holder]) -> list[str]:
-    """What reports and wakes say of saves that hold what this snapshot lacks."""
-    lines = []
-    for save in holders[:_SHOWN]:
-        files = f"{save.missed.files:,} file{'' if save.missed.files == 1 else 's'}"
-        at = moment(save.stored_unix)
-        lines.append(
-            f"snapshot {lacks} lacks {files} ({size(save.missed.size)}) that were there before, "
-            f"such as {', '.join(map(clean, save.missed.names))}. The last save that holds them is "
-            f"{save.snapshot}, of machine {clean(save.agent)} at {at}: it stays until you delete "
-            f"it. To bring the files back, name {save.snapshot} as `snapshot` of wake or "
-            "restore-path; to drop them, name it in delete-snapshots"
-        )
-    more = [save.snapshot for save in holders[_SHOWN:]]
-    return lines + ([f"so do {len(more)} more saves: {', '.join(more)}"] if more else [])
+def _held(opened: OpenWorkspace, newest: SnapshotId) -> list[str]:
+    """What reports and wakes say of snapshots that torpor has pinned, but for the ``newest``."""
+    try:
+        pins = holds(opened.store, opened.spec.name)
+    except TorporError as error:
+        return [f"which snapshots torpor has pinned is not known: {error}"]
+    newest_first = sorted(pins.keys() - {newest}, reverse=True)
+    lines = [
+        f"snapshot {snapshot} stays until you delete it: {pins[snapshot].reason}. To bring these "
+        f"files back, name {snapshot} as `snapshot` of wake or restore-path; to drop them, name it "
+        "in delete-snapshots"
+        for snapshot in newest_first[:_SHOWN]
+    ]
+    more = newest_first[_SHOWN:]
+    return lines + ([f"so do {len(more)} more snapshots: {', '.join(more)}"] if more else [])

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tasks.autosave import held_by_saves
+from tasks.autosave import held_by_others
 from tasks.events import FirstRestored, emit
 from tasks.lineage import lacks
 from tasks.machines import endpoint_of
@@ -34,7 +34,6 @@ from torpor.control.store.snapshots import (
     snapshot_ids,
 )
 from torpor.control.upkeep.differences import entry_at
-from torpor.control.upkeep.last_holders import holders_of
 from torpor.control.upkeep.lineage import Stored, choose, lacking, named
 from torpor.control.upkeep.presence import all_named, not_listed
 from torpor.shared.errors import (
@@ -99,8 +98,8 @@ def pick_snapshot_to_wake(
         *_saved_by_itself(opened, found, manifest),
         *aside,
         *refused,
-        *held_by_saves(opened, manifest, others),
-        *_missing(opened, manifest),
+        *_missing(manifest),
+        *held_by_others(opened, found.snapshot, others),
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]
@@ -381,35 +380,17 @@ def _gone(opened: OpenWorkspace, found: SnapshotId) -> list[str]:
     return lines
 
 
-def _missing(opened: StoredWorkspace, manifest: Manifest) -> list[str]:
+def _missing(manifest: Manifest) -> list[str]:
     """What a wake says where the machine missed something when it made the snapshot."""
-    lost = recorded_missing(manifest)[:_NAMED]
-    if not lost:
-        return []
-    try:
-        holders = holders_of(opened.store, opened.seal, manifest, lost)
-    except TorporError as error:
-        holders = {}
-        runner().log.warning("earlier snapshots were not read: %s", error)
-    missed: dict[SnapshotId | None, list[str]] = {}
-    for place in lost:
+    paths = []
+    for place in recorded_missing(manifest)[:_NAMED]:
         path = f"{manifest.roots[place.root]}/{os.fsdecode(place.path)}".rstrip("/")
-        path += f" ({place.files:,} files)" if place.files else ""
-        missed.setdefault(holders.get(place), []).append(clean(path))
-    lines = []
-    for holder, paths in missed.items():
-        brings = (
-            f"snapshot {holder} holds that, and `torpor wake {opened.spec.name} --snapshot "
-            f"{holder}` or `torpor restore` brings it"
-            if holder
-            else "no earlier snapshot of it that is in the store is known to hold that"
-        )
-        lines.append(
-            f"when snapshot {manifest.snapshot} was made, its machine missed {', '.join(paths)}: "
-            f"{brings}"
-        )
-        runner().log.warning("%s", lines[-1])
-    return lines
+        paths.append(clean(path + (f" ({place.files:,} files)" if place.files else "")))
+    if not paths:
+        return []
+    words = f"when snapshot {manifest.snapshot} was made, its machine missed {', '.join(paths)}"
+    runner().log.warning("%s", words)
+    return [words]
 
 
 def _mixed(manifest: Manifest) -> list[str]:

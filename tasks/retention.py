@@ -13,11 +13,11 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
-from torpor.control.upkeep.deletion import delete_snapshot, expire, record_lost
+from torpor.control.upkeep.deletion import delete_snapshot, record_lost
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
-from torpor.control.upkeep.last_holders import hold_back
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
+from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
@@ -46,12 +46,21 @@ def judge_snapshots(
         for rental in opened.rentals.open()
         if rental.machine is not None
     }
-    stored = [*taken]
     if and_a_new_one:
         of = machine or (next(iter(rented)) if len(rented) == 1 else "")
         taken.append(_a_new_one(taken, of, time.time() + ahead_s))
     verdicts = judge(taken, retention, pinned(opened.store, opened.spec.name), saves, rented)
-    return hold_back(opened.store, opened.spec.name, opened.seal, stored, verdicts)
+    if not and_a_new_one or all(verdict.kept for verdict in verdicts):
+        return verdicts
+    succession = Succession(opened.store, opened.spec.name, opened.seal)
+    return [
+        verdict
+        if verdict.kept
+        or (stays := succession.why_stays(verdict.snapshot)) is None
+        or stays.missed_in is None
+        else Judged(verdict.snapshot, [stays.why])
+        for verdict in verdicts
+    ]
 
 
 def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
@@ -60,7 +69,7 @@ def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
     snapshot = new_snapshot_id(datetime.now(timezone.utc), newest)
     agent, lineage = "a new machine", None
     if of_machine:
-        last = of_machine[-1]
+        last = [entry for entry in taken if entry.agent == of_machine[-1].agent][-1]
         agent, before = last.agent, last.lineage or Lineage.unknown(last.snapshot)
         lineage = Lineage.after(before, snapshot, equal=False)
     return Taken(snapshot, now_unix, True, agent, machine, lineage)
@@ -69,21 +78,38 @@ def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
 @step("apply retention")
 def apply_retention(
     opened: OpenWorkspace, verified: Verified, verdicts: Sequence[Judged]
-) -> list[SnapshotId]:
-    """Delete what no rule keeps; this needs the proof of a newer snapshot."""
-    deleted = expire(opened.store, verified, verdicts)
+) -> tuple[list[Judged], list[SnapshotId]]:
+    """Delete what no rule keeps and is superseded; this needs the proof of a newer snapshot.
+    Returns the verdicts, with what stays after all, and what was deleted."""
+    wanted = [verdict.snapshot for verdict in verdicts if not verdict.kept]
+    succession = Succession.of(opened.store, verified, opened.seal)
+    why = f"no rule keeps it since snapshot {verified.snapshot} was verified"
+    deleted, held = succession.end(wanted, why)
     for snapshot in deleted:
         tell_of_deletion(opened, snapshot, "retention")
-    return deleted
+    stays = dict(held)
+    left = [
+        Judged(verdict.snapshot, [stays[verdict.snapshot]])
+        if verdict.snapshot in stays
+        else verdict
+        for verdict in verdicts
+    ]
+    return left, deleted
 
 
 @step("delete snapshot", run_name="delete {snapshot}")
 def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: SnapshotId | None) -> None:
     """Delete a snapshot's manifest; never a pinned one, and the newest only if ``even_newest``
-    names it. One that is lost, and that something still names, is given up.
+    names it. One that is lost, and that something still names, is given up. What alone holds files
+    that it lacks is pinned first.
     """
+    succession = Succession(opened.store, opened.spec.name, opened.seal)
+    for holder in succession.named(snapshot):
+        runner().log.warning("snapshot %s stays: %s", holder.snapshot, holder.reason)
     try:
-        delete_snapshot(opened.store, opened.spec.name, snapshot, even_newest=even_newest)
+        delete_snapshot(
+            opened.store, opened.spec.name, snapshot, even_newest=even_newest, named=True
+        )
     except SnapshotMissing:
         record_lost(opened.store, opened.spec.name, snapshot, named_by_records(opened))
     tell_of_deletion(opened, snapshot, "asked for")

@@ -14,6 +14,7 @@ from tasks.workspace import StoredWorkspace
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
+from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, StoredSnapshot
 from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport
@@ -64,7 +65,9 @@ def verify(
     opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
 ) -> Verified:
     """Read the manifest back and compare every pack with what the store says it has. From then on
-    the snapshot counts as one of ``machine``."""
+    the snapshot counts as one of ``machine``. Before it does, what alone holds what it lacks is
+    pinned: the next look goes back to here, and no further."""
+    Succession(opened.store, stored.workspace, opened.seal).hold(stored.snapshot)
     try:
         verified = verify_snapshot(
             opened.store,

@@ -16,7 +16,8 @@ Tree = dict[str, bytes]
 @dataclass(eq=False)
 class Version:
     """A content that a machine saved of a path. ``over``: why nobody is owed it any more.
-    ``missed``: its machine has saved itself without it since, and nobody has deleted it."""
+    ``missed``: its machine has saved itself without it since, and nobody has deleted it; new files
+    do not make up for it later."""
 
     path: str
     content: bytes
@@ -43,6 +44,8 @@ class Judge:
     def __init__(self) -> None:
         self.saves: dict[SnapshotId, Save] = {}
         self._lines: dict[str, dict[Version, Save]] = {}
+        self._misses: dict[str, set[Version]] = {}
+        """What each machine has saved itself without, and nobody has deleted there."""
         self._had: dict[str, set[str]] = {}
         """The paths that each machine's disk has held, as far as saves and restores show."""
         self._holders: dict[Version, Save] = {}
@@ -52,24 +55,28 @@ class Judge:
         """The machine goes on from a snapshot."""
         owed = self.saves[basis].owed if basis else {}
         self._had[machine] = set(self.saves[basis].tree if basis else ())
+        self._misses[machine] = set()
         self._lines[machine] = dict(owed)  # also what another machine has deleted since
 
     def accept(self, machine: str, snapshot: SnapshotId, tree: Tree, *, verified: bool) -> None:
         """The store has a snapshot that the machine made of ``tree`` after all of its others."""
         save = self.saves[snapshot] = Save(snapshot, tree, verified)
         line, contents = self._lines[machine], set(tree.values())
+        misses = self._misses.setdefault(machine, set())
         self._had[machine].update(tree)
         for version, holder in list(line.items()):
             if tree.get(version.path) == version.content:
                 self._hold(version, save, line)
+                misses.discard(version)
                 continue
             if version.path in tree:
                 version.over = f"{machine} overwrote it"
             elif version.content in contents:
                 version.over = f"{machine} moved it"
-            elif not is_missed(holder.tree, tree):
+            elif not (version in misses or is_missed(holder.tree, tree)):
                 version.over = f"{machine} deleted it"
             version.missed = not version.over
+            (misses.discard if version.over else misses.add)(version)
             if version.over:
                 del line[version]
         held = {v.path for v in line if tree.get(v.path) == v.content}
@@ -90,8 +97,11 @@ class Judge:
         self.saves[snapshot] = Save(snapshot, tree, False, before)
         line = self._lines[machine]
         for version, holder in before.items():
-            is_same = line.get(version) is holder
-            if is_same and version.path not in tree and not is_missed(holder.tree, tree):
+            if line.get(version) is not holder or tree.get(version.path) == version.content:
+                continue
+            if version.path in tree:
+                version.over = f"{machine} overwrote it"
+            elif not is_missed(holder.tree, tree):
                 version.over = f"{machine} deleted it"
 
     def drop(self, why: str, machine: str, tree: Tree) -> None:
@@ -103,11 +113,17 @@ class Judge:
 
     def delete(self, snapshot: SnapshotId, listed: Iterable[SnapshotId]) -> None:
         """The user has deleted it by name: nobody is owed what it alone had, nor what else is equal
-        to it has."""
+        to it has, nor what was missed since, of which it was the last holder."""
         gone = self.saves[snapshot].tree
+        for holders in (*self._lines.values(), self._holders):
+            for version, holder in [*holders.items()]:
+                if holder.snapshot == snapshot and not version.missed:
+                    holders[version] = self._another(version, listed) or holder
         trees = [self.saves[one].tree for one in listed if one in self.saves]
         left = [tree for tree in trees if tree != gone]
-        for version in self._holders:
+        for version, holder in self._holders.items():
+            if version.missed and holder.snapshot == snapshot:
+                version.over = version.over or "its user dropped the last save that held it"
             held = gone.get(version.path) == version.content
             if held and not any(tree.get(version.path) == version.content for tree in left):
                 version.over = version.over or "its user deleted the snapshot"
@@ -132,24 +148,24 @@ class Judge:
         there = [self.saves[name].tree for name in named if name in listed and name in self.saves]
         known = [self.saves[name] for name in listed if name in self.saves]
         every = [save.tree for save in known]
-        verified = [save.tree for save in known if save.verified]
         gone = [name for name in named if name not in listed]
         violations = [f"{name} is named, and does not exist" for name in gone]
         lost: dict[tuple[str, SnapshotId, str], list[Version]] = {}
         for version, holder in self._holders.items():
             if version.over or _has(version, [tree, *there]):
                 continue
-            if not _has(version, every):
-                how = "is in no snapshot"
-            elif version.missed and _has(version, verified):
-                continue  # a backup has said so, and retention keeps it
-            else:
-                how = "is brought by no wake, and named by none"
+            held = _has(version, every)
+            how = "is brought by no wake, and named by none" if held else "is in no snapshot"
             lost.setdefault((version.machine, holder.snapshot, how), []).append(version)
         return violations + [
             f"{_named(versions)}, which machine {machine} saved last in {snapshot}, {how}"
             for (machine, snapshot, how), versions in lost.items()
         ]
+
+    def _another(self, version: Version, listed: Iterable[SnapshotId]) -> Save | None:
+        """The newest save that is there and holds it."""
+        there = [self.saves[name] for name in listed if name in self.saves]
+        return next((one for one in there[::-1] if _has(version, [one.tree])), None)
 
     def _hold(self, version: Version, save: Save, line: dict[Version, Save]) -> None:
         version.missed = False

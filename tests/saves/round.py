@@ -38,6 +38,7 @@ from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.supervisor.saves import Orders, Rescued
 from torpor.shared.errors import SnapshotKept, TorporError, UnsavedWork
 from torpor.shared.format import lineage
+from torpor.shared.format.names import snapshots_prefix
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import Endpoint, Grant, MachineId, SnapshotId
 from torpor.shared.wire.job import StandBy
@@ -143,6 +144,8 @@ class Round:
             (4, self._work_at_the_desk),
             (5, self._lose),
             (4, self._hibernate),
+            (4, self._delete_by_name),
+            (3, self._copy_the_bucket),
         ]
         if not self._rented():
             self._did("wake", self._wake())
@@ -411,6 +414,21 @@ class Round:
             self._drop(self._rng.choice(dropped))
             said += f", dropped {dropped}"
         return said
+
+    def _delete_by_name(self, machine: MachineId) -> str:
+        """A snapshot that no wake has named: the bad one, or one that seems to be superfluous."""
+        snapshot = self._rng.choice(snapshot_ids(self._lab.store, DEMO))
+        self._drop(snapshot)
+        return snapshot
+
+    def _copy_the_bucket(self, machine: MachineId) -> str:
+        """A copy has other times, in the order of the names."""
+        prefix = snapshots_prefix(DEMO)
+        for found in [*self._lab.store.list(prefix)]:
+            blob = self._lab.store.get(found.key, max_bytes=1 << 30)
+            self._lab.store.delete([found.key])
+            self._lab.store.put(found.key, blob)
+        return f"{len(snapshot_ids(self._lab.store, DEMO))} snapshots"
 
     def _drop(self, snapshot: SnapshotId) -> None:
         try:

@@ -17,7 +17,7 @@ def test_rounds_with_autosaves_and_vanishing_folders_lose_no_work() -> None:
         assert len(done.did) > 10
 
 
-ONE, TWO, THREE = (SnapshotId(f"20261128T08000{n}Z-00000000") for n in range(3))
+ONE, TWO, THREE, FOUR = (SnapshotId(f"20261128T08000{n}Z-00000000") for n in range(4))
 FULL = {f"build/{n}": b"%d" % n for n in range(30)}
 NOTES = {"notes": b"notes"}
 
@@ -54,12 +54,23 @@ def test_the_judge_takes_the_loss_of_most_files_for_missed_and_of_few_for_delete
     assert _judge((ONE, {**few, **FULL}), (TWO, few)).woken(few, [], [TWO]) == []
 
 
+def test_to_the_judge_new_files_make_up_for_no_missed_one() -> None:
+    judge = _judge((ONE, {**NOTES, **FULL}), (TWO, NOTES))
+    others = {f"new/{n}": b"new %d" % n for n in range(30)}
+    judge.accept("one", THREE, {**NOTES, **others}, verified=True)
+    assert "30 files such as build/0" in judge.woken({**NOTES, **others}, [], [ONE, TWO, THREE])[0]
+    back = dict([*FULL.items()][:20])
+    judge.accept("one", FOUR, {**NOTES, **back}, verified=True)
+    assert "10 files such as" in judge.woken({**NOTES, **back}, [], [ONE, FOUR])[0]
+
+
 def test_the_judge_wants_the_machine_kept_that_misses_most_of_a_verified_snapshot() -> None:
     judge = _judge((ONE, {**NOTES, **FULL}), verified=True)
     judge.accept("one", TWO, NOTES, verified=True)
     (wrong,) = judge.destroyed("one", NOTES)
-    assert "had to be kept" in wrong or "was ended and missed 30 files" in wrong
-    assert judge.woken(NOTES, [], [ONE, TWO]) == []
+    assert "was ended and missed 30 files" in wrong
+    assert "named by none" in judge.woken(NOTES, [], [ONE, TWO])[0]
+    assert judge.woken(NOTES, [ONE], [ONE, TWO]) == []
     assert "is in no snapshot" in judge.woken(NOTES, [], [TWO])[0]
 
 

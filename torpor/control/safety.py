@@ -260,11 +260,14 @@ def check_whole(
     wanted: StoredSnapshot,
     seal: Seal,
     paths: Sequence[str] | None = None,
+    packs: Mapping[ObjectKey, StoredObject] | None = None,
 ) -> Manifest:
     """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it, and
     OtherPaths as in ``verify_snapshot``. For a snapshot whose machine is gone: no pack is read
-    back, so it proves nothing; a restore checks each hash."""
-    manifest = check_packs(store, wanted, seal, "An older one is used; delete this one", paths)
+    back, so it proves nothing; a restore checks each hash. ``packs``: as ``stored_packs`` lists
+    them, where the caller has that."""
+    advice = "An older one is used; delete this one"
+    manifest = check_packs(store, wanted, seal, advice, paths, packs)
     _check_not_late(store, manifest)
     return manifest
 
@@ -275,11 +278,12 @@ def check_packs(
     seal: Seal,
     advice: str,
     paths: Sequence[str] | None = None,
+    packs: Mapping[ObjectKey, StoredObject] | None = None,
 ) -> Manifest:
     """The manifest; SnapshotDamaged, with the ``advice``, if the store shows that a pack is missing
     or changed, StoreArchived if one cannot be read now. OtherPaths as in ``verify_snapshot``."""
     manifest = read_manifest(store, wanted, seal, paths)
-    there = stored_packs(store, manifest.workspace)
+    there = stored_packs(store, manifest.workspace) if packs is None else packs
     missing, _ = compare_packs(there, manifest.workspace, manifest.packs)
     if missing:
         raise _damage(store, wanted, manifest, missing, advice)

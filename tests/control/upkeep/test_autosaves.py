@@ -19,17 +19,16 @@ from tests.fixtures.small_saves import DEMO, put_save, verified_save
 from torpor.control.store.marks import marked_packs
 from torpor.control.store.receipts import newest_verified, verified_snapshots
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
-from torpor.control.upkeep import last_holders as last_holders_module
-from torpor.control.upkeep.autosaves import KEPT, delete_superseded, last_holders, thin
+from torpor.control.upkeep.autosaves import KEPT, delete_superseded, thin
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
-from torpor.control.upkeep.last_holders import hold_back
 from torpor.control.upkeep.lineage import choose
-from torpor.control.upkeep.pins import pin
+from torpor.control.upkeep.pins import holds, let_go, pin
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.control.upkeep.retention import Retention, judge
+from torpor.control.upkeep.superseded import Succession
 from torpor.shared.format.lineage import MOST_SAVES
 from torpor.shared.format.names import manifest_key, pack_id_of
-from torpor.shared.values import ObjectKey, SnapshotId
+from torpor.shared.values import SnapshotId
 from torpor.shared.wire.job import OwnSave, StandBy
 
 
@@ -134,15 +133,12 @@ def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemorySt
     own = _autosaves(store, 10, 20, 30, 40, 50)
     pin(store, DEMO, own[0], "the best weights")
     verified_save(store, own[1])  # it stays an autosave
-    assert thin(store, DEMO, PLAIN) == own[1:-KEPT][::-1]
+    assert thin(store, DEMO, PLAIN) == own[1:-KEPT]
     assert thin(store, DEMO, PLAIN) == []
     other = put_save(store, 55, [], own_save=1, autosave=1)  # of another line
     verified = put_save(store, 60, [*own[::-1], users])
     late = put_save(store, 52, [own[-1]], own_save=1, autosave=1)  # with a name from before
-    assert delete_superseded(store, verified_save(store, verified), PLAIN) == (
-        own[-KEPT:][::-1],
-        [],
-    )
+    assert delete_superseded(store, verified_save(store, verified), PLAIN) == (own[-KEPT:], [])
     assert snapshot_ids(store, DEMO) == sorted([users, own[0], other, verified, late])
 
 
@@ -151,17 +147,17 @@ def test_a_machine_that_claims_all_older_work_deletes_no_autosave_of_another(
 ) -> None:
     own = _autosaves(store, 10, 20, 30, 40, 50)
     put_save(store, 55, own_save=1, autosave=1)  # its lineage does not say what it goes on from
-    assert thin(store, DEMO, PLAIN) == []
+    assert thin(store, DEMO, PLAIN) == own[:-KEPT]
     verified = verified_save(store, put_save(store, 60))
     assert delete_superseded(store, verified, PLAIN) == ([], [])
-    assert set(own) < set(snapshot_ids(store, DEMO))
+    assert set(own[-KEPT:]) < set(snapshot_ids(store, DEMO))
 
 
 def test_a_verify_of_an_autosave_does_not_keep_it_for_good(store: MemoryStore) -> None:
     own = _autosaves(store, 10, 20, 30, 40, 50)
     verified_save(store, own[0])
     assert newest_verified(store, DEMO) is None
-    assert thin(store, DEMO, PLAIN) == own[:-KEPT][::-1]
+    assert thin(store, DEMO, PLAIN) == own[:-KEPT]
 
 
 def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
@@ -207,18 +203,13 @@ def test_the_last_autosave_with_what_later_ones_miss_stays_through_any_number_of
     assert snapshot_ids(store, DEMO) == [base, holder, *line[:KEPT][::-1]]
     newest, _ = open_manifest(store, DEMO, line[0], PLAIN)
     assert holder not in newest.environment["lineage"]["saves"]
-    (found,) = last_holders(store, PLAIN, newest)
-    assert (found.snapshot, found.missed.files) == (holder, 39)
+    why = holds(store, DEMO)
+    assert [*why] == [holder]
+    assert why[holder].reason.startswith("it alone holds 39 files (0 bytes) ")
 
-    verified = put_save(store, 200, [base], saves=line[:MOST_SAVES])
-    after = delete_superseded(store, verified_save(store, verified), PLAIN)
-    assert after.deleted == line[:KEPT]
-    assert [one.snapshot for one in after.held] == [holder]
-    other = put_save(store, 210, [verified, base], saves=line[:MOST_SAVES])
-    newest, _ = open_manifest(store, DEMO, other, PLAIN)
-    assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == [holder]
-    pin(store, DEMO, holder, "put aside")
-    assert last_holders(store, PLAIN, newest) == []
+    verified = verified_save(store, put_save(store, 200, [base], saves=line[:MOST_SAVES]))
+    assert delete_superseded(store, verified, PLAIN) == (line[:KEPT][::-1], [])
+    assert holds(store, DEMO) == why
 
 
 def test_an_autosave_that_the_store_completes_late_is_named_for_what_newer_ones_miss(
@@ -229,9 +220,10 @@ def test_an_autosave_that_the_store_completes_late_is_named_for_what_newer_ones_
     late = put_save(store, 10, [base], holds=40, own_save=1, autosave=1)
     on_its_way = store.get(manifest_key(DEMO, late), max_bytes=1 << 20)
     store.delete([manifest_key(DEMO, late)])
-    newest, _ = open_manifest(store, DEMO, put_save(store, 20, [base], saves=[late]), PLAIN)
+    newest = put_save(store, 20, [base], saves=[late])
     store.put(manifest_key(DEMO, late), on_its_way)
-    assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == [late]
+    Succession(store, DEMO, PLAIN).hold(newest)
+    assert [*holds(store, DEMO)] == [late]
 
 
 def test_a_snapshot_that_is_equal_to_an_autosave_stands_for_it_where_another_machine_missed_files(
@@ -242,37 +234,11 @@ def test_a_snapshot_that_is_equal_to_an_autosave_stands_for_it_where_another_mac
     verified_save(store, base, "backup")
     save = put_save(store, 10, [base], holds=40, own_save=1, autosave=1)
     equal = put_save(store, 20, [base], saves=[save], holds=40, content=save)
+    verified = verified_save(store, equal, "hibernate")
+    assert delete_superseded(store, verified, PLAIN).deleted == [save]
     of_replica = put_save(store, 30, [base], saves=[save])
-    assert delete_superseded(store, verified_save(store, equal, "hibernate"), PLAIN).deleted == [
-        save
-    ]
-    newest, _ = open_manifest(store, DEMO, of_replica, PLAIN)
-    (found,) = last_holders(store, PLAIN, newest)
-    assert (found.snapshot, found.missed.files) == (equal, 39)
-
-
-def test_retention_keeps_what_alone_holds_most_of_a_workspace_and_says_so(
-    store: MemoryStore,
-) -> None:
-    """Of two that hold the same, the newer one; where a later one holds it again, neither."""
-    line: list[SnapshotId] = []
-
-    def stored(minutes: float, holds: int) -> SnapshotId:
-        line.insert(0, put_save(store, minutes, [*line], holds=holds))
-        verified_save(store, line[0], "backup")
-        return line[0]
-
-    def judged() -> dict[SnapshotId, list[str]]:
-        taken = [*taken_snapshots(store, DEMO, PLAIN, ["~/workspace"])]
-        verdicts = judge(taken, Retention(last=1), {})
-        verdicts = hold_back(store, DEMO, PLAIN, taken, verdicts)
-        return {one.snapshot: one.reasons for one in verdicts}
-
-    older, holder, newest = stored(0, 40), stored(10, 41), stored(20, 2)
-    assert judged()[holder] == ["it alone holds 39 files that newer ones miss"]
-    assert (judged()[older], bool(judged()[newest])) == ([], True)
-    stored(30, 41)
-    assert (judged()[holder], judged()[older]) == ([], [])
+    Succession(store, DEMO, PLAIN).hold(of_replica)
+    assert [*holds(store, DEMO)] == [equal]
 
 
 def test_an_autosave_that_is_not_whole_stands_for_no_older_one(
@@ -290,38 +256,9 @@ def test_an_autosave_that_is_not_whole_stands_for_no_older_one(
         file.unlink()
     fill(machine, 50, "alone")
     verified = machine.hibernated()
-    manifest, _ = open_manifest(clocked, WORKSPACE, verified, machine.seal)
-    assert [one.snapshot for one in last_holders(clocked, machine.seal, manifest)] == [
-        newer.snapshot
-    ]
+    Succession(clocked, WORKSPACE, machine.seal).hold(verified)
+    assert [*holds(clocked, WORKSPACE)] == [newer.snapshot]
+    let_go(clocked, WORKSPACE, newer.snapshot)
     clocked.delete(sorted(damaged))
-    assert [one.snapshot for one in last_holders(clocked, machine.seal, manifest)] == [
-        newer.snapshot,
-        older.snapshot,
-    ]
-
-
-def test_saves_that_stay_cost_a_bounded_number_of_reads(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(last_holders_module, "MOST_COMPARED", 3)
-    base = put_save(store, 0, [])
-    verified_save(store, base)
-    line: list[SnapshotId] = []
-    for minutes in range(1, 7):  # each lacks more than half of what the one before held
-        holds = 30 * 3 ** (6 - minutes)
-        line.insert(
-            0, put_save(store, minutes, [base], saves=line, holds=holds, own_save=1, autosave=1)
-        )
-    newest, _ = open_manifest(store, DEMO, put_save(store, 60, [base], saves=line), PLAIN)
-    reads: list[str] = []
-    get = store.get
-
-    def counted(key: ObjectKey, *, max_bytes: int) -> bytes:
-        reads.append(key)
-        return get(key, max_bytes=max_bytes)
-
-    monkeypatch.setattr(store, "get", counted)
-    assert [one.snapshot for one in last_holders(store, PLAIN, newest)] == line
-    manifests = [key for key in reads if "/snapshots/" in key]
-    assert len(manifests) <= len(line) + 3
+    Succession(clocked, WORKSPACE, machine.seal).hold(verified)
+    assert [*holds(clocked, WORKSPACE)] == [older.snapshot]

@@ -10,10 +10,10 @@ from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, snapshot_ids
-from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.pins import pin
-from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
+from torpor.control.upkeep.retention import Retention, Taken, judge
+from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotMissing
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import DIRECTORY, FILE, encode_manifest
@@ -43,26 +43,31 @@ def _taken(store: MemoryStore) -> list[Taken]:
     return list(taken_snapshots(store, DEMO, PLAIN, honest().roots))
 
 
-def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
+def _expire(store: MemoryStore, verified: Verified, retention: Retention) -> list[SnapshotId]:
+    wanted = [one.snapshot for one in judge(_taken(store), retention, {}) if not one.kept]
+    return Succession.of(store, verified, PLAIN).end(wanted, "no rule keeps it").deleted
+
+
+def test_what_no_rule_keeps_goes_oldest_first(store: MemoryStore) -> None:
     ages = _stored(store, 4)
-    verdicts = judge(_taken(store), Retention(last=2), {})
-    assert expire(store, _verified(store, ages[0]), verdicts) == [ages[2], ages[3]]
+    verified = _verified(store, ages[0])
+    assert _expire(store, verified, Retention(last=2)) == [ages[3], ages[2]]
     assert snapshot_ids(store, DEMO) == [ages[1], ages[0]]
-    assert expire(store, _verified(store, ages[0]), verdicts) == []  # again, as after a retry
+    assert _expire(store, verified, Retention(last=2)) == []  # again, as after a retry
 
 
-def test_snapshots_as_new_as_the_proof_are_kept(store: MemoryStore) -> None:
+def test_what_goes_on_from_no_verified_snapshot_stays(store: MemoryStore) -> None:
     newer, proven, older = _stored(store, 3)
-    verdicts = [Judged(snapshot, []) for snapshot in snapshot_ids(store, DEMO)]
-    assert expire(store, _verified(store, proven), verdicts) == [older]
+    succession = Succession.of(store, _verified(store, proven), PLAIN)
+    assert succession.end([newer, proven, older], "asked").deleted == [older]
     assert snapshot_ids(store, DEMO) == [proven, newer]
 
 
 def test_what_was_pinned_since_it_was_judged_stays(store: MemoryStore) -> None:
     newest, older, oldest = _stored(store, 3)
-    verdicts = judge(_taken(store), Retention(last=1), {})
+    succession = Succession.of(store, _verified(store, newest), PLAIN)
     pin(store, DEMO, older, "just now")
-    assert expire(store, _verified(store, newest), verdicts) == [oldest]
+    assert succession.end([older, oldest], "asked").deleted == [oldest]
     assert snapshot_ids(store, DEMO) == [older, newest]
 
 
@@ -71,5 +76,5 @@ def test_a_proof_of_a_snapshot_that_is_gone_deletes_nothing(store: MemoryStore) 
     verified = _verified(store, newest)
     store.delete([manifest_key(DEMO, newest)])
     with pytest.raises(SnapshotMissing, match="nothing was deleted; run the backup again"):
-        expire(store, verified, [Judged(older, [])])
+        _expire(store, verified, Retention(last=1))
     assert snapshot_ids(store, DEMO) == [older]

@@ -12,8 +12,9 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_line, put_save, verified_save
 from torpor.control.jobs.standby import is_own_save
 from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.autosaves import delete_superseded
 from torpor.control.upkeep.job_saves import delete_superfluous
-from torpor.control.upkeep.pins import pin
+from torpor.control.upkeep.pins import holds, pin
 from torpor.shared.errors import SnapshotMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, made_at
@@ -88,8 +89,15 @@ def test_the_last_save_with_files_that_nobody_has_deleted_stays(store: MemorySto
     saves = [first, second, newest]
     done = delete_superfluous(store, saves, verified_save(store, newest), 1, PLAIN)
     assert done == ([first], [second, newest])
+    assert {one: pin.reason for one, pin in holds(store, DEMO).items()} == {
+        second: "it alone holds 30 files (0 bytes) that a later snapshot missed and nobody "
+        "deleted: ~/workspace/empty01, ~/workspace/empty02, ~/workspace/empty03"
+    }
     back = put_save(store, 120, [newest, second, first], holds=31)
-    done = delete_superfluous(store, [second, back], verified_save(store, back), 1, PLAIN)
+    verified = verified_save(store, back)
+    delete_superseded(store, verified, PLAIN)  # as after each backup
+    assert holds(store, DEMO) == {}
+    done = delete_superfluous(store, [second, back], verified, 1, PLAIN)
     assert done == ([second], [back])
 
 

@@ -14,7 +14,6 @@ from tests.fixtures.small_saves import DEMO, verified_save
 from torpor.control.store import receipts
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.snapshots import snapshot_ids
-from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.lineage import (
     Choice,
@@ -28,6 +27,7 @@ from torpor.control.upkeep.lineage import (
 )
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.retention import Retention, Taken, judge
+from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotMissing, StoreCorrupt
 from torpor.shared.format import lineage
 from torpor.shared.format.lineage import AUTOSAVE, OWN_SAVE, Lineage
@@ -356,7 +356,8 @@ def test_a_line_of_which_most_was_deleted_is_thinned_as_well(
         verified = verified_save(store, name)
         if number % 6 == 0:
             taken = list(taken_snapshots(store, DEMO, PLAIN, ["~/workspace"]))
-            expire(store, verified, judge(taken, retention, {}))
+            unruled = [one.snapshot for one in judge(taken, retention, {}) if not one.kept]
+            Succession.of(store, verified, PLAIN).end(unruled, "no rule keeps it")
             assert len(snapshot_ids(store, DEMO)) <= 6
     before = dict(verified_snapshots(store, DEMO))
     assert any(receipt.older for receipt in before.values())

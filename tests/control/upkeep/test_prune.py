@@ -98,7 +98,7 @@ def packs(store: ClockedStore) -> set[ObjectKey]:
 
 
 def delete(store: ClockedStore, snapshot: SnapshotId) -> None:
-    delete_snapshot(store, WORKSPACE, snapshot, even_newest=snapshot)
+    delete_snapshot(store, WORKSPACE, snapshot, even_newest=snapshot, named=True)
 
 
 def look(machine: NearAgent, named: Mapping[SnapshotId, NamedBy] = {}, **rules: Any) -> PrunePlan:

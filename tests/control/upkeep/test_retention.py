@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from torpor.control.upkeep.retention import Retention, Taken, judge
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.lineage import MOST_ANCESTORS, Lineage
+from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 
@@ -31,12 +31,15 @@ def _taken(
 def _reasons(
     taken: Sequence[Taken], retention: Retention, pinned: Any = None, **more: Any
 ) -> dict[SnapshotId, list[str]]:
-    """Why each stays, newest first, where each goes on from all before it."""
-    names = sorted(entry.snapshot for entry in taken)
-    lines = {
-        name: Lineage(name, name, names[max(0, at - MOST_ANCESTORS) : at][::-1])
-        for at, name in enumerate(names)
-    }
+    """Why each stays, newest first, where each goes on from all of its machine before it, unless it
+    says what it goes on from."""
+    lines: dict[str, Lineage] = {}
+    for entry in sorted(taken, key=lambda one: (one.stored_unix, one.snapshot)):
+        name = entry.lineage.snapshot if entry.lineage else entry.agent
+        lines[entry.snapshot] = entry.lineage or Lineage.after(
+            lines.get(name), entry.snapshot, equal=False
+        )
+        lines[name] = lines[entry.snapshot]
     taken = [msgspec.structs.replace(entry, lineage=lines[entry.snapshot]) for entry in taken]
     verdicts = judge(taken, retention, pinned or {}, **more)
     return {judged.snapshot: judged.reasons for judged in verdicts}
@@ -156,45 +159,58 @@ def test_the_snapshots_of_one_machine_displace_none_of_another_machines() -> Non
 
 
 OLD, NEW = _at("2026-10-01 12:00:00"), _at("2026-11-20 12:00:00")
+OLDER = _at("2026-09-30 12:00:00")
 OLD_UNIX = made_at(OLD).timestamp()
 
 
 @pytest.mark.parametrize(
     ("machine", "retention", "rented", "stays"),
     [
-        ("m-1", Retention(daily=1), {"m-2": 0.0}, False),
-        ("m-1", Retention(daily=1), {"m-1": 0.0, "m-2": 0.0}, True),  # rented
-        ("m-1", Retention(daily=1, weekly=1), {}, False),
-        ("m-1", Retention(daily=1, monthly=2), {}, True),  # within two months
-        ("m-1", Retention(last=1), {}, False),  # a month counts
+        ("m-1", Retention(daily=2), {"m-2": 0.0}, False),
+        ("m-1", Retention(daily=2), {"m-1": 0.0, "m-2": 0.0}, True),  # rented
+        ("m-1", Retention(daily=2, weekly=1), {}, False),
+        ("m-1", Retention(daily=2, monthly=2), {}, True),  # within two months
+        ("m-1", Retention(last=2), {}, False),  # a month counts
         # no receipt names its machine: it may be the one that is rented
-        ("", Retention(daily=1), {"m-1": OLD_UNIX - 1}, True),
-        ("", Retention(daily=1), {"m-1": OLD_UNIX + 1}, False),  # asked for since
-        ("", Retention(daily=1), {"m-2": OLD_UNIX - 1}, False),  # known to be another one
+        ("", Retention(daily=2), {"m-1": OLD_UNIX - 1}, True),
+        ("", Retention(daily=2), {"m-1": OLD_UNIX + 1}, False),  # asked for since
+        ("", Retention(daily=2), {"m-2": OLD_UNIX - 1}, False),  # known to be another one
     ],
 )
-def test_an_ended_machine_out_of_the_window_is_not_judged_alone(
+def test_of_an_ended_machine_out_of_the_window_only_the_tip_stays(
     machine: str, retention: Retention, rented: dict[str, float], stays: bool
 ) -> None:
-    """It was hibernated, and its work went on elsewhere."""
-    taken = [_taken(OLD, "a", machine), _taken(NEW, "b", "m-2")]
-    assert _kept(taken, retention, rented=rented) == ([NEW, OLD] if stays else [NEW])
+    """Nothing went on from it."""
+    taken = [_taken(OLDER, "a", machine), _taken(OLD, "a", machine), _taken(NEW, "b", "m-2")]
+    assert _kept(taken, retention, rented=rented) == [NEW, OLD, *(OLDER,) * stays]
 
 
-def test_what_was_stored_last_stays_though_a_clock_that_was_behind_named_it_older() -> None:
-    """Without it, the next run would find the machine out of the window, and delete the rest."""
-    first, behind, newest = (_at(f"2026-10-{day} 12:00:00") for day in ("01", "10", "15"))
-    stored_unix = made_at(_at("2026-11-01 12:00:00")).timestamp()
+def test_daily_wakes_on_new_machines_are_thinned_as_one_line() -> None:
+    """Each goes on from the last: nothing of 400 days stays because it was on a machine alone."""
+    line: list[Lineage] = []
+    for day in range(400):
+        name = new_snapshot_id(datetime(2025, 1, 1, 12, tzinfo=timezone.utc) + timedelta(days=day))
+        line.append(Lineage.after(line[-1] if line else None, name, equal=False))
     taken = [
-        _taken(first, "a", "m-1"),
-        _taken(newest, "a", "m-1"),
-        Taken(behind, stored_unix, verified=True, agent="a", machine="m-1"),
-        _taken(_at("2026-12-20 12:00:00"), "b", "m-2"),
+        msgspec.structs.replace(_taken(one.snapshot, f"a{day}", f"m-{day}"), lineage=one)
+        for day, one in enumerate(line)
     ]
-    found = _reasons(taken, Retention(monthly=2))
-    assert found[behind] == ["stored last of machine m-1"]
-    left = [snapshot for snapshot in taken if found[snapshot.snapshot]]
-    assert len(_kept(left, Retention(monthly=2))) == len(left)
+    kept = _kept(taken, Retention(daily=7, weekly=5, monthly=12), rented={"m-399": 0.0})
+    assert len(kept) == 20  # 7 + 5 + 12, of which four are in two of them
+
+
+def test_machines_that_changed_nothing_are_no_lines_of_their_own() -> None:
+    """Of what eight replicas stored unchanged each day, nothing stays beside their origin."""
+    origin = Lineage.after(None, DAYS[0], equal=False)
+    last = Lineage.after(origin, DAYS[1], equal=False)
+    taken = [msgspec.structs.replace(_taken(one.snapshot), lineage=one) for one in (origin, last)]
+    for number in range(8):
+        name = _at("2026-11-01 18:00:00", f"0000000{number}")
+        line = Lineage.after(origin, name, equal=True)
+        taken.append(
+            msgspec.structs.replace(_taken(name, f"b{number}", f"m-{number}"), lineage=line)
+        )
+    assert _kept(taken, Retention(last=1)) == [DAYS[1]]
 
 
 def test_an_unverified_snapshot_displaces_no_verified_one_and_ages_itself() -> None:
@@ -210,7 +226,11 @@ def test_an_unverified_snapshot_displaces_no_verified_one_and_ages_itself() -> N
 
 
 def test_a_machine_that_lies_about_itself_displaces_nothing_of_another() -> None:
+    lines = [Lineage.after(None, name, equal=False) for name in (OLD, DAYS[0])]
     taken = [_taken(OLD, "a", "m-1"), _taken(DAYS[0], "a", "m-2")]
+    taken = [
+        msgspec.structs.replace(one, lineage=line) for one, line in zip(taken, lines, strict=True)
+    ]
     assert _kept(taken, Retention(last=1)) == [DAYS[0], OLD]
 
 
@@ -273,7 +293,7 @@ def _fleets(draw: st.DrawFn) -> tuple[list[Taken], dict[str, float]]:
 
 @settings(max_examples=50)
 @given(fleet=_fleets(), counts=_COUNTS, more=_COUNTS)
-def test_no_machines_newest_goes_and_each_is_judged_as_if_it_were_alone(
+def test_no_machines_newest_goes_and_what_is_left_is_left_again(
     fleet: tuple[list[Taken], dict[str, float]], counts: list[int], more: list[int]
 ) -> None:
     taken, rented = fleet
@@ -294,7 +314,6 @@ def test_no_machines_newest_goes_and_each_is_judged_as_if_it_were_alone(
             assert max(snapshot.snapshot for snapshot in own) in left
             sure = [snapshot.snapshot for snapshot in own if snapshot.verified]
             assert not sure or max(sure) in left
-            assert kept(own, short) <= left
     assert left <= kept(taken, longer)
     assert max(snapshot.snapshot for snapshot in taken) in left
     # what is left is left again: a second run deletes nothing more

@@ -8,9 +8,7 @@ that is killed either has happened and is on record, or has left a snapshot that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
-from torpor.control.safety import Verified
 from torpor.control.store.deletion_records import Deletions
 from torpor.control.store.receipts import (
     newest_verified,
@@ -20,9 +18,8 @@ from torpor.control.store.receipts import (
 )
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import MAX_MANIFEST_BYTES, snapshot_ids
-from torpor.control.upkeep.pins import is_pinned, pinned
+from torpor.control.upkeep.pins import is_pinned, let_go, pinned
 from torpor.control.upkeep.presence import NamedBy, all_named, lost_snapshots
-from torpor.control.upkeep.retention import Judged
 from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreCorrupt, StoreMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -35,15 +32,17 @@ def delete_snapshot(
     *,
     even_newest: SnapshotId | None = None,
     why: str = "it was named to be deleted",
+    named: bool = False,
 ) -> None:
-    """Delete one snapshot. ``why`` is kept in its deletion record.
+    """Delete one snapshot. ``why`` is kept in its deletion record. ``named``: its user has named
+    it, which ends a pin that torpor made.
 
     It refuses a pinned snapshot. It refuses the newest and the newest verified one unless
     ``even_newest`` names it: a wake restores the newest, and a machine may have been destroyed
     because of the newest verified one. Raises SnapshotKept and SnapshotMissing, and StoreCorrupt
     where the store's listing lacks the snapshot; all leave it unchanged.
     """
-    check_not_kept(store, workspace, [snapshot], even_newest)
+    check_not_kept(store, workspace, [snapshot], even_newest, named=named)
     key = manifest_key(workspace, snapshot)
     try:
         manifest = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
@@ -57,6 +56,8 @@ def delete_snapshot(
     deletions.write(snapshot, why)
     withdraw_receipt(store, workspace, snapshot)
     store.delete([key])
+    if named:
+        let_go(store, workspace, snapshot)
 
     def put_back() -> None:
         store.put(key, manifest)
@@ -65,13 +66,13 @@ def delete_snapshot(
 
     # A pin made since the first look has found the snapshot there.
     try:
-        kept = is_pinned(store, workspace, snapshot)
+        kept = is_pinned(store, workspace, snapshot, by_user=named)
     except BaseException:
         put_back()  # not known is not unpinned
         raise
     if kept:
         put_back()
-        _check_not_pinned(store, workspace, snapshot)
+        _check_not_pinned(store, workspace, snapshot, by_user=named)
 
 
 def record_lost(
@@ -83,7 +84,7 @@ def record_lost(
     """Give up a snapshot whose manifest is gone although something names it: record its deletion,
     so that prune goes on. SnapshotKept if it is pinned, SnapshotMissing if nothing names it.
     ``by_records``: as in ``all_named``."""
-    _check_not_pinned(store, workspace, snapshot)
+    _check_not_pinned(store, workspace, snapshot, by_user=True)
     named = all_named(store, workspace, by_records)
     if snapshot not in lost_snapshots(store, workspace, named, snapshot_ids(store, workspace)):
         raise SnapshotMissing(
@@ -91,6 +92,7 @@ def record_lost(
             "deleted; list the snapshots to find its id"
         )
     Deletions(store, workspace).write(snapshot, "its manifest was lost, and its user gave it up")
+    let_go(store, workspace, snapshot)
     withdraw_receipt(store, workspace, snapshot)
 
 
@@ -99,13 +101,15 @@ def check_not_kept(
     workspace: WorkspaceName,
     snapshots: Sequence[SnapshotId],
     even_newest: SnapshotId | None = None,
+    *,
+    named: bool = False,
 ) -> None:
     """SnapshotKept if one of them is pinned, or is the newest or the newest verified one and
     ``even_newest`` does not name it. StoreCorrupt if the listing that says which is the newest
-    lacks one of them.
+    lacks one of them. Where its user has ``named`` them, a pin that torpor made keeps none.
     """
     for snapshot in snapshots:
-        _check_not_pinned(store, workspace, snapshot)
+        _check_not_pinned(store, workspace, snapshot, by_user=named)
     there = snapshot_ids(store, workspace)
     for snapshot in snapshots:
         if snapshot not in there and store.head(manifest_key(workspace, snapshot)) is not None:
@@ -129,32 +133,10 @@ def check_not_kept(
         )
 
 
-def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Judged]) -> list[SnapshotId]:
-    """Delete what no retention rule keeps, now that ``verified`` is whole in the store.
-
-    Returns what was deleted, newest first. It skips snapshots that were pinned or deleted
-    meanwhile. Raises SnapshotMissing and deletes nothing if the verified snapshot itself is gone.
-    """
-    workspace = verified.workspace
-    why = f"no rule keeps it since snapshot {verified.snapshot} was verified"
-    if store.head(manifest_key(workspace, verified.snapshot)) is None:
-        raise SnapshotMissing(
-            f"snapshot {verified.snapshot} of workspace {workspace} disappeared from "
-            f"{store.address} after it was verified: nothing was deleted; run the backup again"
-        )
-    deleted = []
-    for verdict in verdicts:
-        # A proof deletes nothing as new as itself, whatever a clock or a rule says.
-        if verdict.kept or verdict.snapshot >= verified.snapshot:
-            continue
-        with suppress(SnapshotKept, SnapshotMissing):
-            delete_snapshot(store, workspace, verdict.snapshot, why=why)
-            deleted.append(verdict.snapshot)
-    return deleted
-
-
-def _check_not_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-    if is_pinned(store, workspace, snapshot):
+def _check_not_pinned(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, *, by_user: bool = False
+) -> None:
+    if is_pinned(store, workspace, snapshot, by_user=by_user):
         raise SnapshotKept(
             f"snapshot {snapshot} of workspace {workspace} in {store.address} is pinned "
             f"({pinned(store, workspace).get(snapshot, 'unpinned meanwhile')}): it was not deleted;"

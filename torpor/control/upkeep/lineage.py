@@ -13,7 +13,7 @@ Everybody who wants the newest state asks ``choose``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor.control.reports import moment
@@ -27,7 +27,7 @@ from torpor.control.store.receipts import (
 )
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import manifests, open_manifest, stored_snapshot
-from torpor.control.upkeep.pins import pinned_ids
+from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     ManifestInvalid,
     SnapshotError,
@@ -57,11 +57,17 @@ class Stored(NamedTuple):
     verified: bool = True
     own: bool = False
     autosave: bool = False
+    compared: bool = False
 
     @property
     def is_old(self) -> bool:
         """Whether it says nothing of what it goes on from."""
         return not self.line.whole and not self.line.ancestors
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its manifest could be read."""
+        return bool(self.agent)
 
 
 class OwnLine(NamedTuple):
@@ -186,12 +192,15 @@ class Lines:
         pins: frozenset[SnapshotId] = frozenset(),
         there: Mapping[SnapshotId, StoredObject] = {},
     ) -> None:
-        self._times = times
+        self._times = dict(times)
         self._reads = read
         self._pins = pins
         self.there = there
         self._known: dict[SnapshotId, Stored | None] = {}
         self._works: dict[SnapshotId, Work] = {}
+        self._before: dict[SnapshotId, SnapshotId | None] = {}
+        self._after: dict[SnapshotId | None, list[SnapshotId]] = {}
+        self._equals: dict[SnapshotId, list[SnapshotId]] = {}
 
     @classmethod
     def of(cls, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Lines:
@@ -207,7 +216,7 @@ class Lines:
             return _unverified(store, workspace, snapshot, found, seal)
 
         times = {snapshot: found.modified_unix for snapshot, found in there.items()}
-        return cls(times, read, frozenset(pinned_ids(store, workspace)), there)
+        return cls(times, read, frozenset(pin_times(store, workspace)), there)
 
     def check_listed(
         self, store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId
@@ -286,6 +295,106 @@ class Lines:
         one = self._read(snapshot) if snapshot in self._times else None
         return snapshot == since or (one is not None and self._work(one.line).names(since))
 
+    def before(self, snapshot: SnapshotId) -> SnapshotId | None:
+        """The nearest snapshot that exists, can be read, and that this one says it goes on from, or
+        that is equal to one that it goes on from and that is gone. None where nothing is known."""
+        if snapshot not in self._before:
+            one = self._read(snapshot) if snapshot in self._times else None
+            self._before[snapshot] = None if one is None else self._nearest(one)
+        return self._before[snapshot]
+
+    def after(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        """The snapshots that go on from this one, with none between; oldest first."""
+        if not self._after:
+            for other in self.oldest_first(self._times):
+                self._after.setdefault(self.before(other), []).append(other)
+        return [*self._after.get(snapshot, [])]
+
+    def heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        """What goes on from a snapshot; of one from which nothing goes on, and which has no work of
+        its own, what it is equal to."""
+        if after := self.after(snapshot):
+            return after
+        one = self._read(snapshot) if snapshot in self._times else None
+        if one is None or one.line.content == snapshot:
+            return []
+        if one.line.content in self._times:
+            return [one.line.content]
+        same = [name for name in self._equal(one.line.content) if name != snapshot]
+        return same[:1]
+
+    def going_back(self, snapshot: SnapshotId) -> Iterator[Stored]:
+        """What a snapshot goes on from, as far as it exists, newest first."""
+        seen = {snapshot}
+        while (before := self.before(snapshot)) is not None and before not in seen:
+            seen.add(snapshot := before)
+            if (one := self._read(before)) is not None:
+                yield one
+
+    def newest_autosaves(self) -> list[SnapshotId]:
+        """The autosaves from which no other one goes on."""
+        own = {one for one in self._times if (of := self._read(one)) is not None and of.autosave}
+        older = {one.snapshot for newest in own for one in self.going_back(newest)}
+        return self.oldest_first(own - older)
+
+    def exists(self, snapshot: SnapshotId) -> bool:
+        return snapshot in self._times
+
+    def are_equal(self, one: SnapshotId, other: SnapshotId) -> bool:
+        """Whether both are known to hold the same, as a machine that changed nothing stored one."""
+        found = [self._read(name) for name in (one, other) if name in self._times]
+        return len({None if of is None else of.line.content for of in found}) == 1 == len(found) - 1
+
+    def is_compared(self, snapshot: SnapshotId) -> bool:
+        one = self._read(snapshot) if snapshot in self._times else None
+        return one is not None and one.compared
+
+    def is_verified(self, snapshot: SnapshotId) -> bool:
+        one = self._read(snapshot) if snapshot in self._times else None
+        return one is not None and one.verified
+
+    def oldest_first(self, snapshots: Iterable[SnapshotId]) -> list[SnapshotId]:
+        """Those that exist, in the order in which the store received them."""
+        return sorted((one for one in snapshots if one in self._times), key=self._order)
+
+    def remove(self, snapshot: SnapshotId) -> None:
+        """The snapshot was deleted."""
+        del self._times[snapshot]
+        changed = [one for one, before in self._before.items() if before == snapshot]
+        for one in {snapshot, *changed}:
+            self._before.pop(one, None)
+        self._after = {}
+
+    def _nearest(self, one: Stored) -> SnapshotId | None:
+        (of_older, older), (_, save) = (
+            next(
+                ((name, found) for name in names if (found := self._instead(name, one))),
+                (None, None),
+            )
+            for names in (one.line.ancestors, one.line.saves)
+        )
+        if of_older is None or save is None:
+            return older or save
+        newer = self._read(save)
+        return save if newer is not None and self._work(newer.line).names(of_older) else older
+
+    def _instead(self, name: SnapshotId, of: Stored) -> SnapshotId | None:
+        """The snapshot of that name, or one that is equal to it where it is gone; none where ``of``
+        is equal to it too, and stands beside that one."""
+        if name in self._times:
+            one = self._read(name)
+            return name if one is not None and one.is_read and name != of.snapshot else None
+        return None if of.line.content == name else next(iter(self._equal(name)), None)
+
+    def _equal(self, content: SnapshotId) -> list[SnapshotId]:
+        """What is equal to a snapshot, and exists."""
+        if not self._equals:
+            for snapshot in self.oldest_first(self._times):
+                one = self._read(snapshot)
+                if one is not None:
+                    self._equals.setdefault(one.line.content, []).append(snapshot)
+        return [one for one in self._equals.get(content, []) if one in self._times]
+
     def down(self, tip: Stored) -> Iterator[Stored]:
         """The tip and its ancestors that exist, each before what it descends from."""
         yield tip
@@ -316,9 +425,9 @@ class Lines:
             return False
         if not self._work(other.line).has(one.line):
             return True
-        mine = (other.snapshot in one.line.names, *self._order(one.snapshot))
-        its = (one.snapshot in other.line.names, *self._order(other.snapshot))
-        return mine > its  # they are equal
+        # They are equal. One order of all that are: else three of them, of which the store received
+        # one late, would replace one another in a circle, and none would be the newest.
+        return self._order(one.snapshot) > self._order(other.snapshot)
 
     def _work(self, line: Lineage) -> Work:
         if line.snapshot not in self._works:
@@ -392,6 +501,7 @@ def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> St
         receipt.machine or receipt.agent,
         own=receipt.autosave,
         autosave=receipt.autosave,
+        compared=bool(receipt.made_by),
     )
 
 

@@ -1,7 +1,9 @@
 """Pins: no flow deletes a pinned snapshot until it is unpinned.
 
 A pin is an object named like the snapshot, beside the snapshots. The name alone pins: whoever can
-write in the bucket can keep a snapshot. The object's content is the reason, signed.
+write in the bucket can keep a snapshot. The object's content is the reason, signed. torpor pins a
+snapshot that alone holds what a later one missed (superseded.py). Such a pin is an object of its
+own, a *hold*: a user's pin of the same snapshot comes and goes beside it.
 """
 
 from __future__ import annotations
@@ -15,20 +17,29 @@ import msgspec
 
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
-from torpor.shared.errors import InvalidInput, SnapshotMissing, StoreCorrupt, StoreMissing
+from torpor.shared.errors import (
+    InvalidInput,
+    SnapshotKept,
+    SnapshotMissing,
+    StoreCorrupt,
+    StoreMissing,
+)
 from torpor.shared.format.names import manifest_key, snapshot_of
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName, learned
 
 MOST_REASON: Final = 500
 """The most characters of a reason."""
 _MOST_BYTES: Final = 16 * 1024
+_UNREAD: Final = "torpor did not write its reason, or cannot read it"
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """Why a snapshot is kept, and since when."""
+    """Why a snapshot is kept, and since when. ``missed_in``: of a hold, the snapshot that missed
+    what this one holds."""
 
     reason: str
     pinned_unix: float
+    missed_in: SnapshotId | None = None
 
 
 def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reason: str) -> Pin:
@@ -43,46 +54,97 @@ def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reas
             f"why to keep snapshot {snapshot}"
         )
     made = Pin(why, time.time())
+    _write(store, workspace, snapshot, _key(workspace, snapshot), made)
+    return made
+
+
+def hold(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    reason: str,
+    missed_in: SnapshotId,
+) -> None:
+    """Pin a snapshot for what it alone holds. SnapshotMissing if there is no such snapshot."""
+    made = Pin(reason[:MOST_REASON], time.time(), missed_in)
+    _write(store, workspace, snapshot, _hold_key(workspace, snapshot), made)
+
+
+def _write(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, key: ObjectKey, made: Pin
+) -> None:
     # Write the pin first, then look for the snapshot. A deletion looks for pins once more after
     # it has deleted, so one of the two always sees the other (deletion.py).
-    key = _key(workspace, snapshot)
     store.put(key, store.signer.sign(key, msgspec.json.encode(made)))
     if store.head(manifest_key(workspace, snapshot)) is None:
-        unpin(store, workspace, snapshot)
+        store.delete([key])
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
             "pinned; list the snapshots to find its id"
         )
-    return made
 
 
 def unpin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-    """Remove a pin. Does nothing if the snapshot is not pinned."""
+    """Remove a user's pin. Does nothing if the snapshot is not pinned. SnapshotKept where torpor
+    pins it: only a deletion by its name gives up what it alone holds."""
     store.delete([_key(workspace, snapshot)])
+    found = holds(store, workspace, only=snapshot).get(snapshot)
+    if found is not None:
+        raise SnapshotKept(
+            f"torpor pins snapshot {snapshot} of workspace {workspace} in {store.address}: "
+            f"{found.reason}. No pin of yours is left on it. To give these files up, delete the "
+            f'snapshot by its name: delete_snapshots("{workspace}", ["{snapshot}"])'
+        )
+
+
+def holds(
+    store: ObjectStore, workspace: WorkspaceName, *, only: SnapshotId | None = None
+) -> dict[SnapshotId, Pin]:
+    """The snapshots that torpor pins for what they alone hold. One whose reason cannot be read is
+    held nevertheless."""
+    there = _times(store, _holds_prefix(workspace)) if only is None else [only]
+    found = {}
+    for snapshot in there:
+        key = _hold_key(workspace, snapshot)
+        if only is None or store.head(key) is not None:
+            found[snapshot] = _read(store, key) or Pin(_UNREAD, 0.0)
+    return found
+
+
+def let_go(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+    """End torpor's own pin of a snapshot; a user's pin stays. Idempotent."""
+    store.delete([_hold_key(workspace, snapshot)])
 
 
 def pinned(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, str]:
-    """The pinned snapshots and why each is kept."""
-    return {
-        snapshot: _reason(store, _key(workspace, snapshot))
-        for snapshot in pinned_ids(store, workspace)
-    }
+    """The pinned snapshots, by users and by torpor, and why each is kept."""
+    users = {one: _reason(store, _key(workspace, one)) for one in pin_times(store, workspace)}
+    return {one: pin.reason for one, pin in holds(store, workspace).items()} | users
 
 
 def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[SnapshotId]:
-    """The pinned snapshots by a listing alone."""
-    yield from pin_times(store, workspace)
+    """The pinned snapshots, by users and by torpor, by listings alone."""
+    yield from pin_times(store, workspace).keys() | _times(store, _holds_prefix(workspace)).keys()
 
 
-def is_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
-    """Whether one snapshot is pinned, by its own key and by no listing."""
-    return store.head(_key(workspace, snapshot)) is not None
+def is_pinned(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, *, by_user: bool = False
+) -> bool:
+    """Whether one snapshot is pinned, by its own keys and by no listing. ``by_user``: torpor's own
+    pins do not count."""
+    if store.head(_key(workspace, snapshot)) is not None:
+        return True
+    return not by_user and store.head(_hold_key(workspace, snapshot)) is not None
 
 
 def pin_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, float]:
-    """When each snapshot was pinned last, by the store's clock."""
+    """When users pinned each snapshot last, by the store's clock."""
+    return _times(store, _prefix(workspace))
+
+
+def _times(store: ObjectStore, prefix: str) -> dict[SnapshotId, float]:
     found = {}
-    for pin in store.list(_prefix(workspace)):
+    for pin in store.list(prefix):
         with suppress(InvalidInput):  # another program's object in this prefix
             found[snapshot_of(pin.key)] = pin.modified_unix
     return found
@@ -96,7 +158,7 @@ def is_own(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -
 def _reason(store: ObjectStore, key: ObjectKey) -> str:
     found = _read(store, key)
     if found is None:  # it is pinned nevertheless
-        return "torpor did not write its reason, or cannot read it"
+        return _UNREAD
     return found.reason
 
 
@@ -114,3 +176,11 @@ def _prefix(workspace: WorkspaceName) -> str:
 
 def _key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
     return ObjectKey(_prefix(workspace) + snapshot)
+
+
+def _holds_prefix(workspace: WorkspaceName) -> str:
+    return f"workspaces/{workspace}/holds/"
+
+
+def _hold_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
+    return ObjectKey(_holds_prefix(workspace) + snapshot)

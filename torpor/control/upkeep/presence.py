@@ -4,10 +4,10 @@ One listing decides nothing: a store may end a listing early, without an error, 
 newest keys. So each snapshot that something names and that a listing lacks is asked for by its own
 key. Only a deletion record explains that it is gone.
 
-What names a snapshot: its receipt, its pin, an open job, a rental that is open, and the machine
-that ended last. What a lineage names does not count: ancestors are deleted by design. Neither do
-jobs that have ended and the machines that ended before: retention deletes old snapshots, and
-versions of torpor without deletion records did so too.
+What names a snapshot: its receipt, its user's pin or torpor's own, an open job, a rental that is
+open, and the machine that ended last. What a lineage names does not count: ancestors are deleted by
+design. Neither do jobs that have ended and the machines that ended before: retention deletes old
+snapshots, and versions of torpor without deletion records did so too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from torpor.control.store.deletion_records import Deletions
 from torpor.control.store.receipts import receipt_names
 from torpor.control.store.seam import ObjectStore
-from torpor.control.upkeep.pins import pinned_ids
+from torpor.control.upkeep.pins import holds, pin_times
 from torpor.shared.errors import SnapshotMissing, StoreCorrupt
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -38,6 +38,7 @@ class NamedBy(NamedTuple):
 
 _PIN: Final = "its pin"
 _RECEIPT: Final = NamedBy("its receipt")
+_HOLD: Final = NamedBy("torpor's own pin")
 
 
 def all_named(
@@ -46,7 +47,8 @@ def all_named(
     """Every snapshot that something names. ``by_records``: those that jobs and rentals name. Ask
     before the manifests are listed: then each one that is there must be in that listing."""
     named = {**by_records, **dict.fromkeys(receipt_names(store, workspace), _RECEIPT)}
-    pins = pinned_ids(store, workspace)
+    named |= {held: _HOLD for held in holds(store, workspace) if held not in named}
+    pins = pin_times(store, workspace)
     return named | {pinned: NamedBy(_PIN, besides=named.get(pinned)) for pinned in pins}
 
 

@@ -8,19 +8,20 @@ The rules are restic's (``forget --keep-*``, https://restic.readthedocs.io/en/st
   that sleeps for a month loses nothing by it.
 * Each rule looks at all snapshots on its own; one that any rule keeps is kept. (borg and Proxmox
   differ: there a snapshot that one rule keeps does not count for the next.)
-* While a rule has not found as many as it wants, it keeps the oldest snapshot too, so that history
-  reaches back as far as it can.
+* While a rule has not found as many as it wants in the workspace, it keeps the oldest snapshot too,
+  so that history reaches back as far as it can.
 
 Periods begin where a clock in ``timezone`` says so; weeks begin on Monday (ISO 8601).
 
-The rules look at the whole workspace, and at each of its machines alone, so that the snapshots of
-one machine displace none of another machine. A machine that is neither rented nor has a snapshot
-within the window is no longer judged alone: an ended machine's snapshots grow old with those of the
-workspace. An unverified snapshot displaces no verified one: the rules look at the verified ones
-alone, too.
+The rules look at the whole workspace, and at each line of descent alone, so that the snapshots of
+one machine displace none of another machine that works beside it. A line is what a tip goes on
+from: 400 daily wakes, each on a new machine, are one line. A line that neither ends on a rented
+machine nor within the window is no longer judged alone: its snapshots grow old with those of the
+workspace, but for its tip, which stays. An unverified snapshot displaces no verified one: the rules
+look at the verified ones alone, too.
 
 What the rules would delete stays while it has work that no other snapshot has (lineage.py), and
-while it alone holds what newer ones miss (last_holders.py).
+while it alone holds what newer ones miss (superseded.py).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Retention(msgspec.Struct, frozen=True):
         return zone_named(self.timezone)
 
     def window_s(self) -> float:
-        """For how long after its newest snapshot a machine is judged alone: as far back as the
+        """For how long after its newest snapshot a line is judged alone: as far back as the
         longest rule looks."""
         spans = {rule: count * _SECONDS[rule] for rule, count in self.counts().items()}
         return max({**spans, "last": _MONTH_S if self.last else 0.0}.values())
@@ -105,9 +106,8 @@ def judge(
     saves: Mapping[SnapshotId, str] = {},
     rented: Mapping[str, float] = {},
 ) -> list[Judged]:
-    """A verdict for each snapshot, newest first. The newest, the newest verified one and the pinned
-    are always kept, and so are the newest of each machine that is rented or within the window, and
-    the one that was stored last.
+    """A verdict for each snapshot, newest first. The newest, the newest verified one, the pinned
+    and all tips are always kept, and so is the newest of each machine that is rented.
     ``saves``: those of open jobs, with the ids of the jobs, which delete them; they are kept, and
     count for no rule. ``rented``: when each machine that is rented now was asked for, by the
     store's clock."""
@@ -135,17 +135,13 @@ def judge(
     for line in (ruled, _verified(ruled)):
         for snapshot, rule in _ruled(line, retention):
             _add(reasons[snapshot], rule, rule)
-    for name, line in _judged_alone(newest_first, retention.window_s(), rented):
+    for name, line in _lines(newest_first, retention.window_s(), rented):
         counted = [entry for entry in line if entry.snapshot in counts]
         for part in (counted, _verified(counted)):
             if part and not reasons[part[0].snapshot]:
                 reasons[part[0].snapshot].append(f"newest of machine {name}")
-            for snapshot, rule in _ruled(part, retention):
+            for snapshot, rule in _ruled(part, retention, and_oldest=False):
                 _add(reasons[snapshot], rule, f"{rule} of machine {name}")
-        # A clock that was behind named it older. Without it, the machine looks older the next time.
-        last = max(counted, key=lambda entry: entry.stored_unix, default=None)
-        if last and not reasons[last.snapshot]:
-            reasons[last.snapshot].append(f"stored last of machine {name}")
     _keep_the_only_ones(newest_first, reasons)
     return [Judged(snapshot, found) for snapshot, found in reasons.items()]
 
@@ -158,16 +154,17 @@ def _keep_the_only_ones(
     that it names and that exist."""
     lines = {
         snapshot.snapshot: snapshot.lineage or Lineage.unknown(snapshot.snapshot)
-        for snapshot in _verified(newest_first)
+        for snapshot in newest_first
     }
+    sure = {snapshot.snapshot for snapshot in _verified(newest_first)}
     work = Work()
     for snapshot, line in lines.items():
-        for one in chain(line, lines.get) if reasons[snapshot] else ():
+        for one in chain(line, lines.get) if reasons[snapshot] and snapshot in sure else ():
             work.add(one)
     for snapshot, line in lines.items():
         if not reasons[snapshot] and not work.has(line):
             reasons[snapshot].append("no other snapshot has its work")
-            for one in chain(line, lines.get):
+            for one in chain(line, lines.get) if snapshot in sure else ():
                 work.add(one)
 
 
@@ -180,61 +177,57 @@ def _add(reasons: list[str], rule: str, words: str) -> None:
         reasons.append(words)
 
 
-class _Machine(NamedTuple):
+class _Line(NamedTuple):
+    """``name``: of the machine of its tip."""
+
     name: str
     taken: list[Taken]  # newest first
 
 
-def _judged_alone(
+def _lines(
     newest_first: Sequence[Taken], window_s: float, rented: Mapping[str, float]
-) -> Iterator[_Machine]:
-    """The machines that are rented or have a snapshot within the window. A snapshot whose machine
+) -> Iterator[_Line]:
+    """What each tip goes on from, with the tip, where its machine is rented or it was stored within
+    the window; and that of the newest snapshot of each rented machine. A snapshot whose machine
     only its manifest names may be of any rented machine that no snapshot names."""
-    latest_unix = max((entry.stored_unix for entry in newest_first), default=0.0)
-    named = {entry.machine for entry in newest_first}
+    lines = {one.snapshot: one.lineage or Lineage.unknown(one.snapshot) for one in newest_first}
+    older = {name for line in lines.values() for name in line.names}
+    by_time = sorted(newest_first, key=lambda one: (one.stored_unix, one.snapshot), reverse=True)
+    latest_unix = by_time[0].stored_unix if by_time else 0.0
+    named = {one.machine for one in newest_first}
     nameless = [asked_unix for name, asked_unix in rented.items() if name not in named]
-    for machine in _machines(newest_first):
-        newest_unix = max(taken.stored_unix for taken in machine.taken)
-        names = {taken.machine for taken in machine.taken} - {""}
-        is_rented = bool(names & rented.keys()) or (
-            not names and any(asked_unix <= newest_unix for asked_unix in nameless)
+    seen: set[str] = set()
+    for one in by_time:
+        line, machine = lines[one.snapshot], one.machine or one.agent
+        is_tip = one.snapshot not in older and (
+            line.content == one.snapshot or line.content not in older
         )
-        if is_rented or latest_unix - newest_unix <= window_s:
-            yield machine
+        is_rented = one.machine in rented or (
+            not one.machine and any(asked_unix <= one.stored_unix for asked_unix in nameless)
+        )
+        if not (is_rented and machine not in seen) and not (
+            is_tip and (is_rented or latest_unix - one.stored_unix <= window_s)
+        ):
+            continue
+        seen.add(machine)
+        work = Work(chain(line, lines.get))
+        yield _Line(machine, [other for other in newest_first if work.names(other.snapshot)])
 
 
-def _machines(newest_first: Sequence[Taken]) -> list[_Machine]:
-    """The snapshots by what their machines call themselves, and again by what the control side
-    calls those: a machine that lies about itself, or was cloned, displaces nothing of another."""
-    agents: dict[str, list[Taken]] = {}
-    machines: dict[str, list[Taken]] = {}
-    for entry in newest_first:
-        if entry.agent:
-            agents.setdefault(entry.agent, []).append(entry)
-        if entry.machine:
-            machines.setdefault(entry.machine, []).append(entry)
-    return [
-        *(_Machine(name, taken) for name, taken in machines.items()),
-        *(_Machine(_name(agent, taken), taken) for agent, taken in agents.items()),
-    ]
-
-
-def _name(agent: str, taken: Sequence[Taken]) -> str:
-    return next((entry.machine for entry in taken if entry.machine), agent)
-
-
-def _ruled(taken: Sequence[Taken], retention: Retention) -> Iterator[tuple[SnapshotId, str]]:
+def _ruled(
+    taken: Sequence[Taken], retention: Retention, *, and_oldest: bool = True
+) -> Iterator[tuple[SnapshotId, str]]:
     """What the rules keep of these, newest first, each with the rule."""
     newest_first = [entry.snapshot for entry in taken]
     zone = retention.zone()
     for rule, count in retention.counts().items():
-        for snapshot in _kept_by(newest_first, count, rule, zone):
+        for snapshot in _kept_by(newest_first, count, rule, zone, and_oldest):
             period = "" if rule == "last" else f" {_period(snapshot, rule, zone)}"
             yield snapshot, rule + period
 
 
 def _kept_by(
-    newest_first: Sequence[SnapshotId], count: int, rule: str, zone: ZoneInfo
+    newest_first: Sequence[SnapshotId], count: int, rule: str, zone: ZoneInfo, and_oldest: bool
 ) -> list[SnapshotId]:
     kept: list[SnapshotId] = []
     last_period = ""
@@ -242,7 +235,7 @@ def _kept_by(
         if len(kept) == count:
             break
         period = str(number) if rule == "last" else _period(snapshot, rule, zone)
-        if period != last_period or number == len(newest_first) - 1:
+        if period != last_period or (and_oldest and number == len(newest_first) - 1):
             kept.append(snapshot)
             last_period = period
     return kept

@@ -216,9 +216,10 @@ class Tree:
         ]
 
 
-def missed(before: Tree, now: Tree) -> Missed | None:
+def missed(before: Tree, now: Tree, later: Tree | None = None) -> Missed | None:
     """The files of ``before`` that ``now`` misses; None where there are none. Files that ``now``
-    lacks and does not miss were deleted by their user."""
+    lacks and does not miss were deleted by their user. What ``later`` has again, by its name or by
+    a new one, is back."""
     lost: list[int] = []
     new: Counter[Hashable] | None = None
     is_empty = not any(now.amount(number).files for number in range(len(now.roots)))
@@ -237,9 +238,26 @@ def missed(before: Tree, now: Tree) -> Missed | None:
             lost += gone
         else:
             lost += sorted(before.below(gone, places))
+    if later is not None:
+        lost = _not_back(before, lost, later)
     if not lost:
         return None
     return Missed(*_amount(before, lost), before.first_of(lost))
+
+
+def has_all(now: Tree, before: Tree) -> bool:
+    """Whether ``now`` has each file of ``before``, by its name or by a new one."""
+    numbers = range(len(before.roots))
+    gone = [at for number in numbers for at in before.lacking(number, now)]
+    return not _not_back(before, gone, now)
+
+
+def _not_back(before: Tree, lost: Sequence[int], later: Tree) -> list[int]:
+    """Those that ``later`` has neither by their names nor by new ones."""
+    numbers = range(len(before.roots))
+    lacking = {at for number in numbers for at in before.lacking(number, later)}
+    gone = [position for position in lost if position in lacking]
+    return [*_not_moved(before, gone, _new_files(later, before))] if gone else []
 
 
 def content_of(file: Entry, chunks: Sequence[Chunk]) -> Hashable:

@@ -1,0 +1,276 @@
+"""What may go: the one rule of deletion, for retention, for the thinning of saves and for jobs.
+
+A snapshot may go only if it is *superseded*: a verified snapshot goes on from it, and what it holds
+and its successors lack was deleted by its user. What a machine *missed* (format/missed.py) was not
+deleted by its user. The last snapshot that holds missed files is pinned by torpor, and the pin says
+what it holds: where a newer snapshot is verified, where a wake brings one, and before a snapshot
+goes, as nothing can be compared with it afterwards. So a loss that was found once stays known when
+the snapshot that showed it is deleted, or when the bucket is copied. Such a pin ends where the user
+deletes the snapshot by its name.
+
+Rule 13 of docs/contributing/safety.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from torpor.control.losses import clean, size
+from torpor.control.safety import Verified, check_whole, stored_packs
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import find_snapshot, open_manifest
+from torpor.control.upkeep.deletion import delete_snapshot
+from torpor.control.upkeep.lineage import Lines
+from torpor.control.upkeep.pins import hold, holds, let_go, pin_times
+from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing, StoreArchived
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.missed import Missed, Tree, has_all, missed
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import ObjectKey, SnapshotId, StoredObject, WorkspaceName
+
+_TREES: Final = 3
+"""Trees of files in memory: the snapshot that may go, a successor, and the verified one."""
+_MOST_NAME: Final = 80
+"""Characters of a file's name in a pin's reason."""
+
+
+class Held(NamedTuple):
+    """A snapshot that torpor has pinned, and what it alone holds."""
+
+    snapshot: SnapshotId
+    reason: str
+
+
+class Ended(NamedTuple):
+    """``deleted``: oldest first. ``held``: those that stay for what they alone hold."""
+
+    deleted: list[SnapshotId]
+    held: list[Held]
+
+
+class Stays(NamedTuple):
+    """Why a snapshot may not go. ``missed_in``: the later one that misses what it alone holds."""
+
+    why: str
+    missed_in: SnapshotId | None = None
+
+
+class Succession:
+    """The snapshots of a workspace, of which those that are superseded may go. ``proven``: what is
+    known to be whole beside the snapshots with a receipt."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        workspace: WorkspaceName,
+        seal: Seal,
+        proven: Iterable[SnapshotId] = (),
+    ) -> None:
+        self.lines = Lines.of(store, workspace, seal)
+        self._store = store
+        self._workspace = workspace
+        self._seal = seal
+        self._holds = holds(store, workspace)
+        self._kept = {*self._holds, *pin_times(store, workspace)}
+        self._proven = set(proven)
+        self._whole: dict[SnapshotId, bool] = {}
+        self._packs: dict[ObjectKey, StoredObject] | None = None  # listed once
+        self._newest: dict[SnapshotId, list[SnapshotId]] = {}
+        self._trees: dict[SnapshotId, Tree] = {}  # the one that was used last stands last
+
+    @classmethod
+    def of(cls, store: ObjectStore, verified: Verified, seal: Seal) -> Succession:
+        """After a snapshot was ``verified``. SnapshotMissing, and nothing may go, where that one is
+        gone."""
+        workspace = verified.workspace
+        if store.head(manifest_key(workspace, verified.snapshot)) is None:
+            raise SnapshotMissing(
+                f"snapshot {verified.snapshot} of workspace {workspace} disappeared from "
+                f"{store.address} after it was verified: nothing was deleted; run the backup again"
+            )
+        return cls(store, workspace, seal, [verified.snapshot])
+
+    def prove(self, snapshot: SnapshotId) -> bool:
+        """Take a snapshot that is whole for verified; False where it is not whole."""
+        if self._is_whole(snapshot):
+            self._proven.add(snapshot)
+        return snapshot in self._proven
+
+    def hold(self, newest: SnapshotId) -> list[Held]:
+        """Pin those before ``newest`` that alone hold what it lacks: what it went on from, back to
+        the nearest that its own run has verified, before which it was compared in the same way."""
+        held: list[Held] = []
+        later = [newest]  # back to the nearest that is whole
+        for before in self.lines.going_back(newest):
+            is_whole = self._is_whole(before.snapshot)
+            for other in later if is_whole else ():
+                held += self._hold_for(before.snapshot, other, [newest])
+            if before.compared and is_whole:
+                break
+            later = [before.snapshot] if is_whole else [before.snapshot, *later]
+        return held
+
+    def release(self, newest: SnapshotId) -> None:
+        """End the pins that torpor made of what ``newest`` goes on from, where it has again what
+        was missed. It is verified."""
+        for snapshot, pin in self._holds.items():
+            is_later = snapshot != newest and self.lines.goes_on_from(newest, snapshot)
+            if not is_later or self.lines.are_equal(newest, snapshot):
+                continue
+            with suppress(SnapshotError):
+                if self._is_back(snapshot, pin.missed_in, newest):
+                    let_go(self._store, self._workspace, snapshot)
+                    self._kept.discard(snapshot)
+
+    def named(self, snapshot: SnapshotId) -> list[Held]:
+        """What is pinned before a user's deletion of a snapshot that was named, whatever it alone
+        holds: what comes before it, where that alone holds then what others lack."""
+        before = self.lines.before(snapshot)
+        if before is None:
+            return []
+        held = self._hold_for(before, snapshot, self._newest_heirs(snapshot))
+        self.lines.remove(snapshot)
+        self._newest = {}
+        for heir in self.lines.heirs(before):
+            held += self._hold_for(before, heir, self._newest_heirs(before))
+        return held
+
+    def why_stays(self, snapshot: SnapshotId) -> Stays | None:
+        """Why the snapshot may not go; None where it is superseded."""
+        newest = [heir for heir in self._newest_heirs(snapshot) if self._is_whole(heir)]
+        if not newest:
+            return Stays("no verified snapshot has its work")
+        try:
+            self._tree(snapshot)
+        except SnapshotError:
+            return Stays("its manifest cannot be read")
+        seen, later = {snapshot}, self.lines.heirs(snapshot)
+        while later:
+            heir = later.pop(0)
+            if heir in seen:
+                continue
+            seen.add(heir)
+            found = self._missed(snapshot, heir, newest)
+            if found is not None:
+                return Stays(_words(found), heir)
+            if not self._is_whole(heir):  # it shows what was missed, and holds nothing
+                later += self.lines.heirs(heir)
+        return None
+
+    def end(self, wanted: Iterable[SnapshotId], why: str) -> Ended:
+        """Delete those of the ``wanted`` that are superseded and not pinned; ``why`` stands in
+        their deletion records. What alone holds something is pinned."""
+        ended = Ended([], [])
+        for snapshot in self.lines.oldest_first(wanted):
+            if snapshot in self._kept:
+                continue
+            with suppress(SnapshotKept, SnapshotMissing):  # another run works on it
+                stays = self.why_stays(snapshot)
+                if stays is not None:
+                    if stays.missed_in is not None:
+                        ended.held.append(self._pin(snapshot, stays.why, stays.missed_in))
+                    continue
+                before = self.lines.before(snapshot)
+                if before is not None:  # it is compared with the one before for the last time
+                    newest = self._newest_heirs(snapshot)
+                    ended.held.extend(self._hold_for(before, snapshot, newest))
+                delete_snapshot(self._store, self._workspace, snapshot, why=why)
+                ended.deleted.append(snapshot)
+                self.lines.remove(snapshot)
+        return ended
+
+    def _hold_for(
+        self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
+    ) -> list[Held]:
+        """Pin ``before`` for what ``other`` misses. SnapshotMissing where it is gone."""
+        lost = self._missed(before, other, newest)
+        if lost is None or before in self._holds:
+            return []
+        return [self._pin(before, _words(lost), other)]
+
+    def _pin(self, snapshot: SnapshotId, reason: str, missed_in: SnapshotId) -> Held:
+        hold(self._store, self._workspace, snapshot, reason, missed_in)
+        self._kept.add(snapshot)
+        return Held(snapshot, reason)
+
+    def _is_back(
+        self, snapshot: SnapshotId, missed_in: SnapshotId | None, newest: SnapshotId
+    ) -> bool:
+        """Whether ``newest`` has what each later one misses of a snapshot."""
+        if missed_in is None or not self.lines.exists(missed_in):
+            return has_all(self._tree(newest), self._tree(snapshot))
+        later = [missed_in, *self.lines.heirs(snapshot)]
+        return all(self._missed(snapshot, one, [newest]) is None for one in later)
+
+    def _missed(
+        self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
+    ) -> Missed | None:
+        """What ``other`` misses of what ``before`` holds, where none of the ``newest`` has that
+        again. One that is equal to ``before`` is no later state, and no wake names it. What cannot
+        be read holds nothing, and shows nothing."""
+        lost = None
+        with suppress(SnapshotError):
+            lost = missed(self._tree(before), self._tree(other))
+            for one in newest if lost is not None else ():
+                if one != other and not self.lines.are_equal(one, before):
+                    lost = missed(self._tree(before), self._tree(other), self._tree(one))
+                if lost is None:
+                    return None
+        return lost
+
+    def _newest_heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        """The verified snapshots that go on from it, or are equal to it, and from which no other
+        verified one goes on."""
+        waiting, seen = [snapshot], {snapshot}
+        while waiting:  # what goes on from a snapshot is looked at before it
+            one = waiting[-1]
+            heirs = self.lines.heirs(one)
+            new = [heir for heir in heirs if heir not in self._newest and heir not in seen]
+            if new:
+                seen.update(new)
+                waiting += new
+                continue
+            waiting.pop()
+            found = dict[SnapshotId, None]()
+            for heir in heirs:
+                if beyond := self._newest.get(heir):
+                    found.update(dict.fromkeys(beyond))
+                elif heir in self._proven or self.lines.is_verified(heir):
+                    found[heir] = None
+            self._newest[one] = [*found]
+        return [heir for heir in self._newest[snapshot] if self.lines.exists(heir)]
+
+    def _is_whole(self, snapshot: SnapshotId) -> bool:
+        """Whether it can be read, and its packs are there, as far as the store shows them."""
+        if snapshot not in self._whole:
+            try:
+                if not (snapshot in self._proven or self.lines.is_verified(snapshot)):
+                    if self._packs is None:
+                        self._packs = stored_packs(self._store, self._workspace)
+                    found = find_snapshot(self._store, self._workspace, snapshot)
+                    check_whole(self._store, found, self._seal, packs=self._packs)
+                self._tree(snapshot)
+                self._whole[snapshot] = True
+            except (SnapshotError, StoreArchived):
+                self._whole[snapshot] = False
+        return self._whole[snapshot]
+
+    def _tree(self, snapshot: SnapshotId) -> Tree:
+        if snapshot not in self._trees:
+            manifest, _ = open_manifest(self._store, self._workspace, snapshot, self._seal)
+            self._keep(snapshot, Tree(manifest))
+        self._trees[snapshot] = self._trees.pop(snapshot)
+        return self._trees[snapshot]
+
+    def _keep(self, snapshot: SnapshotId, tree: Tree) -> None:
+        while len(self._trees) >= _TREES:
+            del self._trees[next(iter(self._trees))]
+        self._trees[snapshot] = tree
+
+
+def _words(lost: Missed) -> str:
+    files = f"{lost.files:,} file{'' if lost.files == 1 else 's'} ({size(lost.size)})"
+    names = ", ".join(clean(name)[-_MOST_NAME:] for name in lost.names)
+    return f"it alone holds {files} that a later snapshot missed and nobody deleted: {names}"
