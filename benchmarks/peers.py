@@ -3,9 +3,11 @@
     python -m benchmarks.peers [--gib 2] [--rounds 1] [--line-mib-s 0] [--folder /dev/shm]
                                [--keep NAME]
 
-Prints a table and keeps JSON under benchmarks/results. Each step of each tool runs alone; the
-S3 server (SeaweedFS) shares the machine with them, as it would on a small host. ``--line-mib-s``
-puts a line of that rate, each way, between all tools and the server: what a rented machine has.
+Prints a table and keeps JSON under benchmarks/results. restic is Debian sid's where apt can get it,
+and the installed one elsewhere; its restore has a new cache, as on a new machine. Each step of each
+tool runs alone; the S3 server (SeaweedFS) shares the machine with them, as it would on a small
+host. ``--line-mib-s`` puts a line of that rate, each way, between all tools and the server: what a
+rented machine has.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.current_restic import use_current_restic
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from benchmarks.shaping import Shaper
@@ -52,10 +55,13 @@ def main() -> None:
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
     rounds = []
-    for _ in range(options.rounds):  # each in a folder of its own: memory holds one
-        with tempfile.TemporaryDirectory(prefix="torpor-peers-", dir=options.folder) as scratch:
-            rounds.append(_round(Path(scratch), options.gib, options.line_mib_s * MIB))
-    result = {"line_mib_s": options.line_mib_s, **_result(rounds, options.gib)}
+    with tempfile.TemporaryDirectory(prefix="torpor-restic-") as programs:
+        version = use_current_restic(Path(programs))
+        for _ in range(options.rounds):  # each in a folder of its own: memory holds one
+            with tempfile.TemporaryDirectory(prefix="torpor-peers-", dir=options.folder) as scratch:
+                rounds.append(_round(Path(scratch), options.gib, options.line_mib_s * MIB))
+    measured = _result(rounds, options.gib)
+    result = {"line_mib_s": options.line_mib_s, "restic": version, **measured}
     _print(result)
     if options.keep:
         print(f"\nkept as {write_result(options.keep, result)}")
@@ -155,7 +161,10 @@ def _result(rounds: list[dict[str, Any]], gib: float) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(f"{result['files']:,} files, {result['bytes']:,} bytes; wall / CPU seconds (medians)")
+    print(
+        f"{result['files']:,} files, {result['bytes']:,} bytes; {result['restic']}; "
+        "wall / CPU seconds (medians)"
+    )
     print(f"{'':16}" + "".join(f"{step:>18}" for step in STEPS) + f"{'stored':>16}")
     for name, figures in result["tools"].items():
         cells = "".join(

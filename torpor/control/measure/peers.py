@@ -46,9 +46,10 @@ class Tool(NamedTuple):
 
 
 def restic(settings: S3Settings, below: str, folder: Path, cache: Path) -> Tool:
-    """restic into a fresh repository below ``below``."""
+    """restic into a fresh repository below ``below``, with a cache in ``cache`` and another one for
+    the restore, as on a new machine: it begins empty each time."""
     _found("restic")
-    env = _environment(settings) | {"RESTIC_CACHE_DIR": str(cache)}
+    env = _environment(settings) | {"RESTIC_CACHE_DIR": str(cache / "kept")}
     keys = _keys(settings) | {"RESTIC_PASSWORD_FILE": secrets.token_hex(16)}
     endpoint = settings.endpoint_url or "https://s3.amazonaws.com"
     base = ["restic", "-r", f"s3:{endpoint}/{settings.bucket}/{below}/restic", "-q"]
@@ -58,7 +59,9 @@ def restic(settings: S3Settings, below: str, folder: Path, cache: Path) -> Tool:
         return timed([[*base, "backup", "."]], env, keys, folder)
 
     def restore(target: Path) -> Cost:
-        return timed([[*base, "restore", "latest", "--target", str(target)]], env, keys, folder)
+        fresh = env | {"RESTIC_CACHE_DIR": str(cache / "new")}
+        shutil.rmtree(cache / "new", ignore_errors=True)
+        return timed([[*base, "restore", "latest", "--target", str(target)]], fresh, keys, folder)
 
     return Tool("restic", f"{below}/restic/", backup, backup, restore)
 
