@@ -69,7 +69,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "metrics": {"watch_report"},
         "safety": {"store"},
         "reconciliation": {"providers", "rental", "reports"},
-        "upkeep": {"safety", "reports", "store", "zones"},
+        "upkeep": {"losses", "safety", "reports", "store", "zones"},
         "providers": {"safety", "ports", "processes", "variables"},
         "rental": {"providers", "remote", "reports", "safety", "store"},
         "measure": {"drawing", "processes", "store", "store_prices"},

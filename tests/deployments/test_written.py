@@ -106,10 +106,10 @@ def test_a_deleted_work_pool_is_put_back(clone: Clone) -> None:
 def test_after_a_change_of_the_code_or_of_the_server_everything_is_written(clone: Clone) -> None:
     elsewhere = Written.read(clone.installation, "http://127.0.0.1:1/api")
     assert elsewhere.deployments == {}
-    clone.file.write_text(FLOW.replace("more: int = 1", "more: int = 2"))
+    clone.file.write_text(FLOW.replace("more: int = 1", "more: int = 1234"))
     assert clone.loads_on_registering()
     more = clone.ask("GET", clone.url)["parameter_openapi_schema"]["properties"]["more"]
-    assert more["default"] == 2
+    assert more["default"] == 1234
 
 
 def test_notes_that_cannot_be_read_count_as_none(clone: Clone) -> None:
