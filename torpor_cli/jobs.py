@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from operator import attrgetter
 from typing import Annotated, Literal
 
@@ -98,6 +99,13 @@ def _ask(workspace: str, nodes: int, change: WantChange, *, wide: bool) -> None:
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
+            other = " as --gpu, --image and --spot say" if change != WantChange() else ""
+            print(
+                f"torpor: the job runs on the machine that workspace {workspace} is on. Where that "
+                f"is lost, the job rents another one{other}, at most at the highest price of the "
+                "workspace",
+                file=sys.stderr,
+            )
             return
         try:
             after = ", and another one whenever one is lost"

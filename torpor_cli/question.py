@@ -26,11 +26,17 @@ def ask_to_rent(
     """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``after``: what else may be
     rented after a yes."""
+    from torpor.control.rental.renting import MOST_ATTEMPTS
+
     found = offers_of(workspace, snapshot, starts=starts, change=change)
     print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
-    price = found.fitting[0].offer.bound_usd_h * count
+    tried = [one.offer.bound_usd_h * count for one in found.fitting[:MOST_ATTEMPTS]]
+    price, most = tried[0], max(tried)
     machines = "a machine" if count == 1 else f"{count} machines"
-    asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day{after}?"
+    asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day"
+    if most > price:
+        asked += f" (up to {most:.3f} $/h where the first offers fail)"
+    asked += f"{after}?"
     if not sys.stdin.isatty():
         raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
     if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):

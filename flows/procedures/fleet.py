@@ -27,6 +27,7 @@ from tasks.replicas import restore_share, serve_packs
 from tasks.restore import check_restore, finish_first, finish_restore, new_restore, woken
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from torpor.control.providers.offers import preference
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
@@ -304,9 +305,12 @@ class Fleet:
             own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
             return self._restore(candidate, own)
         fitting = self._offers.fitting
-        # Not all on the cheapest one; but machines that work together are alike.
-        first = 0 if self._together else candidate.number % max(1, len(fitting))
-        offers = Offers([*fitting[first:], *fitting[:first]], [])
+        # Not all on the cheapest one, but on the GPU that is preferred; and machines that work
+        # together are alike.
+        places = [preference(offer, self._opened.spec.want) for offer in fitting]
+        alike = places.count(min(places, default=0))
+        first = 0 if self._together else candidate.number % max(1, alike)
+        offers = Offers([*fitting[first:alike], *fitting[:first], *fitting[alike:]], [])
         nap = self._nap_on if left else self._nap  # what was found is not just left again
         tenancy = create_machine(self._held, offers, left, nap)
         with tenancy:

@@ -18,10 +18,11 @@ import pytest
 from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.jobs.listing import JobAnswer, JobLog
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import WorkspaceName
 from torpor_cli import setup
 from torpor_cli.app import app
+from torpor_cli.question import ask_to_rent
 
 ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
 
@@ -258,6 +259,21 @@ def test_an_unattended_init_names_the_option_of_the_highest_price(
     with pytest.raises(InvalidInput, match="Highest price"):
         _init()
     assert saved == []
+
+
+def test_the_question_names_what_a_dearer_offer_would_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wish of several GPUs ranks by preference first."""
+    sold = [SimpleNamespace(offer=SimpleNamespace(bound_usd_h=price)) for price in (0.4, 0.5, 30.0)]
+    found = SimpleNamespace(fitting=sold, rows=list)
+    monkeypatch.setattr("torpor_cli.question.offers_of", lambda *_, **__: found)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "no")
+    with pytest.raises(RunCancelled):
+        ask_to_rent("mywork", "newest", 2, starts=True)
+    assert "at 0.800 $/h, 19.20 $ a day (up to 60.000 $/h where the first offers fail)?" in asked[0]
 
 
 def _saved_by_init(

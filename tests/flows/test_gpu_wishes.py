@@ -61,6 +61,12 @@ def test_a_replicate_and_a_create_rent_what_they_are_told(lab_of_gpus: Lab) -> N
     assert _ordered(lab_of_gpus) == ["here", "there"]
 
 
+def test_replicas_are_rented_on_the_preferred_gpu_while_there_is_one(lab_of_gpus: Lab) -> None:
+    """Each begins with another offer, and none with a GPU that is only the second wish."""
+    replicate_plainly(lab_of_gpus.opened, count=3, gpu="L40S, H100")
+    assert sorted(_ordered(lab_of_gpus)) == ["here", "here", "there"]
+
+
 def test_what_is_not_understood_or_would_be_ignored_is_refused_before_anything_is_rented(
     lab_of_gpus: Lab,
 ) -> None:

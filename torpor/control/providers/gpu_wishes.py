@@ -22,6 +22,7 @@ GRAMMAR: Final = (
 )
 _TIMES: Final = re.compile(r"(\d+)\s*x\s+(.+)|(\d+)x(.+)", re.IGNORECASE)  # as offers write it
 _COUNT: Final = re.compile(r"(.+?)\s*:\s*(\d+)")
+_COUNTED: Final = re.compile(r"\b\d+\s*x\b|\bx\s*\d+\b|:\s*\d+\b(?!\s*gi?b)", re.IGNORECASE)
 _MEMORY: Final = re.compile(r"(\d+) ?gi?b ?\+?", re.IGNORECASE)
 _SHAPE: Final = re.compile(r"[A-Z]{1,5}\d{1,4}[A-Z0-9]*|RTX .+")
 _BESIDE: Final = ("GB200", "GB300", "GH200", "H20", "H800", "L2", "L20", "T4G", "MI355X", "V100S")
@@ -88,6 +89,8 @@ def _wish(text: str, count: int) -> GpuWish:
         name, count = counted[1], int(counted[2])
     if not 1 <= count <= MOST_GPUS:
         raise InvalidInput(f"the GPU {text!r} is wanted {count} times: 1 to {MOST_GPUS} times")
+    if _COUNTED.search(name):  # else it would be dropped, and one GPU be rented
+        raise InvalidInput(f"the number of GPUs in {text!r} is not understood. Please {GRAMMAR}")
     name = " ".join(name.replace(":", " ").split())
     if name.lower() == "none":
         return GpuWish("none", 0)
