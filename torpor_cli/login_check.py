@@ -22,6 +22,11 @@ from typing import Any, Final
 MARK: Final = "# torpor: "
 """Begins the first line of a file that can be checked; what to check follows as JSON."""
 MET: Final = "--met"
+_NOTED: Final = frozenset(
+    {"server", "record", "authorities", "authority", "host_key", "host", "port"}
+    | {"knock", "knock_port"}
+)
+"""What this version writes in that line. A file of another version is not current."""
 _WITHIN_S: Final = 2.0
 _MOST_BYTES: Final = 1 << 20
 
@@ -41,7 +46,7 @@ def main(arguments: list[str]) -> int:
 def is_current(file: Path) -> bool:
     """Whether the rental still is handed over, and its machine answers where the file says."""
     noted = _noted(file)
-    if noted is None or noted["server"] != _server():
+    if noted is None or not noted.keys() >= _NOTED or noted["server"] != _server():
         return False
     answers: list[bool] = []
     knock = threading.Thread(target=lambda: answers.append(_answers(noted)), daemon=True)

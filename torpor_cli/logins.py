@@ -77,7 +77,7 @@ def is_set_up() -> bool:
 def keep_current() -> None:
     """Write our part of the configuration anew where the user's includes it: this torpor may be
     another version, in another folder."""
-    with suppress(OSError):
+    with suppress(OSError, TorporError):
         if is_set_up():
             write_config()
 
@@ -104,6 +104,7 @@ def write_config() -> Path:
             _write(host, "")
         refresh = ["-P", "-m", "torpor_cli", "ssh", "--refresh", name]
         command = shlex.join([*_check(), str(host), *refresh]).replace('"', '\\"')
+        command = command.replace("%", "%%")
         lines += [f'Match originalhost {name} exec "{command}"', f'    Include "{host}"', ""]
         lines += [f"Match originalhost {_jump_of(name)}", f'    Include "{host}"', ""]
     _write(_config(), "\n".join(lines))
@@ -183,6 +184,11 @@ def _what_to_check(opened: Any, machine: Machine, endpoint: Endpoint) -> str:
     if choice is None or machine.label is None:
         return ""
     import certifi
+    from prefect.settings import get_current_settings
+
+    asked = choose_server(set_in=str(get_current_settings().api.url or ""))
+    if asked is None or asked.taken.api_url != choice.taken.api_url:
+        return ""  # a prefect.toml names the server: the check would look for another one
 
     key = opened.rentals.key(machine.label)
     outer = endpoint.jump or endpoint
