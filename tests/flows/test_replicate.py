@@ -351,7 +351,8 @@ def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_e
         return reach(provider, machine, **options)
 
     monkeypatch.setattr(renting, "wait_until_reachable", too_late_once)
-    offers = opened.providers[0].offers(Want()) * 2
+    (offer,) = opened.providers[0].offers(Want())
+    offers = [offer, msgspec.structs.replace(offer, id="another")]
     monkeypatch.setattr(FolderMarket, "offers", lambda *_: offers)
     report = kept.replicate(count=1)
     assert len(report.ready) == 1
