@@ -172,6 +172,7 @@ model: setup
 
 # Autosaves, vanishing folders, lost machines and late writes: what was saved last is brought or named.
 saves: setup
+	$(BIN)/python -m tests.saves.rules
 	$(BIN)/python -m tests.saves
 
 # Broken objects that a verify has to find; then the bucket is the attacker, while torpor goes on.

@@ -94,8 +94,9 @@ class Judge:
     ) -> None:
         """The store has a snapshot that is older than others which the machine has made since: they
         have seen what it holds overwritten or deleted. ``before``: what the machine owed then."""
-        self.saves[snapshot] = Save(snapshot, tree, False, before)
         line = self._lines[machine]
+        holds = {v: of for v, of in line.items() if tree.get(v.path) == v.content}
+        self.saves[snapshot] = Save(snapshot, tree, False, before | holds)
         for version, holder in before.items():
             if line.get(version) is not holder or tree.get(version.path) == version.content:
                 continue
@@ -119,13 +120,11 @@ class Judge:
             for version, holder in [*holders.items()]:
                 if holder.snapshot == snapshot and not version.missed:
                     holders[version] = self._another(version, listed) or holder
-        trees = [self.saves[one].tree for one in listed if one in self.saves]
-        left = [tree for tree in trees if tree != gone]
+        left = [one for one in listed if one in self.saves and self.saves[one].tree != gone]
         for version, holder in self._holders.items():
             if version.missed and holder.snapshot == snapshot:
                 version.over = version.over or "its user dropped the last save that held it"
-            held = gone.get(version.path) == version.content
-            if held and not any(tree.get(version.path) == version.content for tree in left):
+            if _has(version, [gone]) and self._another(version, left) is None:
                 version.over = version.over or "its user deleted the snapshot"
 
     def destroyed(self, machine: str, tree: Tree) -> list[str]:
@@ -165,7 +164,8 @@ class Judge:
     def _another(self, version: Version, listed: Iterable[SnapshotId]) -> Save | None:
         """The newest save that is there and holds it."""
         there = [self.saves[name] for name in listed if name in self.saves]
-        return next((one for one in there[::-1] if _has(version, [one.tree])), None)
+        owed = (one for one in there[::-1] if version in one.owed)
+        return next((one for one in owed if _has(version, [one.tree])), None)
 
     def _hold(self, version: Version, save: Save, line: dict[Version, Save]) -> None:
         version.missed = False

@@ -96,8 +96,15 @@ class Rules:
         delete_snapshot(store, DEMO, snapshot, named=True)
 
     def line(
-        self, before: Lineage | None, snapshot: SnapshotId, equal: bool, autosave: bool
+        self,
+        before: Lineage | None,
+        snapshot: SnapshotId,
+        there: list[SnapshotId],
+        *,
+        equal: bool,
+        autosave: bool,
     ) -> Lineage:
+        """What a machine says that its next snapshot goes on from; ``there``: what exists."""
         return Lineage.after(before, snapshot, equal=equal, autosave=autosave)
 
 
@@ -116,7 +123,6 @@ class Model:
         self._ended: dict[str, Machine] = {}
         self._sent: Counter[str] = Counter()
         self._newest: Counter[str] = Counter()
-        self._older: set[SnapshotId] = set()  # as they arrived: the judge knows less of them
         self._count = 0
         self._new_machine({}, None, None)
         for _ in range(20):
@@ -204,7 +210,7 @@ class Model:
         equal = bool(of.line and of.line.snapshot in self._trees) and (
             of.tree == self._trees[of.line.snapshot][0] if of.line else False
         )
-        of.line = self._rules.line(of.line, snapshot, equal, own)
+        of.line = self._rules.line(of.line, snapshot, self._listed(), equal=equal, autosave=own)
         self._trees[snapshot] = dict(of.tree), of.line
         manifest = honest(
             snapshot=snapshot,
@@ -268,7 +274,6 @@ class Model:
             self._judge.accept(late.judged, late.snapshot, late.tree, verified=False)
         else:
             self._judge.arrive(late.judged, late.snapshot, late.tree, late.owed)
-            self._older.add(late.snapshot)
         self._did(late.judged, f"{late.snapshot} arrives")
 
     def _back_up(self, machine: str) -> None:
@@ -322,7 +327,7 @@ class Model:
     def _set_back(self, machine: str) -> None:
         """A sync to an earlier snapshot."""
         of, snapshot = self._machines[machine], self._rng.choice(self._listed() or [None])
-        if snapshot is None or snapshot in self._older:
+        if snapshot is None:
             return
         tree, of.line = self._trees[snapshot]
         of.tree, of.names = dict(tree), []
