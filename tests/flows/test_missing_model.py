@@ -32,9 +32,9 @@ def test_a_stack_whose_commands_use_a_model_names_one(lab: Lab, given: dict[str,
 
 
 def test_a_model_that_nothing_fetches_must_be_in_the_workspace(lab: Lab) -> None:
-    stack = Stack(**SETUP, server=["serve", "{model_path}"], proof_answer="a")
+    stack = Stack(port=8000, server=["serve", "{model_path}"], proof_answer="a")
     with pytest.raises(InvalidInput, match="has no snapshot with one: put a model there first"):
-        run_plainly(lab.opened, deploy, stack)
+        run_plainly(lab.opened, deploy, stack, strategy="official")
     assert lab.market.orders == []
 
 
@@ -49,7 +49,7 @@ def test_an_image_of_one_s_own_may_have_the_model(
     assert begun == ["own"]
 
 
-@pytest.mark.parametrize("name", ["fetch", "setup"])
+@pytest.mark.parametrize("name", ["fetch", "setup"])  # which may know the place by itself
 def test_a_model_that_a_command_may_bring_need_not_be_there(name: str) -> None:
-    given = {**SETUP, "server": ["serve", "{model_path}"], name: ["get", "{model_path}/m"]}
+    given = {**SETUP, "server": ["serve", "{model_path}"], name: ["sh", "get-it"]}
     assert not Stack(**given, proof_answer="a").value().needs_model_there

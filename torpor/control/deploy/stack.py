@@ -97,8 +97,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_model_there(self) -> bool:
         """Whether its server reads a model that no command of it can bring."""
-        brings = any("{model_path}" in word or "{workspace}" in word for word in self.setup)
-        return not (self.fetch or brings) and any("{model_path}" in word for word in self.server)
+        return not (self.fetch or self.setup) and any(
+            "{model_path}" in word for word in self.server
+        )
 
     def check(self, strategy: Strategy) -> None:
         """InvalidInput where the stack lacks what its commands or the strategy need."""
