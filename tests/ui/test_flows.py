@@ -180,7 +180,7 @@ def test_forms_filled_and_submitted(
     deployments.see_fields("create")
     deployments.pick(NAME)
     run = deployments.submit("create")
-    assert run["parameters"] == {"workspace": reference}
+    assert run["parameters"] == {"workspace": reference, "gpu": "", "regions": []}
     (machine,) = list_machines(NAME)
     fill(place_of(installation, NAME))
 
@@ -216,6 +216,8 @@ def test_forms_filled_and_submitted(
         "full_check": False,
         "accept_paths": [],
         "dry_run": False,
+        "gpu": "",
+        "regions": [],
     }
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)
