@@ -11,6 +11,7 @@ from tasks.run_table import current_flow
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
+from torpor.control.deploy.bases import is_base
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
@@ -67,7 +68,8 @@ def verify(
     """Read the manifest back and compare every pack with what the store says it has. From then on
     the snapshot counts as one of ``machine``. Before it does, what alone holds what it lacks is
     pinned: the next look goes back to here, and no further."""
-    Succession(opened.store, stored.workspace, opened.seal).hold(stored.snapshot)
+    if not is_base(stored.workspace):
+        Succession(opened.store, stored.workspace, opened.seal).hold(stored.snapshot)
     try:
         verified = verify_snapshot(
             opened.store,

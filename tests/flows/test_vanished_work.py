@@ -18,10 +18,11 @@ from torpor.control.losses import OWN_FILES
 from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.autosaves import KEPT, thin
+from torpor.control.upkeep.pins import holds
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import UnsavedWork
 from torpor.shared.format import missed
-from torpor.shared.values import MachineId, SnapshotId
+from torpor.shared.values import BASE, MachineId, SnapshotId
 
 BOTH = ["~/workspace", "~/data"]
 
@@ -466,6 +467,24 @@ def test_what_a_killed_backup_alone_holds_outlives_retention_and_is_named(lab: L
     assert verdict.reasons[0].startswith("pinned: it alone holds 40 files")
     lab.lose_machines()
     assert any(holder in line for line in wake_plainly(lab.opened).warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "held"), [("mine", 1), (f"{BASE}{'0' * 32}", 0)], ids=["a user's", "an environment"]
+)
+def test_an_older_environment_of_a_stack_is_pinned_for_nothing(
+    lab: Lab, name: str, held: int
+) -> None:
+    """The setup makes it again, and a deploy deletes it."""
+    of = lab.named(name)
+    place = of.home(of.rent().id) / "workspace"
+    place.mkdir()
+    _fill(place, 40)
+    hibernate_plainly(of.opened, destroy=False)
+    for number in range(1, 40):
+        (place / f"{number}.txt").unlink()
+    hibernate_plainly(of.opened, destroy=False)
+    assert len(holds(of.store, of.opened.spec.name)) == held
 
 
 def test_a_wake_names_what_the_save_that_it_leaves_aside_misses(lab: Lab) -> None:

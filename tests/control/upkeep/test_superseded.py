@@ -15,7 +15,7 @@ from torpor.control.upkeep.autosaves import delete_superseded
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import holds, pin, pinned, unpin
 from torpor.control.upkeep.superseded import Succession
-from torpor.shared.errors import SnapshotKept
+from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import ObjectKey, SnapshotId
 
@@ -162,6 +162,51 @@ def test_a_users_own_pin_neither_ends_nor_replaces_torpors(history: History) -> 
     with pytest.raises(SnapshotKept, match="it alone holds 39 files"):
         unpin(history.store, DEMO, holder)
     assert history.end(holder) == []
+
+
+def test_a_holder_that_another_run_deletes_at_this_moment_ends_no_look_and_keeps_its_witness(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup goes on, and what shows the loss stays until the next one has looked."""
+    holder, witness = history.backup(MANY), history.unverified(FEW)
+    newest = history.unverified(FEW)
+    verified = verified_save(history.store, newest)
+
+    def gone(*_: object) -> None:
+        raise SnapshotMissing("it is gone at this moment")
+
+    with monkeypatch.context() as moment:
+        moment.setattr("torpor.control.upkeep.superseded.hold", gone)
+        assert Succession(history.store, DEMO, PLAIN).hold(newest) == []
+        ended = Succession.of(history.store, verified, PLAIN).end([witness], "asked")
+    assert ended == ([], [])
+    assert history.end(witness) == [witness]
+    assert history.held == [holder]
+
+
+def test_a_verified_snapshot_stays_where_only_an_unverified_one_is_equal(
+    store: MemoryStore,
+) -> None:
+    gone = put_save(store, 0, [], holds=MANY)
+    one, other = (put_save(store, at, [gone], holds=MANY, content=gone) for at in (10, 20))
+    verified = verified_save(store, one, "hibernate")
+    put_save(store, 30, [])  # the newest of all, which nothing deletes
+    store.delete([manifest_key(DEMO, gone)])
+    assert Succession.of(store, verified, PLAIN).end([one], "asked") == ([], [])
+    assert Succession.of(store, verified, PLAIN).end([other], "asked").deleted == [other]
+
+
+def test_what_lies_in_an_archive_is_not_whole_and_ends_no_look(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, _ = history.backup(MANY), history.unverified(FEW)
+
+    def archived(*_: object, **__: object) -> None:
+        raise StoreArchived("its packs are in an archive")
+
+    monkeypatch.setattr("torpor.control.upkeep.superseded.check_whole", archived)
+    history.backup(FEW)
+    assert history.held == [holder]
 
 
 def test_files_that_are_half_back_are_not_back(history: History) -> None:

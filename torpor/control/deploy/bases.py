@@ -35,6 +35,11 @@ _PREFIX: Final = "workspaces/"
 _NAME: Final = re.compile(BASE + "[0-9a-f]{32}")  # no user's workspace has such a name by chance
 
 
+def is_base(workspace: WorkspaceName) -> bool:
+    """Whether it holds environments of a stack, which its setup makes again: nobody misses one."""
+    return _NAME.fullmatch(workspace) is not None
+
+
 def find(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, reason: str, paths: Sequence[str]
 ) -> StoredSnapshot | None:
@@ -147,4 +152,4 @@ def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
 
 def _names(store: ObjectStore) -> list[WorkspaceName]:
     found = {stored.key.split("/")[1] for stored in store.list(_PREFIX + BASE)}
-    return [WorkspaceName(name) for name in sorted(found) if _NAME.fullmatch(name)]
+    return [name for name in map(WorkspaceName, sorted(found)) if is_base(name)]

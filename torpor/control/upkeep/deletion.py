@@ -56,8 +56,6 @@ def delete_snapshot(
     deletions.write(snapshot, why)
     withdraw_receipt(store, workspace, snapshot)
     store.delete([key])
-    if named:
-        let_go(store, workspace, snapshot)
 
     def put_back() -> None:
         store.put(key, manifest)
@@ -73,6 +71,8 @@ def delete_snapshot(
     if kept:
         put_back()
         _check_not_pinned(store, workspace, snapshot, by_user=named)
+    if named:
+        let_go(store, workspace, snapshot)
 
 
 def record_lost(

@@ -345,10 +345,6 @@ class Lines:
         found = [self._read(name) for name in (one, other) if name in self._times]
         return len({None if of is None else of.line.content for of in found}) == 1 == len(found) - 1
 
-    def is_compared(self, snapshot: SnapshotId) -> bool:
-        one = self._read(snapshot) if snapshot in self._times else None
-        return one is not None and one.compared
-
     def is_verified(self, snapshot: SnapshotId) -> bool:
         one = self._read(snapshot) if snapshot in self._times else None
         return one is not None and one.verified

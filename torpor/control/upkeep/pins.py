@@ -64,10 +64,11 @@ def hold(
     snapshot: SnapshotId,
     reason: str,
     missed_in: SnapshotId,
-) -> None:
+) -> Pin:
     """Pin a snapshot for what it alone holds. SnapshotMissing if there is no such snapshot."""
     made = Pin(reason[:MOST_REASON], time.time(), missed_in)
     _write(store, workspace, snapshot, _hold_key(workspace, snapshot), made)
+    return made
 
 
 def _write(

@@ -6,9 +6,9 @@ deleted by its user. The last snapshot that holds missed files is pinned by torp
 what it holds: where a newer snapshot is verified, where a wake brings one, and before a snapshot
 goes, as nothing can be compared with it afterwards. So a loss that was found once stays known when
 the snapshot that showed it is deleted, or when the bucket is copied. Such a pin ends where the user
-deletes the snapshot by its name.
+deletes the snapshot by its name, or where a later verified one has the missed files again.
 
-Rule 13 of docs/contributing/safety.md.
+Rules 11 and 13 of docs/contributing/safety.md; docs/contributing/lineage.md has a picture.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Succession:
         self._workspace = workspace
         self._seal = seal
         self._holds = holds(store, workspace)
-        self._kept = {*self._holds, *pin_times(store, workspace)}
+        self._pinned = pin_times(store, workspace)
         self._proven = set(proven)
         self._whole: dict[SnapshotId, bool] = {}
         self._packs: dict[ObjectKey, StoredObject] | None = None  # listed once
@@ -105,8 +105,9 @@ class Succession:
         later = [newest]  # back to the nearest that is whole
         for before in self.lines.going_back(newest):
             is_whole = self._is_whole(before.snapshot)
-            for other in later if is_whole else ():
-                held += self._hold_for(before.snapshot, other, [newest])
+            with suppress(SnapshotMissing):  # another run deletes it, and has compared it
+                for other in later if is_whole else ():
+                    held += self._hold_for(before.snapshot, other, [newest])
             if before.compared and is_whole:
                 break
             later = [before.snapshot] if is_whole else [before.snapshot, *later]
@@ -115,14 +116,14 @@ class Succession:
     def release(self, newest: SnapshotId) -> None:
         """End the pins that torpor made of what ``newest`` goes on from, where it has again what
         was missed. It is verified."""
-        for snapshot, pin in self._holds.items():
+        for snapshot, pin in [*self._holds.items()]:
             is_later = snapshot != newest and self.lines.goes_on_from(newest, snapshot)
             if not is_later or self.lines.are_equal(newest, snapshot):
                 continue
             with suppress(SnapshotError):
                 if self._is_back(snapshot, pin.missed_in, newest):
                     let_go(self._store, self._workspace, snapshot)
-                    self._kept.discard(snapshot)
+                    del self._holds[snapshot]
 
     def named(self, snapshot: SnapshotId) -> list[Held]:
         """What is pinned before a user's deletion of a snapshot that was named, whatever it alone
@@ -164,7 +165,7 @@ class Succession:
         their deletion records. What alone holds something is pinned."""
         ended = Ended([], [])
         for snapshot in self.lines.oldest_first(wanted):
-            if snapshot in self._kept:
+            if snapshot in self._holds or snapshot in self._pinned:
                 continue
             with suppress(SnapshotKept, SnapshotMissing):  # another run works on it
                 stays = self.why_stays(snapshot)
@@ -191,9 +192,9 @@ class Succession:
         return [self._pin(before, _words(lost), other)]
 
     def _pin(self, snapshot: SnapshotId, reason: str, missed_in: SnapshotId) -> Held:
-        hold(self._store, self._workspace, snapshot, reason, missed_in)
-        self._kept.add(snapshot)
-        return Held(snapshot, reason)
+        made = hold(self._store, self._workspace, snapshot, reason, missed_in)
+        self._holds[snapshot] = made
+        return Held(snapshot, made.reason)
 
     def _is_back(
         self, snapshot: SnapshotId, missed_in: SnapshotId | None, newest: SnapshotId
@@ -221,32 +222,41 @@ class Succession:
         return lost
 
     def _newest_heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
-        """The verified snapshots that go on from it, or are equal to it, and from which no other
-        verified one goes on."""
-        waiting, seen = [snapshot], {snapshot}
+        """The verified snapshots that go on from it and from which no other verified one goes on;
+        of one from which nothing goes on, those of what it is equal to, or that itself."""
+        if self.lines.after(snapshot):
+            return self._newest_after(snapshot)
+        found: list[SnapshotId] = []
+        for equal in self.lines.heirs(snapshot):
+            others = [heir for heir in self._newest_after(equal) if heir != snapshot]
+            found += others or ([equal] if self._is_sure(equal) else [])
+        return found
+
+    def _newest_after(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        waiting = [snapshot]
         while waiting:  # what goes on from a snapshot is looked at before it
             one = waiting[-1]
-            heirs = self.lines.heirs(one)
-            new = [heir for heir in heirs if heir not in self._newest and heir not in seen]
+            after = self.lines.after(one)
+            new = [other for other in after if other not in self._newest and other not in waiting]
             if new:
-                seen.update(new)
                 waiting += new
                 continue
             waiting.pop()
             found = dict[SnapshotId, None]()
-            for heir in heirs:
-                if beyond := self._newest.get(heir):
-                    found.update(dict.fromkeys(beyond))
-                elif heir in self._proven or self.lines.is_verified(heir):
-                    found[heir] = None
+            for other in after:
+                beyond = self._newest.get(other) or ([other] if self._is_sure(other) else [])
+                found.update(dict.fromkeys(beyond))
             self._newest[one] = [*found]
         return [heir for heir in self._newest[snapshot] if self.lines.exists(heir)]
+
+    def _is_sure(self, snapshot: SnapshotId) -> bool:
+        return snapshot in self._proven or self.lines.is_verified(snapshot)
 
     def _is_whole(self, snapshot: SnapshotId) -> bool:
         """Whether it can be read, and its packs are there, as far as the store shows them."""
         if snapshot not in self._whole:
             try:
-                if not (snapshot in self._proven or self.lines.is_verified(snapshot)):
+                if not self._is_sure(snapshot):
                     if self._packs is None:
                         self._packs = stored_packs(self._store, self._workspace)
                     found = find_snapshot(self._store, self._workspace, snapshot)
