@@ -96,7 +96,11 @@ class Judge:
         have seen what it holds overwritten or deleted. ``before``: what the machine owed then."""
         line = self._lines[machine]
         holds = {v: of for v, of in line.items() if tree.get(v.path) == v.content}
-        self.saves[snapshot] = Save(snapshot, tree, False, before | holds)
+        save = self.saves[snapshot] = Save(snapshot, tree, False, before | holds)
+        known = {version.path for version in holds}
+        for path, content in tree.items():
+            if path not in known:  # it alone had that, and its machine has saved later
+                save.owed[Version(path, content, machine, "it is older")] = save
         for version, holder in before.items():
             if line.get(version) is not holder or tree.get(version.path) == version.content:
                 continue
