@@ -28,7 +28,7 @@ def _lying(store: ObjectStore, plan: PrunePlan) -> Pruned:
     return msgspec.structs.replace(carry_out(store, plan), freed=freed)
 
 
-def _no_pin(*_: object) -> bool:
+def _no_pin(*_: object, **__: object) -> bool:
     return False
 
 
