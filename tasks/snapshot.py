@@ -106,5 +106,11 @@ def confirm(
     """Compare the disk once more; return the warrant to destroy, or raise StillChanging. The
     warrant calls ``unused``, which raises while somebody else uses the machine."""
     return warrant_to_destroy(
-        opened.store, verified, machine, session.hello.machine, snapshot.confirm, unused
+        opened.store,
+        opened.seal,
+        verified,
+        machine,
+        session.hello.machine,
+        snapshot.confirm,
+        unused,
     )

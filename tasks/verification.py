@@ -11,7 +11,8 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, ExaminedPack
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.receipts import verified_snapshots, withdraw_receipt
+from torpor.control.store.catalog import Catalog
+from torpor.control.store.receipts import withdraw_receipt
 from torpor.control.store.snapshots import find_snapshot, newest_snapshot
 from torpor.control.upkeep.verification import SnapshotVerdict, Verification, quick_look, to_verify
 from torpor.shared.errors import SnapshotError
@@ -55,7 +56,7 @@ def record_verified(
 ) -> None:
     """Each snapshot that is verified counts from now on, and a damaged one no more. One whose
     manifest cannot be read is left as it is: the key may be wrong."""
-    known = {snapshot for snapshot, _ in verified_snapshots(opened.store, opened.spec.name)}
+    known = Catalog(opened.store, opened.spec.name).receipts()
     for one in verdicts:
         if not one.whole and found.root_of(one.snapshot):
             withdraw_receipt(opened.store, opened.spec.name, one.snapshot)

@@ -21,7 +21,7 @@ from tasks.workspace_blocks import open_workspace
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
-from torpor.control.store.receipts import verified_snapshots
+from torpor.control.store.catalog import Catalog
 from torpor.control.upkeep import differences
 from torpor.control.upkeep.differences import Listed, SnapshotDiff, Version
 from torpor.control.upkeep.frames import frame
@@ -155,7 +155,7 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     """The workspace's snapshots with their times and pins, newest first; damaged ones too."""
     opened = open_workspace(workspace)
     why = pinned(opened.store, opened.spec.name)
-    known = dict(verified_snapshots(opened.store, opened.spec.name))
+    known = Catalog(opened.store, opened.spec.name).receipts()
     work_in = also_in(known)
     kept = []
     for snapshot in reversed(snapshots.snapshot_ids(opened.store, opened.spec.name)):

@@ -101,7 +101,7 @@ class Kept:
     ) -> Warrant:
         agent_machine = self.agent_machine if agent_machine is None else agent_machine
         return warrant_to_destroy(
-            self.store, verified or self.verify(), machine, agent_machine, confirm, ask
+            self.store, self.seal, verified or self.verify(), machine, agent_machine, confirm, ask
         )
 
     def pack(self) -> ObjectKey:
@@ -327,12 +327,30 @@ def test_a_machine_that_the_snapshot_is_not_of_is_not_destroyed(
         kept.warrant(agent_machine=agent_machine)
 
 
-def test_a_snapshot_that_is_not_the_newest_destroys_nothing(kept: Kept) -> None:
-    verified = kept.verify()
+def _put_newer(kept: Kept, **changes: object) -> SnapshotId:
     newer = new_snapshot_id(_now(), kept.stored.snapshot)
+    blob = kept.manifest(snapshot=newer, **changes)
+    kept.store.put(manifest_key(WORKSPACE, newer), blob)
+    return newer
+
+
+def test_a_snapshot_that_is_not_the_newest_of_its_machine_destroys_nothing(kept: Kept) -> None:
+    """Neither when the warrant is made nor right before the destroy."""
+    verified = kept.verify()
+    warrant = kept.warrant(verified)
+    newer = _put_newer(kept)
+    for look in (lambda: kept.warrant(verified), lambda: warrant.check(MACHINE)):
+        with pytest.raises(UnsafeDestroy, match=f"has snapshot {newer}.*from another run"):
+            look()
     kept.store.put(manifest_key(WORKSPACE, newer), b"whatever it is")
-    with pytest.raises(UnsafeDestroy, match=f"has snapshot {newer}.*from another run"):
+    with pytest.raises(UnsafeDestroy, match=f"has snapshot {newer}.*which cannot be read"):
         kept.warrant(verified)
+
+
+def test_what_another_machine_of_the_workspace_saves_keeps_no_machine(kept: Kept) -> None:
+    verified = kept.verify()
+    _put_newer(kept, machine="another one, which saves each minute")
+    kept.warrant(verified).check(MACHINE)
 
 
 def test_a_store_that_is_slow_to_say_that_nobody_uses_it_lets_a_warrant_grow_old(

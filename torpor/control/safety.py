@@ -16,16 +16,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Final
 
+from torpor.control.store.catalog import Catalog
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
-from torpor.control.store.receipts import is_autosave, withdraw_receipt, write_receipt
+from torpor.control.store.receipts import agent_of, is_autosave, withdraw_receipt, write_receipt
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import newest_snapshot, read_manifest
+from torpor.control.store.snapshots import read_manifest
 from torpor.shared.errors import (
+    ManifestInvalid,
     NotOurs,
     SnapshotDamaged,
+    SnapshotMissing,
     StillChanging,
     StoreArchived,
     UnsafeDestroy,
+    WrongKey,
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, Pack
@@ -121,6 +125,11 @@ class Verified(_Proof):
     machine: str
     root: str
     manifest: Manifest
+
+    @property
+    def agent(self) -> str:
+        """What its machine calls itself, as receipts say it."""
+        return agent_of(self.manifest)
 
     def __init__(self, mint: object, manifest: Manifest, root: str) -> None:
         if mint is not _MINT:
@@ -369,6 +378,7 @@ def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:
 
 def warrant_to_destroy(
     store: ObjectStore,
+    seal: Seal,
     verified: Verified,
     machine: Machine,
     agent_machine: str,
@@ -377,11 +387,12 @@ def warrant_to_destroy(
 ) -> Warrant:
     """Permission to destroy ``machine``, whose agent calls itself ``agent_machine``.
 
-    Raises UnsafeDestroy when the snapshot is not of that machine or not the workspace's newest,
-    and StillChanging when the disk has changed since, in names that the user did not accept.
+    Raises UnsafeDestroy when the snapshot is not of that machine or not its newest, and
+    StillChanging when the disk has changed since, in names that the user did not accept.
 
     The warrant holds for HOLDS_S after ``confirm``, until the provider has accepted the end. Until
-    then it calls ``ask`` right before each destroy, which raises if somebody else uses the machine.
+    then it looks for a newer snapshot of the machine right before each destroy, and calls ``ask``,
+    which raises if somebody else uses the machine.
     """
     if machine.label is None or machine.label.workspace != verified.workspace:
         raise NotOurs(
@@ -393,13 +404,12 @@ def warrant_to_destroy(
             f"snapshot {verified.snapshot} was made on machine {verified.machine}, and "
             f"{machine.id} is {agent_machine}: it was not destroyed"
         )
-    newest = newest_snapshot(store, verified.workspace)
-    if newest != verified.snapshot:
-        raise UnsafeDestroy(
-            f"{store.address} has snapshot {newest} of workspace {verified.workspace}, newer than "
-            f"the verified {verified.snapshot}, from another run; machine {machine.id} was not "
-            "destroyed; hibernate again"
-        )
+
+    def last_look() -> None:
+        _check_own_newest(store, seal, verified, machine)
+        ask()
+
+    _check_own_newest(store, seal, verified, machine)
     confirmed = confirm()
     if confirmed.unaccepted_count:
         raise StillChanging(
@@ -408,8 +418,37 @@ def warrant_to_destroy(
             "not destroyed: stop the program that writes there (a quiesce hook can), or accept "
             "these names in `accept_changed`, and hibernate again"
         )
-    reason = f"snapshot {verified.snapshot} is verified and the newest"
-    return Warrant(_MINT, machine, reason, _LastLook(ask), verified.snapshot)
+    reason = f"snapshot {verified.snapshot} is verified and the newest of its machine"
+    return Warrant(_MINT, machine, reason, _LastLook(last_look), verified.snapshot)
+
+
+def _check_own_newest(store: ObjectStore, seal: Seal, verified: Verified, machine: Machine) -> None:
+    """UnsafeDestroy where the store lists the verified snapshot no more, or a newer one of the
+    machine, or one that may be of it as its manifest cannot be read. Newer ones of other machines
+    are their own tips."""
+    catalog = Catalog(store, verified.workspace)
+    if verified.snapshot not in catalog.manifests:
+        raise UnsafeDestroy(
+            f"{store.address} does not list the verified snapshot {verified.snapshot} of workspace "
+            f"{verified.workspace} any more: machine {machine.id} was not destroyed; hibernate "
+            "again"
+        )
+    for snapshot in sorted(catalog.manifests, reverse=True):
+        if snapshot <= verified.snapshot:
+            return
+        try:
+            agent = catalog.agent(snapshot, seal)
+            words = "from another run"
+        except SnapshotMissing:
+            continue  # deleted meanwhile
+        except (ManifestInvalid, WrongKey) as error:
+            agent, words = verified.agent, f"which cannot be read: {error}"
+        if agent == verified.agent:
+            raise UnsafeDestroy(
+                f"{store.address} has snapshot {snapshot} of workspace {verified.workspace}, newer "
+                f"than the verified {verified.snapshot} of machine {machine.id}, {words}: it was "
+                "not destroyed; hibernate again"
+            )
 
 
 def never_handed_over(

@@ -175,13 +175,15 @@ class Away(msgspec.Struct, frozen=True):
 class StoredObject(msgspec.Struct, frozen=True):
     """What a store says of one object. ``md5`` (hex) is None where the ETag is not an MD5.
     ``archive``: the storage class where nobody can read it now; in a listing, where perhaps nobody
-    can: a listing knows of no restore, and of no tier of INTELLIGENT_TIERING."""
+    can: a listing knows of no restore, and of no tier of INTELLIGENT_TIERING. ``etag``: as the
+    store writes it; other content has another one."""
 
     key: ObjectKey
     bytes: int
     md5: str | None
     modified_unix: float
     archive: str = ""
+    etag: str = ""
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -83,7 +83,8 @@ class MemoryStore:
                 raise ObjectChanged(f"put {key} at {self.address}: it was written since")
             if if_absent and key in self._objects:
                 raise ObjectExists(f"put {key} at {self.address}: an object is there already")
-            stored = StoredObject(key, len(body), md5_of(body).hex(), self._now())
+            md5 = md5_of(body).hex()
+            stored = StoredObject(key, len(body), md5, self._now(), etag=md5)
             self._objects[key] = (stored, bytes(body))
         return stored
 

@@ -177,7 +177,7 @@ def put_back_receipt(
 def receipt_names(store: ObjectStore, workspace: WorkspaceName) -> set[SnapshotId]:
     """The snapshots that have a receipt, by a listing alone: their manifests may be gone."""
     names = set()
-    for found in store.list(_prefix(workspace)):
+    for found in store.list(receipts_prefix(workspace)):
         with suppress(InvalidInput):  # another program's object in this prefix
             names.add(snapshot_of(found.key))
     return names
@@ -248,9 +248,10 @@ def _read(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
         return None
 
 
-def _prefix(workspace: WorkspaceName) -> str:
+def receipts_prefix(workspace: WorkspaceName) -> str:
+    """What the names of the workspace's receipts begin with."""
     return f"workspaces/{workspace}/verified/"
 
 
 def _key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
-    return ObjectKey(_prefix(workspace) + snapshot)
+    return ObjectKey(receipts_prefix(workspace) + snapshot)

@@ -249,7 +249,8 @@ class S3Store:
                 f"({len(body)} bytes)"
             )
         self._bucket_seen = True
-        return StoredObject(key, len(body), stored, date_of(headers, time.time()))
+        date_unix = date_of(headers, time.time())
+        return StoredObject(key, len(body), stored, date_unix, etag=answer.get("ETag") or "")
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
         return self._read(key, max_bytes)[0]
@@ -288,6 +289,7 @@ class S3Store:
             md5,
             answer["LastModified"].timestamp(),
             "" if restored or readable else _archive(answer),
+            answer.get("ETag") or "",
         )
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
@@ -313,9 +315,10 @@ class S3Store:
                 key = object_key(full[len(self._base) :])
             except InvalidInput:
                 continue
-            md5 = plain_md5(found.get("ETag"), None) if md5s else None
+            etag = found.get("ETag") or ""
+            md5 = plain_md5(etag, None) if md5s else None
             changed_unix = found["LastModified"].timestamp()
-            listed[key] = StoredObject(key, found["Size"], md5, changed_unix, _archive(found))
+            listed[key] = StoredObject(key, found["Size"], md5, changed_unix, _archive(found), etag)
             if len(listed) > MOST_LISTED:
                 raise StoreError(
                     f"list {prefix!r} at {self.address}: more than {MOST_LISTED} objects; give "

@@ -1,6 +1,6 @@
 """What a workspace has kept so far: each snapshot, whether it counts, and which machine it is of.
 
-Receipts say both, so no manifest is read for them. A snapshot without a receipt is looked at, and
+The catalog says both of what was seen before. A snapshot without a receipt is looked at, and
 has one from then on if it is whole. An autosave gets none: it counts for nothing.
 """
 
@@ -10,14 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.receipts import (
-    agent_of,
-    is_autosave,
-    newest_verified,
-    verified_snapshots,
-)
+from torpor.control.store.catalog import Catalog
+from torpor.control.store.receipts import is_autosave, newest_verified
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot, manifests, open_manifest, snapshot_ids
+from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_ids
 from torpor.control.upkeep.retention import Taken
 from torpor.shared.errors import (
     ManifestInvalid,
@@ -27,7 +23,6 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import recorded
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 
@@ -35,11 +30,11 @@ def taken_snapshots(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, paths: Sequence[str]
 ) -> Iterator[Taken]:
     """Every snapshot as retention sees it, oldest first."""
-    there = manifests(store, workspace)
-    receipts = dict(verified_snapshots(store, workspace))
-    if there.keys() - receipts.keys():
+    catalog = Catalog(store, workspace)
+    receipts = catalog.receipts()
+    if catalog.manifests.keys() - receipts.keys():
         store.probe()  # it says whether the listing shows MD5s
-    for snapshot, found in there.items():
+    for snapshot, found in catalog.manifests.items():
         receipt = receipts.get(snapshot)
         if receipt is not None:
             yield Taken(
@@ -53,16 +48,22 @@ def taken_snapshots(
             )
             continue
         try:
-            manifest, _ = open_manifest(store, workspace, snapshot, seal)
-            own = is_autosave(manifest)
-            verified = not own and _is_whole(store, workspace, seal, snapshot, paths)
+            said = catalog.said(snapshot, seal)
+            verified = not said.autosave and _is_whole(store, workspace, seal, snapshot, paths)
         except (ManifestInvalid, WrongKey):
             yield Taken(snapshot, found.modified_unix, False, "")
         except SnapshotMissing:
             continue  # deleted meanwhile
         else:
-            agent, line = agent_of(manifest), recorded(manifest)
-            yield Taken(snapshot, found.modified_unix, verified, agent, lineage=line, autosave=own)
+            yield Taken(
+                snapshot,
+                found.modified_unix,
+                verified,
+                said.agent,
+                lineage=said.lineage,
+                autosave=said.autosave,
+            )
+    catalog.keep()
 
 
 class Newest(NamedTuple):

@@ -18,15 +18,10 @@ from typing import Final, NamedTuple
 
 from torpor.control.reports import moment
 from torpor.control.safety import check_whole
-from torpor.control.store.receipts import (
-    Receipt,
-    agent_of,
-    is_autosave,
-    receipt_names,
-    receipt_of,
-)
+from torpor.control.store.catalog import Catalog
+from torpor.control.store.receipts import Receipt
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import manifests, open_manifest, stored_snapshot
+from torpor.control.store.snapshots import stored_snapshot
 from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     ManifestInvalid,
@@ -36,7 +31,7 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.lineage import LINEAGE, OWN_SAVE, Lineage, Work, chain, lineage_of
+from torpor.shared.format.lineage import Lineage, Work, chain
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
@@ -138,7 +133,9 @@ def choose(
             except SnapshotError as error:
                 refused.append(Refused(one, error))
                 continue
-            return Choice(found, manifest, refused, lines.aside(one.line, others))
+            aside = lines.aside(one.line, others)
+            lines.keep()
+            return Choice(found, manifest, refused, aside)
     return Choice(None, None, refused, [])
 
 
@@ -177,13 +174,19 @@ def lacking(
     received later, or has a later name, than that one; ``saves`` as in ``choose``. It reads a small
     object for each tip that is verified, and the manifest of each other one."""
     lines = Lines.of(store, workspace, seal)
-    return lines.aside(mine, lines.tips(since, mine=mine, saves=saves))
+    aside = lines.aside(mine, lines.tips(since, mine=mine, saves=saves))
+    lines.keep()
+    return aside
+
+
+def _keep_nothing() -> None:
+    """Of snapshots that are in no store."""
 
 
 class Lines:
     """The snapshots of a workspace by descent. ``times``: when the store received each. ``read``:
     reads one; None where it was deleted meanwhile. Each is read once at most, and none that a newer
-    one names, but where a line is not whole."""
+    one names, but where a line is not whole. ``keep``: spares the next look what was read."""
 
     def __init__(
         self,
@@ -191,11 +194,13 @@ class Lines:
         read: Callable[[SnapshotId], Stored | None],
         pins: frozenset[SnapshotId] = frozenset(),
         there: Mapping[SnapshotId, StoredObject] = {},
+        keep: Callable[[], None] = _keep_nothing,
     ) -> None:
         self._times = dict(times)
         self._reads = read
         self._pins = pins
         self.there = there
+        self.keep = keep
         self._known: dict[SnapshotId, Stored | None] = {}
         self._works: dict[SnapshotId, Work] = {}
         self._before: dict[SnapshotId, SnapshotId | None] = {}
@@ -204,19 +209,18 @@ class Lines:
 
     @classmethod
     def of(cls, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Lines:
-        there = manifests(store, workspace)
-        verified = receipt_names(store, workspace)
+        catalog = Catalog(store, workspace)
+        there = catalog.manifests
 
         def read(snapshot: SnapshotId) -> Stored | None:
-            found = there[snapshot]
-            if snapshot in verified:
-                receipt = receipt_of(store, workspace, snapshot, found)
-                if receipt is not None:
-                    return _verified(found, snapshot, receipt)
-            return _unverified(store, workspace, snapshot, found, seal)
+            receipt = catalog.receipt(snapshot)
+            if receipt is not None:
+                return _verified(there[snapshot], snapshot, receipt)
+            return _unverified(catalog, snapshot, seal)
 
         times = {snapshot: found.modified_unix for snapshot, found in there.items()}
-        return cls(times, read, frozenset(pin_times(store, workspace)), there)
+        pins = frozenset(pin_times(store, workspace))
+        return cls(times, read, pins, there, catalog.keep)
 
     def check_listed(
         self, store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId
@@ -247,9 +251,7 @@ class Lines:
             if one is not None and (saves or not one.autosave):
                 found.append(one)
                 named |= one.line.names
-        return [
-            one for one in found if not any(self._replaces(other, one) for other in found)
-        ] or found[:1]  # of machines that lie, each may name the other
+        return self._unreplaced(found) or found[:1]  # machines that lie may name each other
 
     def aside(self, mine: Lineage, tips: Sequence[Stored]) -> list[Stored]:
         """Those of the tips whose work ``mine`` lacks, but for what is pinned: that was put aside
@@ -286,7 +288,7 @@ class Lines:
         if not mine:
             stored = map(self._read, self._times)
             mine = [one for one in stored if one is not None and own.has(one)]
-        ends = [one for one in mine if not any(self._replaces(other, one) for other in mine)]
+        ends = self._unreplaced(mine)
         ends.sort(key=lambda one: self._order(one.snapshot), reverse=True)
         return next(iter(_given_up_last(ends) or mine), None)
 
@@ -411,6 +413,29 @@ class Lines:
                 if (one := self._read(name)) is not None and one.is_old:
                     yield one
 
+    def _unreplaced(self, found: Sequence[Stored]) -> list[Stored]:
+        """Those that none of the others replaces. Each is compared with what names it, and an old
+        one with the last: thousands of lines are not compared two by two."""
+        wanted = {name for one in found for name in (one.snapshot, one.line.content)}
+        having: dict[SnapshotId, list[Stored]] = {}
+        for one in found:
+            for name in self._work(one.line).among(wanted):
+                having.setdefault(name, []).append(one)
+        known = [one for one in found if not one.line.whole]
+        last = max(known, key=lambda one: one.stored_unix, default=None)
+        return [
+            one
+            for one in found
+            if not any(
+                self._replaces(other, one)
+                for other in (
+                    *having.get(one.snapshot, ()),
+                    *having.get(one.line.content, ()),
+                    *([last] if last is not None and one.is_old else ()),
+                )
+            )
+        ]
+
     def _replaces(self, one: Stored, other: Stored) -> bool:
         """Whether ``other`` is no tip because of ``one``."""
         if one.snapshot == other.snapshot:
@@ -468,10 +493,20 @@ def also_in(
         snapshot: receipt.line or Lineage.unknown(snapshot)
         for snapshot, receipt in sorted(receipts.items(), reverse=True)
     }
-    works = {snapshot: Work([line]) for snapshot, line in lines.items()}
+    wanted = {name for line in lines.values() for name in (line.snapshot, line.content)}
+    having: dict[SnapshotId, list[SnapshotId]] = {}
+    for snapshot, line in lines.items():
+        for name in Work([line]).among(wanted):
+            having.setdefault(name, []).append(snapshot)
     return {
-        snapshot: next(
-            (other for other, work in works.items() if other != snapshot and work.has(line)), None
+        snapshot: max(
+            (
+                other
+                for of in (snapshot, line.content)
+                for other in having.get(of, ())
+                if other != snapshot
+            ),
+            default=None,
         )
         for snapshot, line in lines.items()
     }
@@ -501,22 +536,15 @@ def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> St
     )
 
 
-def _unverified(
-    store: ObjectStore,
-    workspace: WorkspaceName,
-    snapshot: SnapshotId,
-    found: StoredObject,
-    seal: Seal,
-) -> Stored | None:
+def _unverified(catalog: Catalog, snapshot: SnapshotId, seal: Seal) -> Stored | None:
     """Its manifest is read. One that cannot be read goes on from nothing that is known, and has
     work of its own."""
-    unix = found.modified_unix
+    unix = catalog.manifests[snapshot].modified_unix
     try:
-        manifest, _ = open_manifest(store, workspace, snapshot, seal, facts=(LINEAGE,))
+        said = catalog.said(snapshot, seal)
     except SnapshotMissing:
         return None
     except (ManifestInvalid, WrongKey):
         return Stored(snapshot, unix, Lineage(snapshot, snapshot), "", "unknown", verified=False)
-    agent, own = agent_of(manifest), bool(manifest.statistics.get(OWN_SAVE))
-    line, autosave = lineage_of(manifest), is_autosave(manifest)
-    return Stored(snapshot, unix, line, agent, agent, False, own, autosave)
+    line = said.lineage or Lineage.unknown(snapshot)
+    return Stored(snapshot, unix, line, said.agent, said.agent, False, said.own, said.autosave)

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from torpor.control.losses import clean, size
 from torpor.control.safety import Verified, check_whole, stored_packs
+from torpor.control.store.receipts import receipt_of
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.control.upkeep.deletion import delete_snapshot
@@ -111,6 +112,7 @@ class Succession:
             if before.compared and is_whole:
                 break
             later = [before.snapshot] if is_whole else [before.snapshot, *later]
+        self.lines.keep()
         return held
 
     def release(self, newest: SnapshotId) -> None:
@@ -180,6 +182,7 @@ class Succession:
                 delete_snapshot(self._store, self._workspace, snapshot, why=why)
                 ended.deleted.append(snapshot)
                 self.lines.remove(snapshot)
+        self.lines.keep()
         return ended
 
     def _hold_for(
@@ -252,11 +255,18 @@ class Succession:
     def _is_sure(self, snapshot: SnapshotId) -> bool:
         return snapshot in self._proven or self.lines.is_verified(snapshot)
 
+    def _has_receipt(self, snapshot: SnapshotId) -> bool:
+        """As ``_is_sure``, by the receipt itself: a listing may show one that is withdrawn."""
+        if not self._is_sure(snapshot) or snapshot in self._proven:
+            return snapshot in self._proven
+        found = self.lines.there[snapshot]
+        return receipt_of(self._store, self._workspace, snapshot, found) is not None
+
     def _is_whole(self, snapshot: SnapshotId) -> bool:
         """Whether it can be read, and its packs are there, as far as the store shows them."""
         if snapshot not in self._whole:
             try:
-                if not self._is_sure(snapshot):
+                if not self._has_receipt(snapshot):
                     if self._packs is None:
                         self._packs = stored_packs(self._store, self._workspace)
                     found = find_snapshot(self._store, self._workspace, snapshot)

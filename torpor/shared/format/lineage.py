@@ -135,5 +135,9 @@ class Work:
         """Whether it has the work of a snapshot, by the name alone."""
         return snapshot in self._named
 
+    def among(self, wanted: set[SnapshotId]) -> set[SnapshotId]:
+        """Those of the ``wanted`` whose work it has, by the name alone."""
+        return self._named & wanted
+
     def has(self, lineage: Lineage) -> bool:
         return self.names(lineage.snapshot) or self.names(lineage.content)

@@ -1,0 +1,253 @@
+"""The catalog of a workspace: what its receipts and its unverified manifests say, in one object.
+
+Each look at a workspace wants to know what every snapshot goes on from, which machine made it, and
+whether it is verified. The receipts say so, one object for each snapshot. The catalog keeps what
+was read of them, beside the ETags of what was read, so that the next look reads one object, however
+many snapshots there are. An entry counts only while the store's listings show these ETags; what has
+no such entry is read. A catalog that is missing, not signed or of another version costs requests,
+and nothing else: the receipts say all of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+import zstandard
+from msgspec.structs import replace
+
+from torpor.control.store.receipts import (
+    Receipt,
+    agent_of,
+    is_autosave,
+    receipt_of,
+    receipts_prefix,
+)
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.signatures import Forged, Unsigned
+from torpor.control.store.snapshots import manifests, open_manifest
+from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, StoreMissing
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import LINEAGE, OWN_SAVE, Lineage, recorded
+from torpor.shared.format.names import snapshot_of
+from torpor.shared.values import MIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName
+
+FEW: Final = 8
+"""So many objects are read again by each look before a new catalog is written."""
+_NAME: Final = "catalog"  # beside the receipts: their listing shows whether there is one
+_MOST_BYTES: Final = 32 * MIB
+_MOST_PLAIN: Final = 64 * MIB
+"""Those of the newest 10,000 snapshots, whatever their lineages."""
+_ENTRY_BYTES: Final = 1024  # beside the lists, at most
+_UNREADABLE: Final = (
+    StoreMissing,
+    StoreCorrupt,
+    Unsigned,
+    Forged,
+    msgspec.MsgspecError,
+    zstandard.ZstdError,
+)
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a manifest says of its snapshot. ``lineage``: None where it says none."""
+
+    agent: str
+    own: bool
+    autosave: bool
+    lineage: Lineage | None
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    """``etags``: of the manifest and of the receipt that were read; "" without a receipt.
+    ``snapshot`` and ``lists`` are numbers of names in the table, as little-endian uint32: the
+    ancestors and saves of the lineage, and what is ``older`` in the receipt."""
+
+    snapshot: int
+    etags: tuple[str, str]
+    receipt: Receipt | None
+    said: Said | None
+    lists: tuple[bytes, bytes, bytes]
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """``shape``: the fields of what is kept, so that another version of torpor reads all anew."""
+
+    shape: list[str]
+
+
+class _Table(_Shape, frozen=True):
+    names: list[SnapshotId]
+    entries: list[_Entry]
+
+
+_SHAPE: Final = [
+    f"{kind.__name__}.{field}"
+    for kind in (Receipt, Said, Lineage, _Entry)
+    for field in kind.__struct_fields__
+]
+_SHAPES: Final = msgspec.msgpack.Decoder(_Shape)
+_TABLES: Final = msgspec.msgpack.Decoder(_Table)
+
+
+class _Known(NamedTuple):
+    """What is known of a snapshot whose manifest and receipt have these ETags."""
+
+    etags: tuple[str, str]
+    receipt: Receipt | None
+    said: Said | None
+
+
+class Catalog:
+    """The snapshots of a workspace as two listings and the catalog show them. ``manifests``: oldest
+    id first."""
+
+    def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
+        self._store = store
+        self._workspace = workspace
+        self._key = ObjectKey(receipts_prefix(workspace) + _NAME)
+        self.manifests = manifests(store, workspace)
+        self._receipts: dict[SnapshotId, StoredObject] = {}
+        is_there = False
+        for found in store.list(receipts_prefix(workspace)):
+            is_there = is_there or found.key == self._key
+            with suppress(InvalidInput):  # another program's object in this prefix
+                self._receipts[snapshot_of(found.key)] = found
+        self._table = self._load() if is_there else _Table(_SHAPE, [], [])
+        self._entries = {self._table.names[one.snapshot]: one for one in self._table.entries}
+        self._known: dict[SnapshotId, _Known] = {}
+        self._unkept = 0
+
+    def receipts(self) -> dict[SnapshotId, Receipt]:
+        """The receipt of each snapshot that is verified and exists; newest first."""
+        newest_first = sorted(self.manifests.keys() & self._receipts.keys(), reverse=True)
+        found = {snapshot: self.receipt(snapshot) for snapshot in newest_first}
+        self.keep()
+        return {snapshot: receipt for snapshot, receipt in found.items() if receipt is not None}
+
+    def receipt(self, snapshot: SnapshotId) -> Receipt | None:
+        """The receipt of a snapshot that exists; None where it was not verified."""
+        if snapshot not in self._receipts:
+            return None
+        known = self._find(snapshot)
+        if known is not None:
+            return known.receipt
+        read = receipt_of(self._store, self._workspace, snapshot, self.manifests[snapshot])
+        if read is not None:
+            self._learn(snapshot, read, None)
+        return read
+
+    def said(self, snapshot: SnapshotId, seal: Seal) -> Said:
+        """What the manifest of a snapshot without a receipt says. SnapshotMissing, ManifestInvalid
+        and WrongKey as ``open_manifest`` raises them, where it was not read before."""
+        known = self._find(snapshot)
+        if known is not None and known.said is not None:
+            return known.said
+        manifest, _ = open_manifest(self._store, self._workspace, snapshot, seal, facts=(LINEAGE,))
+        own = bool(manifest.statistics.get(OWN_SAVE))
+        said = Said(agent_of(manifest), own, is_autosave(manifest), recorded(manifest))
+        if snapshot not in self._receipts:  # a receipt that is not believed today may be later
+            self._learn(snapshot, None, said)
+        return said
+
+    def agent(self, snapshot: SnapshotId, seal: Seal) -> str:
+        """What the machine of a snapshot that exists calls itself. Raises as ``said`` does."""
+        receipt = self.receipt(snapshot)
+        return self.said(snapshot, seal).agent if receipt is None else receipt.agent
+
+    def keep(self) -> None:
+        """Write the catalog where more than a FEW objects were read beside it. What cannot be
+        written is read again by the next look."""
+        if self._unkept <= FEW:
+            return
+        self._unkept = 0
+        body = msgspec.json.encode(zstandard.ZstdCompressor(level=1).compress(self._encoded()))
+        with suppress(StoreError):
+            self._store.put(self._key, self._store.signer.sign(self._key, body))
+
+    def _find(self, snapshot: SnapshotId) -> _Known | None:
+        """What is known of the snapshot as the listings show it."""
+        if snapshot not in self._known and snapshot in self._entries:
+            self._known[snapshot] = _decoded(self._entries[snapshot], self._table.names)
+        known = self._known.get(snapshot)
+        return known if known is not None and known.etags == self._etags(snapshot) else None
+
+    def _learn(self, snapshot: SnapshotId, receipt: Receipt | None, said: Said | None) -> None:
+        etags = self._etags(snapshot)
+        if etags is not None:
+            self._known[snapshot] = _Known(etags, receipt, said)
+            self._unkept += 1
+
+    def _etags(self, snapshot: SnapshotId) -> tuple[str, str] | None:
+        """None where the store shows none: then nothing is known for longer than this look."""
+        manifest, receipt = self.manifests[snapshot], self._receipts.get(snapshot)
+        if not manifest.etag or (receipt is not None and not receipt.etag):
+            return None
+        return manifest.etag, receipt.etag if receipt is not None else ""
+
+    def _encoded(self) -> bytes:
+        names: dict[SnapshotId, int] = {}
+        entries: list[_Entry] = []
+        left = _MOST_PLAIN
+        for snapshot in sorted(self.manifests, reverse=True):
+            if (known := self._find(snapshot)) is None:
+                continue
+            entries.append(_entry(snapshot, known, names))
+            left -= _ENTRY_BYTES + sum(map(len, entries[-1].lists))
+            if left < 0:
+                break
+        return msgspec.msgpack.encode(_Table(_SHAPE, [*names], entries))
+
+    def _load(self) -> _Table:
+        with suppress(*_UNREADABLE):
+            blob = self._store.get(self._key, max_bytes=_MOST_BYTES)
+            body = msgspec.json.decode(self._store.signer.check(self._key, blob), type=bytes)
+            size = zstandard.frame_content_size(body)
+            if 0 < size <= 2 * _MOST_PLAIN:
+                plain = zstandard.ZstdDecompressor().decompress(body)
+                if _SHAPES.decode(plain).shape == _SHAPE:
+                    return _TABLES.decode(plain)
+        return _Table(_SHAPE, [], [])
+
+
+def _entry(snapshot: SnapshotId, known: _Known, names: dict[SnapshotId, int]) -> _Entry:
+    def numbers(wanted: Sequence[SnapshotId]) -> bytes:
+        found = [names.setdefault(name, len(names)) for name in wanted]
+        return struct.pack(f"<{len(found)}I", *found)
+
+    number = names.setdefault(snapshot, len(names))
+    receipt, said = known.receipt, known.said
+    line = receipt.lineage if receipt is not None else None
+    line = said.lineage if said is not None else line
+    bare = None if line is None else replace(line, ancestors=[], saves=[])
+    return _Entry(
+        number,
+        known.etags,
+        None if receipt is None else replace(receipt, lineage=bare, older=[]),
+        None if said is None else replace(said, lineage=bare),
+        (
+            numbers([] if line is None else line.ancestors),
+            numbers([] if line is None else line.saves),
+            numbers([] if receipt is None else receipt.older),
+        ),
+    )
+
+
+def _decoded(entry: _Entry, names: Sequence[SnapshotId]) -> _Known:
+    ancestors, saves, older = (
+        [names[number] for number in struct.unpack(f"<{len(packed) // 4}I", packed)]
+        for packed in entry.lists
+    )
+
+    def whole(bare: Lineage | None) -> Lineage | None:
+        return None if bare is None else replace(bare, ancestors=ancestors, saves=saves)
+
+    receipt, said = entry.receipt, entry.said
+    return _Known(
+        entry.etags,
+        None if receipt is None else replace(receipt, lineage=whole(receipt.lineage), older=older),
+        None if said is None else replace(said, lineage=whole(said.lineage)),
+    )
