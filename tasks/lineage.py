@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
@@ -19,12 +19,18 @@ def look_for_work_elsewhere(
     return lacking(opened.store, opened.spec.name, opened.seal, line, since)
 
 
-def lacks(workspace: WorkspaceName, snapshot: SnapshotId, others: Sequence[Stored]) -> list[str]:
-    """The warning that a snapshot lacks what the others have; empty without any."""
+def lacks(
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    others: Sequence[Stored],
+    holds: Callable[[Stored], str] = lambda one: "",
+) -> list[str]:
+    """The warning that a snapshot lacks what the others have; empty without any. ``holds``: words
+    of what one has that the snapshot lacks."""
     if not others:
         return []
     return [
-        f"snapshot {snapshot} lacks the work in {named(others)}: "
+        f"snapshot {snapshot} lacks the work in {named(others, holds)}: "
         f"`torpor wake {workspace} --snapshot ID` brings it; delete or pin it to hear no more of it"
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -20,7 +20,7 @@ from tasks.retries import WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.losses import clean, left_behind
+from torpor.control.losses import clean, left_behind, size
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
@@ -30,10 +30,11 @@ from torpor.control.safety import check_packs
 from torpor.control.store.receipts import is_autosave, is_verified, verified_snapshots
 from torpor.control.store.snapshots import (
     find_snapshot,
+    open_manifest,
     read_manifest,
     snapshot_ids,
 )
-from torpor.control.upkeep.differences import entry_at
+from torpor.control.upkeep.differences import compare, entry_at
 from torpor.control.upkeep.lineage import Stored, choose, lacking, named
 from torpor.control.upkeep.presence import all_named, not_listed
 from torpor.shared.errors import (
@@ -41,6 +42,7 @@ from torpor.shared.errors import (
     ManifestInvalid,
     OtherPaths,
     SnapshotDamaged,
+    SnapshotError,
     TorporError,
 )
 from torpor.shared.format.lineage import Lineage, lineage_of
@@ -89,7 +91,7 @@ def pick_snapshot_to_wake(
         )
     if others is None:
         others = lacking(opened.store, of.name, opened.seal, lineage_of(manifest))
-    aside = lacks(of.name, found.snapshot, others)
+    aside = lacks(of.name, found.snapshot, others, _beside(opened, manifest))
     for words in aside:
         runner().log.warning("%s", words)
     spec = msgspec.structs.replace(of, want=fitted(of.want, manifest))
@@ -104,6 +106,25 @@ def pick_snapshot_to_wake(
         *left_behind(manifest.environment),
     ]
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
+
+
+def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[Stored], str]:
+    """Words of what a snapshot holds that the ``woken`` one lacks, or has with other content."""
+
+    def words(stored: Stored) -> str:
+        try:
+            other, _ = open_manifest(opened.store, opened.spec.name, stored.snapshot, opened.seal)
+        except SnapshotError:
+            return "; its manifest cannot be read"
+        held = [
+            one
+            for one in compare(woken, other).changes
+            if one.difference in ("added", "changed") and one.kind in ("file", "hard link")
+        ]
+        files = f"{len(held):,} file{'' if len(held) == 1 else 's'}"
+        return f"; new or changed there: {files}, {size(sum(one.bytes_after for one in held))}"
+
+    return words
 
 
 def check_still_newest(opened: OpenWorkspace, there: Collection[SnapshotId]) -> None:

@@ -119,7 +119,8 @@ def test_a_wake_names_what_each_other_lost_machine_saved_by_itself(
     woken = wake_plainly(lab.opened)
     assert woken.snapshot == saves[1]
     (words,) = [words for words in woken.warnings if "lacks the work in" in words]
-    assert f"{saves[0]} of machine " in words and "never verified" in words
+    assert f"{saves[0]} of machine " in words
+    assert "never verified; new or changed there: 1 file, 10 bytes)" in words
     assert "`torpor wake demo --snapshot ID`" in words
     assert words in [record.getMessage() for record in caplog.records]
     hibernate_plainly(lab.opened)

@@ -48,6 +48,8 @@ class Judge:
         """What each machine has saved itself without, and nobody has deleted there."""
         self._had: dict[str, set[str]] = {}
         """The paths that each machine's disk has held, as far as saves and restores show."""
+        self._newest: dict[str, Tree] = {}
+        """What each machine has saved last."""
         self._holders: dict[Version, Save] = {}
         """The last save of all machines that held it."""
 
@@ -61,6 +63,7 @@ class Judge:
     def accept(self, machine: str, snapshot: SnapshotId, tree: Tree, *, verified: bool) -> None:
         """The store has a snapshot that the machine made of ``tree`` after all of its others."""
         save = self.saves[snapshot] = Save(snapshot, tree, verified)
+        self._newest[machine] = tree
         line, contents = self._lines[machine], set(tree.values())
         misses = self._misses.setdefault(machine, set())
         self._had[machine].update(tree)
@@ -93,10 +96,15 @@ class Judge:
         self, machine: str, snapshot: SnapshotId, tree: Tree, before: dict[Version, Save]
     ) -> None:
         """The store has a snapshot that is older than others which the machine has made since: they
-        have seen what it holds overwritten or deleted. ``before``: what the machine owed then."""
+        have seen what it holds overwritten or deleted, also what it had back of what was missed
+        before. ``before``: what the machine owed then."""
         line = self._lines[machine]
         holds = {v: of for v, of in line.items() if tree.get(v.path) == v.content}
         save = self.saves[snapshot] = Save(snapshot, tree, False, before | holds)
+        now = self._newest[machine]
+        for version in holds if not is_missed(tree, now) else ():
+            if version.missed and version.path not in now:
+                version.over = f"{machine} had it back, and deleted it"
         known = {version.path for version in holds}
         for path, content in tree.items():
             if path not in known:  # it alone had that, and its machine has saved later

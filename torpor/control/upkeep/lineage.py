@@ -512,11 +512,11 @@ def also_in(
     }
 
 
-def named(others: Sequence[Stored]) -> str:
-    """For messages: the first of them, with machine and time."""
+def named(others: Sequence[Stored], holds: Callable[[Stored], str] = lambda one: "") -> str:
+    """For messages: the first of them, with machine and time, and what each ``holds``."""
     words = [
         f"{one.snapshot} of machine {one.machine} ({moment(one.stored_unix)}"
-        f"{'' if one.verified else ', never verified'})"
+        f"{'' if one.verified else ', never verified'}{holds(one)})"
         for one in others[:_NAMED]
     ]
     more = len(others) - len(words)
