@@ -101,7 +101,7 @@ class Judge:
         line = self._lines[machine]
         holds = {v: of for v, of in line.items() if tree.get(v.path) == v.content}
         save = self.saves[snapshot] = Save(snapshot, tree, False, before | holds)
-        now = self._newest[machine]
+        now = self._newest.get(machine, tree)
         for version in holds if not is_missed(tree, now) else ():
             if version.missed and version.path not in now:
                 version.over = f"{machine} had it back, and deleted it"
