@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks import Workspace
 from tasks.flow import flow
-from tasks.retention import delete_one
+from tasks.retention import delete_one, with_their_lines
 from tasks.workspace_blocks import open_workspace
 from torpor.control.upkeep.deletion import check_not_kept
 from torpor.control.upkeep.reports import Table
@@ -14,7 +14,10 @@ from torpor.shared.values import snapshot_id
 
 @flow("delete-snapshots")
 def delete_snapshots(
-    workspace: Workspace | str, snapshots: list[str], even_newest: str = ""
+    workspace: Workspace | str,
+    snapshots: list[str],
+    even_newest: str = "",
+    whole_line: bool = False,
 ) -> Table:
     """Delete snapshots of a workspace for good. Prune frees what only they refer to.
 
@@ -26,12 +29,16 @@ def delete_snapshots(
         snapshots: The ids of the snapshots to delete.
         even_newest: The id of the newest snapshot, once more, to delete that one too. A wake
             restores the newest.
+        whole_line: Delete also what only these snapshots go on from: their line, back to where
+            another one began or to a pinned snapshot.
     """
     ids = sorted({snapshot_id(text.strip()) for text in snapshots})
     if not ids:
         raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
     opened = open_workspace(workspace)
+    if whole_line:
+        ids = with_their_lines(opened, ids)
     # All of them before the first goes.
     check_not_kept(opened.store, opened.spec.name, ids, newest, named=True)
     for snapshot in ids:  # the newest last: an earlier one would become the newest

@@ -15,6 +15,7 @@ from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
 from torpor.control.upkeep.deletion import delete_snapshot, record_lost
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
+from torpor.control.upkeep.lineage import Lines
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.control.upkeep.superseded import Succession
@@ -95,6 +96,13 @@ def apply_retention(
         for verdict in verdicts
     ]
     return left, deleted
+
+
+@step("look for the line")
+def with_their_lines(opened: OpenWorkspace, snapshots: Sequence[SnapshotId]) -> list[SnapshotId]:
+    """The snapshots, and those that only these go on from, but for pinned ones."""
+    lines = Lines.of(opened.store, opened.spec.name, opened.seal)
+    return sorted({*snapshots, *lines.only_for(snapshots)})
 
 
 @step("delete snapshot", run_name="delete {snapshot}")

@@ -17,6 +17,7 @@ from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.lineage import (
     Choice,
+    Lines,
     OwnLine,
     Stored,
     also_in,
@@ -186,6 +187,28 @@ def test_a_listing_that_lacks_a_job_s_newest_save_chooses_nothing() -> None:
         choose(short, DEMO, PLAIN, own=own)
     with pytest.raises(StoreCorrupt, match="its listing lacks it"):
         sure_save(short, DEMO, PLAIN, own)
+
+
+@pytest.mark.parametrize(
+    ("steps", "pins", "named", "goes"),
+    [
+        (["1", "2<1", "3<2"], [], [3], [1, 2, 3]),
+        (["1", "2<1", "3<2", "b4<1", "b5<4"], [], [5], [4, 5]),  # 1 is the other line's too
+        (["1", "2<1", "3<2", "b4<1", "b5<4"], [], [3, 5], [1, 2, 3, 4, 5]),
+        (["1", "2<1", "3<2", "4<3"], [2], [4], [3, 4]),
+        (["1", "~2<1", "~3<2", "4<3"], [], [3], [3]),  # 4 goes on from it
+        (["1?", "2?", "3<2"], [], [3], [2, 3]),  # 1 says nothing of its line
+    ],
+)
+def test_a_line_is_what_only_it_goes_on_from(
+    steps: list[str], pins: list[int], named: list[int], goes: list[int]
+) -> None:
+    past = Past(*steps)
+    for number in pins:
+        pin(past.store, DEMO, _id(number), "kept")
+    lines = Lines.of(past.store, DEMO, PLAIN)
+    found = lines.only_for([_id(number) for number in named])
+    assert sorted(_number(one) or 0 for one in found) == goes
 
 
 @pytest.mark.parametrize(

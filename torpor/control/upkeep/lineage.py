@@ -333,6 +333,19 @@ class Lines:
             if (one := self._read(before)) is not None:
                 yield one
 
+    def only_for(self, snapshots: Iterable[SnapshotId]) -> list[SnapshotId]:
+        """What only these go on from, and they themselves: the rest of their lines, back to where
+        another one began or to a pinned one. Oldest first."""
+        chosen = {*snapshots}
+        for last in [*chosen]:
+            at = last
+            for one in self.going_back(last):
+                others = {*self.after(at), *self.after(one.snapshot)} - chosen
+                if others or one.snapshot in self._pins:
+                    break
+                chosen.add(at := one.snapshot)
+        return self.oldest_first(chosen)
+
     def newest_autosaves(self) -> list[SnapshotId]:
         """The autosaves from which no other one goes on."""
         own = {one for one in self._times if (of := self._read(one)) is not None and of.autosave}
