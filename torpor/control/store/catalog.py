@@ -33,7 +33,7 @@ from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, StoreMi
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import LINEAGE, OWN_SAVE, Lineage, recorded
 from torpor.shared.format.names import snapshot_of
-from torpor.shared.values import MIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName
+from torpor.shared.values import MIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName, learned
 
 FEW: Final = 8
 """So many objects are read again by each look before a new catalog is written."""
@@ -204,7 +204,9 @@ class Catalog:
     def _load(self) -> _Table:
         with suppress(*_UNREADABLE):
             blob = self._store.get(self._key, max_bytes=_MOST_BYTES)
-            body = msgspec.json.decode(self._store.signer.check(self._key, blob), type=bytes)
+            body = msgspec.json.decode(
+                self._store.signer.check(self._key, blob), type=learned(bytes)
+            )
             size = zstandard.frame_content_size(body)
             if 0 < size <= 2 * _MOST_PLAIN:
                 plain = zstandard.ZstdDecompressor().decompress(body)
