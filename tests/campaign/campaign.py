@@ -92,7 +92,7 @@ class Campaign:
         run.seconds = time.monotonic() - began
         print(
             f"{run.number:4} {run.engine:7} {run.flow:9} {run.victim:12} in {run.phase:8} "
-            f"({run.when}): {run.outcome.splitlines()[0][:100]}; next: {run.next_run}; "
+            f"({run.when}): {run.outcome.partition(chr(10))[0][:100]}; next: {run.next_run}; "
             f"{run.seconds:.1f} s",
             flush=True,
         )
