@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -69,9 +69,9 @@ def main() -> None:
         print(f"kept as {write_result(options.keep, result)}")
 
 
-def measure(counts: list[int], rounds: int) -> dict[str, Any]:
+def measure(counts: list[int], rounds: int, shapes: Sequence[str] = SHAPES) -> dict[str, Any]:
     """By shape and number of snapshots, what each flow costs. ``counts`` ascend."""
-    rows = {shape: _measured(shape, counts, rounds) for shape in SHAPES}
+    rows = {shape: _measured(shape, counts, rounds) for shape in shapes}
     return {"benchmark": "history", "host": host_facts(), "rows": rows}
 
 
