@@ -23,7 +23,7 @@ def named_by_records(opened: OpenWorkspace) -> dict[SnapshotId, NamedBy]:
     last = opened.rentals.last_stored()
     if last is not None and last.snapshot is not None:
         what = f"machine {last.machine}, which was ended for it,"
-        named[last.snapshot] = NamedBy(what, if_newest=True)
+        named[last.snapshot] = NamedBy(what)
     for rental in opened.rentals.open():
         if rental.snapshot is not None:
             named[rental.snapshot] = NamedBy(f"machine {rental.machine}, which is being ended,")

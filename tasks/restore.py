@@ -96,7 +96,7 @@ def pick_snapshot_to_wake(
         runner().log.warning("%s", words)
     spec = msgspec.structs.replace(of, want=fitted(of.want, manifest))
     left = [
-        *(_gone(opened, found.snapshot) if _is_newest(wanted) else []),
+        *(_gone(opened, lineage_of(manifest)) if _is_newest(wanted) else []),
         *_saved_by_itself(opened, found, manifest),
         *aside,
         *refused,
@@ -373,16 +373,21 @@ def _is_newest(wanted: str) -> bool:
     return wanted in ("", NEWEST)
 
 
-def _gone(opened: OpenWorkspace, found: SnapshotId) -> list[str]:
-    """What a wake says of newer snapshots that something names and that the store does not show,
-    though nobody has deleted them: it brings an older state than the last one."""
-    store, name = opened.store, opened.spec.name
+def _gone(opened: OpenWorkspace, woken: Lineage) -> list[str]:
+    """What a wake says of snapshots that something names and that the store does not show, though
+    nobody has deleted them, where the ``woken`` one does not go on from them: their work is
+    missing."""
+    store, name, found = opened.store, opened.spec.name, woken.snapshot
     try:
         records = named_by_records(opened)  # before the manifests are listed
         naming = all_named(store, name, records)
-        newer = {one: by for one, by in naming.items() if one > found}
+        others = {
+            one: by
+            for one, by in naming.items()
+            if one > found or (woken.whole and one not in {found, *woken.names})
+        }
         lines = [
-            f"snapshot {one} is newer than {found}, and {newer[one].what} names it, but "
+            f"snapshot {one} {_beside_it(one, found)}, and {others[one].what} names it, but "
             + (
                 f"the listing of {store.address} lacks it: `torpor wake {name} --snapshot {one}` "
                 "brings it"
@@ -392,13 +397,17 @@ def _gone(opened: OpenWorkspace, found: SnapshotId) -> list[str]:
                 f'the bucket; the flow delete-snapshots gives it up: delete_snapshots("{name}", '
                 f'["{one}"])'
             )
-            for one, there in not_listed(store, name, newer, snapshot_ids(store, name))
+            for one, there in not_listed(store, name, others, snapshot_ids(store, name))
         ]
     except TorporError as error:
-        lines = [f"whether a newer snapshot than {found} is gone is not known: {error}"]
+        lines = [f"whether a snapshot beside {found} is gone is not known: {error}"]
     for line in lines:
         runner().log.warning("%s", line)
     return lines
+
+
+def _beside_it(one: SnapshotId, woken: SnapshotId) -> str:
+    return f"is newer than {woken}" if one > woken else f"is no state that {woken} goes on from"
 
 
 def _missing(manifest: Manifest) -> list[str]:

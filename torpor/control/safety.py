@@ -405,11 +405,13 @@ def warrant_to_destroy(
             f"{machine.id} is {agent_machine}: it was not destroyed"
         )
 
+    agents: dict[tuple[SnapshotId, str], str] = {}  # the last look reads no manifest again
+
     def last_look() -> None:
-        _check_own_newest(store, seal, verified, machine)
+        _check_own_newest(store, seal, verified, machine, agents)
         ask()
 
-    _check_own_newest(store, seal, verified, machine)
+    _check_own_newest(store, seal, verified, machine, agents)
     confirmed = confirm()
     if confirmed.unaccepted_count:
         raise StillChanging(
@@ -422,10 +424,17 @@ def warrant_to_destroy(
     return Warrant(_MINT, machine, reason, _LastLook(last_look), verified.snapshot)
 
 
-def _check_own_newest(store: ObjectStore, seal: Seal, verified: Verified, machine: Machine) -> None:
+def _check_own_newest(
+    store: ObjectStore,
+    seal: Seal,
+    verified: Verified,
+    machine: Machine,
+    agents: dict[tuple[SnapshotId, str], str],
+) -> None:
     """UnsafeDestroy where the store lists the verified snapshot no more, or a newer one of the
     machine, or one that may be of it as its manifest cannot be read. Newer ones of other machines
-    are their own tips."""
+    are their own tips. ``agents``: what the machines of snapshots call themselves, by the ETag of
+    the manifest, as far as it is known."""
     catalog = Catalog(store, verified.workspace)
     if verified.snapshot not in catalog.manifests:
         raise UnsafeDestroy(
@@ -433,15 +442,15 @@ def _check_own_newest(store: ObjectStore, seal: Seal, verified: Verified, machin
             f"{verified.workspace} any more: machine {machine.id} was not destroyed; hibernate "
             "again"
         )
-    for snapshot in sorted(catalog.manifests, reverse=True):
+    for snapshot, found in catalog.manifests.items():
         if snapshot <= verified.snapshot:
-            return
+            continue
+        known = snapshot, found.etag
         try:
-            agent = catalog.agent(snapshot, seal)
-            words = "from another run"
-        except SnapshotMissing:
-            continue  # deleted meanwhile
-        except (ManifestInvalid, WrongKey) as error:
+            if not found.etag or known not in agents:
+                agents[known] = catalog.agent(snapshot, seal)
+            agent, words = agents[known], "from another run"
+        except (SnapshotMissing, ManifestInvalid, WrongKey) as error:
             agent, words = verified.agent, f"which cannot be read: {error}"
         if agent == verified.agent:
             raise UnsafeDestroy(

@@ -10,13 +10,22 @@ import pytest
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_line, put_save, verified_save
+from torpor.control.store import catalog
 from torpor.control.store.catalog import FEW, Catalog
-from torpor.control.store.receipts import receipts_prefix, withdraw_receipt
+from torpor.control.store.receipts import receipt_of, receipts_prefix, withdraw_receipt
 from torpor.control.store.signatures import Signer
+from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.lineage import choose
-from torpor.shared.errors import StoreDenied
-from torpor.shared.format.lineage import AUTOSAVE, OWN_SAVE
+from torpor.shared.errors import (
+    StoreArchived,
+    StoreCorrupt,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+)
+from torpor.shared.format.lineage import AUTOSAVE, OWN_SAVE, recorded
 from torpor.shared.format.names import manifest_key
+from torpor.shared.transfer.retries import Retries
 from torpor.shared.values import ObjectKey, SnapshotId, StoredObject
 
 CATALOG = ObjectKey(receipts_prefix(DEMO) + "catalog")
@@ -58,19 +67,22 @@ def _history(store: CountingStore, verified: int, saves: int) -> list[SnapshotId
     line = put_line(store, *range(verified))
     for snapshot in line:
         verified_save(store, snapshot, made_by="backup")
-    ancestors = line[::-1]
+    ancestors, own = line[::-1], list[SnapshotId]()
     for at in range(verified, verified + saves):
-        line.append(put_save(store, at, ancestors, **{AUTOSAVE: 1, OWN_SAVE: 1}))
+        kind = {AUTOSAVE: 1, OWN_SAVE: 1}
+        content = own[0] if own else None
+        own.insert(0, put_save(store, at, ancestors, saves=own, content=content, **kind))
+    line += own[::-1]
     store.reads()
     return line
 
 
 def _facts(store: CountingStore) -> dict[SnapshotId, object]:
     """All that a catalog knows."""
-    catalog = Catalog(store, DEMO)
-    receipts = catalog.receipts()
-    rest = {one: catalog.said(one, PLAIN) for one in catalog.manifests if one not in receipts}
-    catalog.keep()
+    now = Catalog(store, DEMO)
+    receipts = now.receipts()
+    rest = {one: now.said(one, PLAIN) for one in now.manifests if one not in receipts}
+    now.keep()
     return {**receipts, **rest}
 
 
@@ -107,14 +119,25 @@ def test_what_was_written_since_is_read(store: CountingStore) -> None:
     verified_save(store, line[-1])
     blob = store.get(manifest_key(DEMO, line[6]), max_bytes=1 << 20)
     store.put(manifest_key(DEMO, line[5]), blob)
-    catalog = Catalog(store, DEMO)
-    receipts = catalog.receipts()
+    receipts = Catalog(store, DEMO).receipts()
     assert line[3] not in receipts
     assert receipts[line[4]].made_by == "hibernate"
     assert line[-1] in receipts
     assert line[5] not in receipts
     store.delete([manifest_key(DEMO, line[7])])
     assert line[7] not in Catalog(store, DEMO).receipts()
+
+
+def test_what_was_kept_is_what_the_receipts_and_manifests_say(store: CountingStore) -> None:
+    line = _history(store, 30, 20)
+    _facts(store)
+    kept = Catalog(store, DEMO)
+    for snapshot in line[:30]:
+        assert kept.receipt(snapshot) == receipt_of(store, DEMO, snapshot, kept.manifests[snapshot])
+    for snapshot in line[30:]:
+        manifest, _ = open_manifest(store, DEMO, snapshot, PLAIN)
+        assert kept.said(snapshot, PLAIN).lineage == recorded(manifest)
+    assert len(recorded(manifest).saves) == 19  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("harm", ["flipped", "of another key", "of nobody", "empty", "gone"])
@@ -149,6 +172,67 @@ def test_a_store_that_lets_nobody_write_costs_requests_only(store: CountingStore
     for _ in range(2):
         assert _facts(store).keys() == {*line}
         assert store.reads() == {"verified": 20}
+
+
+def test_a_catalog_of_another_version_is_read_by_nobody_and_replaced(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _history(store, 20, 0)
+    with monkeypatch.context() as older:
+        older.setattr(catalog, "SHAPE", ["Receipt.version"])
+        _facts(store)
+    store.reads()
+    assert len(_facts(store)) == 20
+    assert store.reads()["verified"] == 20
+    _facts(store)
+    assert store.reads() == {"catalog": 1}
+
+
+@pytest.mark.parametrize("error", [StoreArchived, StoreDenied, StoreUnavailable, StoreCorrupt])
+def test_a_catalog_that_the_store_does_not_give_costs_requests_only(
+    store: CountingStore, error: type[StoreError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _history(store, 20, 0)
+    first, get = _facts(store), CountingStore.get
+
+    def refuse(self: CountingStore, key: ObjectKey, *, max_bytes: int) -> bytes:
+        if key == CATALOG:
+            raise error("not this one")
+        return get(self, key, max_bytes=max_bytes)
+
+    monkeypatch.setattr(CountingStore, "get", refuse)
+    assert _facts(store) == first
+
+
+def test_a_look_waits_for_no_store_that_is_away_when_it_keeps_what_it_read(
+    store: CountingStore,
+) -> None:
+    _history(store, 20, 0)
+    slept: list[float] = []
+    patient = Retries(patience_s=3600.0, sleep=slept.append)
+    put = store.put
+
+    def away() -> StoredObject:
+        raise StoreUnavailable("503 SlowDown")
+
+    store.put = lambda *_, **__: patient.run(away)  # type: ignore[method-assign]
+    _facts(store)
+    store.put = put  # type: ignore[method-assign]
+    assert sum(slept) < 60
+
+
+def test_what_finds_no_room_is_read_each_time_and_nothing_is_written_for_it(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "MOST_PLAIN", 20 * 1200)
+    _history(store, 60, 0)
+    first = _facts(store)
+    written = store.head(CATALOG)
+    store.reads()
+    for _ in range(2):
+        assert _facts(store) == first
+        assert 30 < store.reads()["verified"] < 60
+    assert store.head(CATALOG) == written
 
 
 def test_where_a_store_shows_no_etag_everything_is_read(

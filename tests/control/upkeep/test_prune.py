@@ -417,22 +417,20 @@ def test_prune_names_only_the_steps_that_give_up_a_lost_pinned_snapshot(
     look(machine)
 
 
-def test_what_older_versions_deleted_without_a_record_stops_no_prune(
+def test_what_a_machine_was_ended_for_is_missed_also_beside_a_newer_snapshot(
     machine: NearAgent, store: ClockedStore
 ) -> None:
-    """The machine that ended last names a snapshot that a later backup replaced."""
+    """That one may be of another machine, which goes on from elsewhere."""
     old = machine.hibernated()
     fill(machine, 2)
-    newest = machine.hibernated()
+    machine.hibernated()
+    ended = NamedBy("machine m1, which was ended for it,")
     store.delete([manifest_key(WORKSPACE, old)])
     withdraw_receipt(store, WORKSPACE, old)
-    store.advance(YOUNG_S)
-    ended = NamedBy("machine m1", if_newest=True)
-    assert len(carry_out(store, look(machine, {old: ended})).plan.unnamed) == 1
-    store.delete([manifest_key(WORKSPACE, newest)])
-    withdraw_receipt(store, WORKSPACE, newest)
-    with pytest.raises(SnapshotMissing, match=f"{newest} .machine m1 names it"):
-        look(machine, {newest: ended}, without_snapshots=True)
+    with pytest.raises(SnapshotMissing, match=f"{old} .machine m1, which was ended for it, names"):
+        look(machine, {old: ended})
+    record_lost(store, WORKSPACE, old, {old: ended})
+    look(machine, {old: ended})
 
 
 def test_a_deletion_killed_at_any_request_stops_no_prune_and_can_be_repeated(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_save, verified_save
+from torpor.control.store.catalog import Catalog
+from torpor.control.store.receipts import withdraw_receipt
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.autosaves import delete_superseded
 from torpor.control.upkeep.deletion import delete_snapshot
@@ -17,7 +19,7 @@ from torpor.control.upkeep.pins import holds, pin, pinned, unpin
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import ObjectKey, SnapshotId
+from torpor.shared.values import ObjectKey, SnapshotId, StoredObject
 
 MANY, FEW = 40, 1
 """Files of a workspace, and what a machine is left with whose disk was not mounted."""
@@ -276,3 +278,34 @@ def test_what_cannot_be_read_stays_and_stands_for_nothing(store: MemoryStore) ->
     verified = verified_save(store, newest, "backup")
     store.put(manifest_key(DEMO, broken), b"no manifest")
     assert Succession.of(store, verified, PLAIN).end([first, broken], "asked").deleted == [first]
+
+
+class LaggingStore(MemoryStore):
+    """Its listing still shows ``ghost``, which was deleted."""
+
+    ghost: StoredObject | None = None
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        found = [*super().list(prefix)]
+        if self.ghost is not None and self.ghost.key.startswith(prefix):
+            found.append(self.ghost)
+        return iter(sorted(found, key=lambda one: one.key))
+
+
+@pytest.mark.parametrize("lags", [True, False])
+def test_nothing_goes_for_a_snapshot_whose_receipt_is_withdrawn_meanwhile(lags: bool) -> None:
+    """A look at its bytes has found it damaged, and no listing shows that."""
+    store = LaggingStore(itertools.count(1.0).__next__)
+    history = History(store)
+    for _ in range(20):
+        history.backup(MANY)
+    damaged, good = history.line[:2]
+    verified_save(store, put_save(store, 5000, history.line[-1:]), "backup")  # another line
+    Catalog(store, DEMO).receipts()
+    key = ObjectKey(f"workspaces/{DEMO}/verified/{damaged}")
+    shown, before = store.head(key), Succession(store, DEMO, PLAIN)
+    withdraw_receipt(store, DEMO, damaged)
+    store.ghost = shown if lags else None
+    succession = Succession(store, DEMO, PLAIN) if lags else before
+    assert succession.end([good], "no rule keeps it").deleted == []
+    assert good in snapshot_ids(store, DEMO)

@@ -4,8 +4,9 @@ Each look at a workspace wants to know what every snapshot goes on from, which m
 whether it is verified. The receipts say so, one object for each snapshot. The catalog keeps what
 was read of them, beside the ETags of what was read, so that the next look reads one object, however
 many snapshots there are. An entry counts only while the store's listings show these ETags; what has
-no such entry is read. A catalog that is missing, not signed or of another version costs requests,
-and nothing else: the receipts say all of it.
+no such entry is read. A catalog that cannot be read, that no control side of this store signed, or
+that is of another version costs requests, and nothing else: the receipts say all of it. Before a
+snapshot goes, the receipt of its successor is read itself (upkeep/superseded.py).
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import msgspec
 import zstandard
 from msgspec.structs import replace
+from zstandard import ZstdError
 
 from torpor.control.store.receipts import (
     Receipt,
@@ -29,27 +32,22 @@ from torpor.control.store.receipts import (
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned
 from torpor.control.store.snapshots import manifests, open_manifest
-from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, StoreMissing
+from torpor.shared.errors import InvalidInput, StoreError
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import LINEAGE, OWN_SAVE, Lineage, recorded
 from torpor.shared.format.names import snapshot_of
+from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName, learned
 
 FEW: Final = 8
 """So many objects are read again by each look before a new catalog is written."""
-_NAME: Final = "catalog"  # beside the receipts: their listing shows whether there is one
-_MOST_BYTES: Final = 32 * MIB
-_MOST_PLAIN: Final = 64 * MIB
-"""Those of the newest 10,000 snapshots, whatever their lineages."""
-_ENTRY_BYTES: Final = 1024  # beside the lists, at most
-_UNREADABLE: Final = (
-    StoreMissing,
-    StoreCorrupt,
-    Unsigned,
-    Forged,
-    msgspec.MsgspecError,
-    zstandard.ZstdError,
-)
+CATALOG: Final = "catalog"
+"""Its name beside the receipts, whose listing shows whether there is one."""
+MOST_PLAIN: Final = 32 * MIB
+"""The newest 4,500 snapshots at least, whatever their lineages; older ones are read each time."""
+_MOST_BYTES: Final = 2 * MOST_PLAIN
+_ENTRY_BYTES: Final = 1024  # beside lists and names, at most
+_NAME_BYTES: Final = 32
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -62,12 +60,12 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """``etags``: of the manifest and of the receipt that were read; "" without a receipt.
+    """``versions``: of the manifest and of the receipt that were read; "" without a receipt.
     ``snapshot`` and ``lists`` are numbers of names in the table, as little-endian uint32: the
     ancestors and saves of the lineage, and what is ``older`` in the receipt."""
 
     snapshot: int
-    etags: tuple[str, str]
+    versions: tuple[str, str]
     receipt: Receipt | None
     said: Said | None
     lists: tuple[bytes, bytes, bytes]
@@ -80,11 +78,14 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 class _Table(_Shape, frozen=True):
+    """``oldest``: the oldest snapshot for which there was room; "" where there was for all."""
+
+    oldest: str
     names: list[SnapshotId]
     entries: list[_Entry]
 
 
-_SHAPE: Final = [
+SHAPE: Final = [
     f"{kind.__name__}.{field}"
     for kind in (Receipt, Said, Lineage, _Entry)
     for field in kind.__struct_fields__
@@ -94,9 +95,9 @@ _TABLES: Final = msgspec.msgpack.Decoder(_Table)
 
 
 class _Known(NamedTuple):
-    """What is known of a snapshot whose manifest and receipt have these ETags."""
+    """What is known of a snapshot while its manifest and receipt have these versions."""
 
-    etags: tuple[str, str]
+    versions: tuple[str, str]
     receipt: Receipt | None
     said: Said | None
 
@@ -108,16 +109,14 @@ class Catalog:
     def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
         self._store = store
         self._workspace = workspace
-        self._key = ObjectKey(receipts_prefix(workspace) + _NAME)
+        self._key = ObjectKey(receipts_prefix(workspace) + CATALOG)
         self.manifests = manifests(store, workspace)
         self._receipts: dict[SnapshotId, StoredObject] = {}
-        is_there = False
+        self._is_there = False
         for found in store.list(receipts_prefix(workspace)):
-            is_there = is_there or found.key == self._key
+            self._is_there = self._is_there or found.key == self._key
             with suppress(InvalidInput):  # another program's object in this prefix
                 self._receipts[snapshot_of(found.key)] = found
-        self._table = self._load() if is_there else _Table(_SHAPE, [], [])
-        self._entries = {self._table.names[one.snapshot]: one for one in self._table.entries}
         self._known: dict[SnapshotId, _Known] = {}
         self._unkept = 0
 
@@ -165,7 +164,7 @@ class Catalog:
             return
         self._unkept = 0
         body = msgspec.json.encode(zstandard.ZstdCompressor(level=1).compress(self._encoded()))
-        with suppress(StoreError):
+        with hurried(), suppress(StoreError):
             self._store.put(self._key, self._store.signer.sign(self._key, body))
 
     def _find(self, snapshot: SnapshotId) -> _Known | None:
@@ -173,46 +172,58 @@ class Catalog:
         if snapshot not in self._known and snapshot in self._entries:
             self._known[snapshot] = _decoded(self._entries[snapshot], self._table.names)
         known = self._known.get(snapshot)
-        return known if known is not None and known.etags == self._etags(snapshot) else None
+        return known if known is not None and known.versions == self._versions(snapshot) else None
 
     def _learn(self, snapshot: SnapshotId, receipt: Receipt | None, said: Said | None) -> None:
-        etags = self._etags(snapshot)
-        if etags is not None:
-            self._known[snapshot] = _Known(etags, receipt, said)
-            self._unkept += 1
+        versions = self._versions(snapshot)
+        if versions is not None:
+            self._known[snapshot] = _Known(versions, receipt, said)
+            self._unkept += snapshot >= self._table.oldest
 
-    def _etags(self, snapshot: SnapshotId) -> tuple[str, str] | None:
-        """None where the store shows none: then nothing is known for longer than this look."""
+    def _versions(self, snapshot: SnapshotId) -> tuple[str, str] | None:
+        """None where the store shows no ETags: then nothing is known for longer than this look."""
         manifest, receipt = self.manifests[snapshot], self._receipts.get(snapshot)
         if not manifest.etag or (receipt is not None and not receipt.etag):
             return None
-        return manifest.etag, receipt.etag if receipt is not None else ""
+        return _version(manifest), "" if receipt is None else _version(receipt)
 
     def _encoded(self) -> bytes:
         names: dict[SnapshotId, int] = {}
         entries: list[_Entry] = []
-        left = _MOST_PLAIN
+        oldest, left = "", MOST_PLAIN
         for snapshot in sorted(self.manifests, reverse=True):
             if (known := self._find(snapshot)) is None:
                 continue
-            entries.append(_entry(snapshot, known, names))
-            left -= _ENTRY_BYTES + sum(map(len, entries[-1].lists))
+            before = len(names)
+            entry = _entry(snapshot, known, names)
+            left -= _ENTRY_BYTES + sum(map(len, entry.lists)) + _NAME_BYTES * (len(names) - before)
             if left < 0:
                 break
-        return msgspec.msgpack.encode(_Table(_SHAPE, [*names], entries))
+            entries.append(entry)
+            oldest = snapshot
+        return msgspec.msgpack.encode(_Table(SHAPE, oldest if left < 0 else "", [*names], entries))
 
-    def _load(self) -> _Table:
-        with suppress(*_UNREADABLE):
-            blob = self._store.get(self._key, max_bytes=_MOST_BYTES)
-            body = msgspec.json.decode(
-                self._store.signer.check(self._key, blob), type=learned(bytes)
-            )
-            size = zstandard.frame_content_size(body)
-            if 0 < size <= 2 * _MOST_PLAIN:
-                plain = zstandard.ZstdDecompressor().decompress(body)
-                if _SHAPES.decode(plain).shape == _SHAPE:
-                    return _TABLES.decode(plain)
-        return _Table(_SHAPE, [], [])
+    @cached_property
+    def _entries(self) -> dict[SnapshotId, _Entry]:
+        return {self._table.names[one.snapshot]: one for one in self._table.entries}
+
+    @cached_property
+    def _table(self) -> _Table:
+        with hurried(), suppress(StoreError, Unsigned, Forged, msgspec.MsgspecError, ZstdError):
+            if self._is_there:
+                blob = self._store.get(self._key, max_bytes=_MOST_BYTES)
+                body = msgspec.json.decode(
+                    self._store.signer.check(self._key, blob), type=learned(bytes)
+                )
+                if 0 < zstandard.frame_content_size(body) <= _MOST_BYTES:
+                    plain = zstandard.ZstdDecompressor().decompress(body)
+                    if _SHAPES.decode(plain).shape == SHAPE:
+                        return _TABLES.decode(plain)
+        return _Table(SHAPE, "", [], [])
+
+
+def _version(found: StoredObject) -> str:
+    return f"{found.etag} {found.bytes} {found.modified_unix:.3f}"
 
 
 def _entry(snapshot: SnapshotId, known: _Known, names: dict[SnapshotId, int]) -> _Entry:
@@ -227,7 +238,7 @@ def _entry(snapshot: SnapshotId, known: _Known, names: dict[SnapshotId, int]) ->
     bare = None if line is None else replace(line, ancestors=[], saves=[])
     return _Entry(
         number,
-        known.etags,
+        known.versions,
         None if receipt is None else replace(receipt, lineage=bare, older=[]),
         None if said is None else replace(said, lineage=bare),
         (
@@ -249,7 +260,7 @@ def _decoded(entry: _Entry, names: Sequence[SnapshotId]) -> _Known:
 
     receipt, said = entry.receipt, entry.said
     return _Known(
-        entry.etags,
+        entry.versions,
         None if receipt is None else replace(receipt, lineage=whole(receipt.lineage), older=older),
         None if said is None else replace(said, lineage=whole(said.lineage)),
     )

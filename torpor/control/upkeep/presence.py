@@ -7,7 +7,7 @@ key. Only a deletion record explains that it is gone.
 What names a snapshot: its receipt, its user's pin or torpor's own, an open job, a rental that is
 open, and the machine that ended last. What a lineage names does not count: ancestors are deleted by
 design. Neither do jobs that have ended and the machines that ended before: retention deletes old
-snapshots, and versions of torpor without deletion records did so too.
+snapshots.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ _NAMED: Final = 5
 
 
 class NamedBy(NamedTuple):
-    """``what`` names a snapshot, in words. ``if_newest``: only where every snapshot that the store
-    lists is older; a newer one may have had it deleted before deletions were recorded.
-    ``besides``: what else names a pinned snapshot, and still does after an unpin."""
+    """``what`` names a snapshot, in words. ``besides``: what else names a pinned snapshot, and
+    still does after an unpin."""
 
     what: str
-    if_newest: bool = False
     besides: NamedBy | None = None
 
 
@@ -113,14 +111,9 @@ def not_listed(
 ) -> Iterator[tuple[SnapshotId, bool]]:
     """Those of the ``named`` that a listing lacks, although no record says that they were deleted,
     and whether each is in the store all the same."""
-    newest = max(listed, default="")
     deletions = Deletions(store, workspace)
     for snapshot, by in sorted(named.items()):
-        if (
-            snapshot not in listed
-            and not (by.if_newest and snapshot < newest)
-            and (by.what == _PIN or deletions.of(snapshot) is None)
-        ):
+        if snapshot not in listed and (by.what == _PIN or deletions.of(snapshot) is None):
             yield snapshot, _is_there(store, workspace, snapshot)
 
 

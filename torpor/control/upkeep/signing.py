@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from torpor.control.store.catalog import CATALOG
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned, record_in
 from torpor.shared.errors import ObjectChanged, StoreCorrupt, StoreMissing
@@ -65,7 +66,8 @@ def sign_records(
 def is_signed_kind(key: ObjectKey) -> bool:
     """Whether objects of such a name are records that carry a signature."""
     parts = key.split("/")
-    return key.startswith(_OF_ALL) or (len(parts) > 2 and parts[2] in _KINDS)
+    is_kind = len(parts) > 2 and parts[2] in _KINDS and parts[3:] != [CATALOG]  # made anew
+    return key.startswith(_OF_ALL) or is_kind
 
 
 def _workspace(key: ObjectKey) -> WorkspaceName:

@@ -218,7 +218,8 @@ class Succession:
         with suppress(SnapshotError):
             lost = missed(self._tree(before), self._tree(other))
             for one in newest if lost is not None else ():
-                if one != other and not self.lines.are_equal(one, before):
+                is_other = one != other and not self.lines.are_equal(one, before)
+                if is_other and self._is_whole(one):
                     lost = missed(self._tree(before), self._tree(other), self._tree(one))
                 if lost is None:
                     return None
@@ -255,27 +256,29 @@ class Succession:
     def _is_sure(self, snapshot: SnapshotId) -> bool:
         return snapshot in self._proven or self.lines.is_verified(snapshot)
 
-    def _has_receipt(self, snapshot: SnapshotId) -> bool:
-        """As ``_is_sure``, by the receipt itself: a listing may show one that is withdrawn."""
-        if not self._is_sure(snapshot) or snapshot in self._proven:
-            return snapshot in self._proven
-        found = self.lines.there[snapshot]
-        return receipt_of(self._store, self._workspace, snapshot, found) is not None
-
     def _is_whole(self, snapshot: SnapshotId) -> bool:
-        """Whether it can be read, and its packs are there, as far as the store shows them."""
+        """Whether it can be read, and its packs are there, as far as the store shows them. One that
+        was verified, and whose receipt is withdrawn meanwhile, is not: a look at its bytes has
+        found damage that no listing shows."""
         if snapshot not in self._whole:
             try:
-                if not self._has_receipt(snapshot):
+                if snapshot not in self._proven and self.lines.is_verified(snapshot):
+                    self._whole[snapshot] = self._has_receipt(snapshot)
+                elif snapshot not in self._proven:
                     if self._packs is None:
                         self._packs = stored_packs(self._store, self._workspace)
                     found = find_snapshot(self._store, self._workspace, snapshot)
                     check_whole(self._store, found, self._seal, packs=self._packs)
                 self._tree(snapshot)
-                self._whole[snapshot] = True
+                self._whole.setdefault(snapshot, True)
             except (SnapshotError, StoreArchived):
                 self._whole[snapshot] = False
         return self._whole[snapshot]
+
+    def _has_receipt(self, snapshot: SnapshotId) -> bool:
+        """By the receipt itself: what a listing showed may be withdrawn since."""
+        found = self.lines.there[snapshot]
+        return receipt_of(self._store, self._workspace, snapshot, found) is not None
 
     def _tree(self, snapshot: SnapshotId) -> Tree:
         if snapshot not in self._trees:
