@@ -99,7 +99,7 @@ def _examine(
     name = opened.spec.name
     examined = do_parts(
         f"verify-{name}-progress",
-        f"Workspace {name}, every hash",
+        f"checking every hash of {name}",
         found.bytes,
         list(enumerate(parts)),
         lambda part, progress: examine_packs.submit(

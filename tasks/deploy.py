@@ -43,7 +43,7 @@ def facts_of(machine: Probed) -> Facts:
     )
 
 
-@step("find environment")
+@step("find environment", says="looking for a stored environment")
 def find_base(base: StoredWorkspace, reason: str) -> StoredSnapshot | None:
     """The environment in the store for such a machine; None if there is none yet."""
     return bases.find(base.store, base.spec.name, base.seal, reason, base.spec.paths)

@@ -13,12 +13,14 @@ from tasks.budgets import check_budgets, within_budgets
 from tasks.canaries import read_canaries
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.phases import seconds_by_phase
+from tasks.progress import now
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.sleep import check_not_asleep, check_not_hibernated
 from tasks.step import step
 from tasks.waiting import waits_of
 from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
+from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.session import OPEN_S
@@ -55,6 +57,12 @@ class _Told:
 
     def warn(self, message: str) -> None:
         runner().log.warning(message)
+
+    def asks(self, offer: Offer) -> None:
+        now(f"asking {offer.provider} for offer {offer.id} at {offer.bound_usd_h:.3f} $ an hour")
+
+    def starts(self, machine: Machine) -> None:
+        now(f"machine {machine.id} at {machine.provider} is starting")
 
     def created(self, machine: Machine) -> None:
         waits_of(runner()).stands(machine)
@@ -104,7 +112,7 @@ def renting(opened: OpenWorkspace) -> Renting:
     )
 
 
-@step("find machine", phase="prepare")
+@step("find machine", phase="prepare", says="looking for the machine of {opened.spec.name}")
 def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
     looked for at all providers that the workspace or an open rental names. A machine that nobody
@@ -195,7 +203,7 @@ def check_rented(machine: Machine) -> None:
         )
 
 
-@step("open session", phase="connect")
+@step("open session", phase="connect", says="connecting to machine {machine.id}")
 def open_session(
     opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S, sleeps: bool = False
 ) -> Session:
@@ -254,7 +262,7 @@ def note_made_again(session: Agent, paths: list[str]) -> None:
     session.call(NoteMadeAgain(paths), request_id=secrets.token_hex(8), within_s=PATHS_S)
 
 
-@step("find offers", phase="machine")
+@step("find offers", phase="machine", says="asking the markets for machines")
 def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     """The offers of all providers that fit the workspace and its budgets, best first; NoOffer or
     BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
@@ -265,7 +273,7 @@ def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     return within_budgets(opened, found, count)
 
 
-@step("find what was left", phase="machine")
+@step("find what was left", phase="machine", says="looking for machines that earlier runs left")
 def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[Tenancy]:
     """The machines that earlier runs of the workspace left unfinished. First what nobody will use
     is ended, and what its market does not show yet is waited for.
@@ -321,7 +329,7 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     return [held.tenancy(machine, rental) for machine, rental in unfinished]
 
 
-@step("create machine", retries=ONCE, phase="machine")
+@step("create machine", retries=ONCE, phase="machine", says="renting a machine")
 def create_machine(
     held: Renting,
     offers: Offers,
@@ -375,7 +383,7 @@ def hand_over(
         tenancy.hand_over(alone=alone, starting=starting)
 
 
-@step("destroy machine", phase="destroy")
+@step("destroy machine", phase="destroy", says="ending machine {machine.id}")
 def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
     """Destroy the machine, with a warrant from a verified snapshot, until its end is proven."""
     held = renting(opened)

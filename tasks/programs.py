@@ -54,7 +54,7 @@ class Quiet(NamedTuple):
     images: Sequence[str] = ()
 
 
-@step("quiesce", retries=ONCE, phase="quiesce")
+@step("quiesce", retries=ONCE, phase="quiesce", says="bringing programs to rest")
 def quiesce(
     snapshot: RemoteSnapshot, session: Agent, *, hook: bool, freezes: bool, sealed: bool
 ) -> Quiet:
@@ -97,7 +97,7 @@ def check_frozen(images: Sequence[str], verified: Verified) -> None:
         )
 
 
-@step("prove freezing", retries=ONCE)
+@step("prove freezing", retries=ONCE, says="trying whether the machine can freeze programs")
 def prove_freezing(
     opened: OpenWorkspace, session: Agent, rental: Rental | None, *, strict: bool = True
 ) -> Freezer:
@@ -120,7 +120,7 @@ def prove_freezing(
     return freezer
 
 
-@step("start programs", retries=ONCE)
+@step("start programs", retries=ONCE, says="starting the programs of the workspace")
 def start_programs(
     opened: OpenWorkspace, session: Agent, tenancy: Tenancy, freezer: Freezer
 ) -> list[str]:

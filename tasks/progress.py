@@ -1,13 +1,14 @@
-"""A progress bar in the UI, fed by the parts of one phase."""
+"""What a run says of its course: in its log, in a progress bar of the UI, and at a terminal."""
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, Protocol
 
 from tasks.runner import runner
 from tasks.waiting import waits_of
@@ -16,17 +17,56 @@ from torpor.shared.wire.request import Event
 UPDATE_S: Final = 2.0
 """Each update is a request to the server: enough for an eye, little for its database."""
 
-_hears: ContextVar[Callable[[str, float], None] | None] = ContextVar("hears", default=None)
+
+class Follower(Protocol):
+    """Who follows a run: a person at a terminal. Any thread may call it."""
+
+    def begins(self, thing: str, words: str) -> None:
+        """What is done now: ``thing`` names it among those under way, ``words`` say it to people.
+        Said again where the words change."""
+
+    def ends(self, thing: str) -> None:
+        """It is done, or has failed."""
+
+    def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
+        """So many bytes are moved; the first call has none, and the last one all."""
+
+
+_follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
+_thing: ContextVar[str] = ContextVar("thing", default="")
 
 
 @contextmanager
-def progress_told_to(hears: Callable[[str, float], None]) -> Iterator[None]:
-    """Call ``hears`` with the description and the percent of each progress bar in this context."""
-    token = _hears.set(hears)
+def followed_by(follower: Follower | None) -> Iterator[None]:
+    """Tell ``follower`` what runs in this context do; nobody for None."""
+    token = _follower.set(follower)
     try:
         yield
     finally:
-        _hears.reset(token)
+        _follower.reset(token)
+
+
+@contextmanager
+def doing(words: str) -> Iterator[None]:
+    """Say what is done in it, which may take a while: in the run's log, and to whoever follows the
+    run."""
+    follower = _follower.get()
+    token = _thing.set(secrets.token_hex(8))
+    try:
+        now(words)
+        yield
+    finally:
+        if follower is not None:
+            follower.ends(_thing.get())
+        _thing.reset(token)
+
+
+def now(words: str) -> None:
+    """Say what is done now, as a part of what is being done."""
+    runner().log.info("%s", words)
+    follower = _follower.get()
+    if follower is not None:
+        follower.begins(_thing.get(), words)
 
 
 class Progress:
@@ -34,13 +74,14 @@ class Progress:
 
     def __init__(self, key: str, description: str, total_bytes: int) -> None:
         self._lock = threading.Lock()
-        self._total = max(1, total_bytes)
+        self._total_bytes = total_bytes
         self._parts: dict[Hashable, int] = {}
         self._updated = time.monotonic()
         self._shown = runner().progress(key, description)
         self._description = description
-        self._hears = _hears.get()
+        self._follower = _follower.get()
         self._waits = waits_of(runner())
+        self._tell(0)
 
     def event(self, part: Hashable, event: Event) -> None:
         """A part has moved ``event.bytes`` so far, or waits for its store."""
@@ -53,13 +94,14 @@ class Progress:
             if now - self._updated < UPDATE_S:
                 return
             self._updated = now
-            percent = min(99.9, 100.0 * sum(self._parts.values()) / self._total)
-        self._show(percent)
+            done_bytes = min(sum(self._parts.values()), max(0, self._total_bytes - 1))
+        self._shown(min(99.9, 100.0 * done_bytes / max(1, self._total_bytes)))
+        self._tell(done_bytes)
 
     def done(self) -> None:
-        self._show(100.0)
+        self._shown(100.0)
+        self._tell(self._total_bytes)
 
-    def _show(self, percent: float) -> None:
-        self._shown(percent)
-        if self._hears is not None:
-            self._hears(self._description, percent)
+    def _tell(self, done_bytes: int) -> None:
+        if self._follower is not None and self._total_bytes:
+            self._follower.moves(self._description, done_bytes, self._total_bytes)

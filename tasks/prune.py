@@ -10,7 +10,7 @@ from torpor.control.upkeep.prune import Pruned, PrunePlan, PruneRules, carry_out
 from torpor.shared.values import SnapshotId
 
 
-@step("plan prune")
+@step("plan prune", says="looking for what no manifest names")
 def look_for_dead_packs(opened: OpenWorkspace, rules: PruneRules) -> PrunePlan:
     """Read every manifest and list every pack; return what would be freed. Changes nothing."""
     named = named_by_records(opened)  # before the manifests are listed
@@ -34,7 +34,7 @@ def named_by_records(opened: OpenWorkspace) -> dict[SnapshotId, NamedBy]:
     return named
 
 
-@step("carry out prune")
+@step("carry out prune", says="marking and deleting what no manifest names")
 def free_dead_packs(opened: OpenWorkspace, plan: PrunePlan) -> Pruned:
     """Mark and delete as planned; a repeat after a fault does the rest."""
     pruned = carry_out(opened.store, plan)

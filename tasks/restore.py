@@ -63,7 +63,7 @@ NEWEST = "newest"
 _NAMED: Final = 5
 
 
-@step("pick snapshot", phase="prepare")
+@step("pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}")
 def pick_snapshot_to_wake(
     opened: OpenWorkspace, wanted: str
 ) -> tuple[StoredSnapshot, OpenWorkspace]:
@@ -211,7 +211,7 @@ def fitted(want: Want, manifest: Manifest) -> Want:
     return fit(want, manifest.environment, disk_bytes(manifest))
 
 
-@step("pick snapshot", phase="prepare")
+@step("pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}")
 def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
     wrong key, a damaged manifest or other directories cost no machine."""
@@ -221,7 +221,7 @@ def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     return found
 
 
-@step("pick snapshot", phase="prepare")
+@step("pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}")
 def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredSnapshot, Lineage]:
     """The newest snapshot that no machine made on its schedule or the named one, and its lineage.
     LacksWork where the newest one lacks work that another such one has: only a name takes it
@@ -267,7 +267,12 @@ def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot)
     )
 
 
-@step("begin restore", retries=WHILE_BUSY, phase="plan")
+@step(
+    "begin restore",
+    retries=WHILE_BUSY,
+    phase="plan",
+    says="reading the manifest of {restore.wanted.snapshot}",
+)
 def begin_restore(restore: RemoteRestore, resume: bool, rented: bool) -> RestorePlan:
     """Check the manifest, the targets and the space on the machine."""
     return restore.begin(resume=resume, rented=rented)
@@ -299,13 +304,13 @@ def finish_first(restore: RemoteRestore, machine: Machine | None) -> None:
         )
 
 
-@step("finish restore", phase="finish")
+@step("finish restore", phase="finish", says="setting attributes and links")
 def finish_restore(restore: RemoteRestore) -> Finished:
     """Attributes, links and directories."""
     return restore.finish()
 
 
-@step("check restore", phase="check")
+@step("check restore", phase="check", says="checking what was restored")
 def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; SnapshotDamaged names what differs."""
     hint = ""

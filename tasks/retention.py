@@ -76,7 +76,7 @@ def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
     return Taken(snapshot, now_unix, True, agent, machine, lineage)
 
 
-@step("apply retention")
+@step("apply retention", says="applying the retention rules")
 def apply_retention(
     opened: OpenWorkspace, verified: Verified, verdicts: Sequence[Judged]
 ) -> tuple[list[Judged], list[SnapshotId]]:

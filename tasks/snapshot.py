@@ -20,8 +20,12 @@ from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, StoredSnapshot
 from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport
 
-begin_snapshot = step("begin snapshot", retries=WHILE_BUSY)(RemoteSnapshot.begin)
-scan = step("scan", run_name="scan {number}", phase="scan")(RemoteSnapshot.scan)
+begin_snapshot = step("begin snapshot", retries=WHILE_BUSY, says="beginning a snapshot")(
+    RemoteSnapshot.begin
+)
+scan = step(
+    "scan", run_name="scan {number}", phase="scan", says="looking for what is new, pass {number}"
+)(RemoteSnapshot.scan)
 
 
 @step("store part", run_name="store part {plan.part} of pass {number}")
@@ -41,10 +45,12 @@ def log_losses(machine: Machine, lines: Sequence[str]) -> None:
         runner().log.warning("not in the snapshot of machine %s: %s", machine.id, line)
 
 
-compare_packs = step("compare packs")(RemoteSnapshot.lost_packs)
+compare_packs = step("compare packs", says="comparing packs with the store")(
+    RemoteSnapshot.lost_packs
+)
 
 
-@step("commit", retries=ONCE, phase="commit")
+@step("commit", retries=ONCE, phase="commit", says="writing the manifest")
 def commit(
     snapshot: RemoteSnapshot, statistics: dict[str, int]
 ) -> tuple[StoredSnapshot, Committed]:
@@ -61,7 +67,7 @@ def commit(
     return stored, committed
 
 
-@step("verify", phase="verify")
+@step("verify", phase="verify", says="verifying {stored.snapshot} in the store")
 def verify(
     opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
 ) -> Verified:
@@ -94,7 +100,7 @@ def verify(
     return verified
 
 
-@step("confirm", phase="confirm")
+@step("confirm", phase="confirm", says="comparing the disk with the snapshot")
 def confirm(
     opened: StoredWorkspace,
     snapshot: RemoteSnapshot,

@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Generic, ParamSpec, TypeVar
 
 from tasks.phases import phase
+from tasks.progress import doing
 from tasks.retries import USUAL, StepRetries
 from tasks.runner import Pending, runner
 
@@ -18,7 +19,8 @@ R = TypeVar("R")
 class Step(Generic[P, R]):
     """Calling or submitting a step asks the runner of this context to do it: in a flow run of
     Prefect it becomes a task run. ``function`` is what it does, without retries. A call counts as
-    ``phase`` of its run, if that is not empty; what is submitted does not."""
+    ``phase`` of its run, and says what it does, if these are not empty; what is submitted does
+    not. ``run_name`` and ``says`` may name the function's parameters, as in ``scan {number}``."""
 
     def __init__(
         self,
@@ -27,16 +29,21 @@ class Step(Generic[P, R]):
         run_name: str | None,
         retries: StepRetries,
         phase: str,
+        says: str,
     ) -> None:
         self.function = function
         self.name = name
         self.run_name = run_name
         self.retries = retries
         self.phase = phase
+        self.says = says
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        with phase(self.phase) if self.phase else nullcontext():
+        with (
+            phase(self.phase) if self.phase else nullcontext(),
+            doing(self._filled(self.says, *args, **kwargs)) if self.says else nullcontext(),
+        ):
             return runner().call(self, *args, **kwargs)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
@@ -44,13 +51,19 @@ class Step(Generic[P, R]):
 
     def label(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """The name of one call: ``scan 2``."""
-        if self.run_name is None:
-            return self.name
-        return self.run_name.format(**signature(self.function).bind(*args, **kwargs).arguments)
+        return self.name if self.run_name is None else self._filled(self.run_name, *args, **kwargs)
+
+    def _filled(self, words: str, *args: P.args, **kwargs: P.kwargs) -> str:
+        return words.format(**signature(self.function).bind(*args, **kwargs).arguments)
 
 
 def step(
-    name: str, *, run_name: str | None = None, retries: StepRetries = USUAL, phase: str = ""
+    name: str,
+    *,
+    run_name: str | None = None,
+    retries: StepRetries = USUAL,
+    phase: str = "",
+    says: str = "",
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
-    """Make a step of a function. ``run_name`` may name its parameters, as in ``scan {number}``."""
-    return lambda function: Step(function, name, run_name, retries, phase)
+    """Make a step of a function; the parameters are those of Step."""
+    return lambda function: Step(function, name, run_name, retries, phase, says)

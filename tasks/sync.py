@@ -9,8 +9,12 @@ from torpor.control.remote.sync import RemoteSync
 from torpor.shared.errors import StillChanging
 from torpor.shared.wire.restore import Checked, RestorePart
 
-begin_sync = step("begin sync", retries=WHILE_BUSY, phase="look")(RemoteSync.begin)
-stage = step("stage", phase="stage")(RemoteSync.stage)
+begin_sync = step(
+    "begin sync", retries=WHILE_BUSY, phase="look", says="comparing the machine with the snapshot"
+)(RemoteSync.begin)
+stage = step("stage", phase="stage", says="copying what is on the machine already")(
+    RemoteSync.stage
+)
 
 
 @step("sync part", run_name="sync part {plan.part}")
@@ -19,10 +23,10 @@ def sync_part(sync: RemoteSync, plan: RestorePart, progress: Progress) -> None:
     sync.sync_part(plan, lambda event: progress.event(plan.part, event))
 
 
-finish_sync = step("finish sync", phase="change")(RemoteSync.finish)
+finish_sync = step("finish sync", phase="change", says="changing the files")(RemoteSync.finish)
 
 
-@step("check sync", phase="check")
+@step("check sync", phase="check", says="checking what was changed")
 def check_sync(sync: RemoteSync, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; StillChanging names what differs."""
     checked = sync.check(full=full)

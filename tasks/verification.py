@@ -35,7 +35,7 @@ def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
     return [newest]
 
 
-@step("look at objects", phase="look")
+@step("look at objects", phase="look", says="comparing manifests with the objects in the store")
 def look_at_objects(opened: OpenWorkspace, wanted: Sequence[SnapshotId]) -> Verification:
     """The quick check: read the manifests and compare every pack with the store's listing."""
     spec = opened.spec

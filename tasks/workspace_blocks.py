@@ -35,7 +35,12 @@ def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, 
     return opened, closed
 
 
-@step("probe store", retries=FIRST_OF_STORE, phase="prepare")
+@step(
+    "probe store",
+    retries=FIRST_OF_STORE,
+    phase="prepare",
+    says="asking the store at {opened.store.address}",
+)
 def probe_store(opened: StoredWorkspace) -> Capabilities:
     """Check that the store answers and accepts our key, and probe what it can do."""
     return opened.store.probe()

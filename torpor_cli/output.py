@@ -1,4 +1,4 @@
-"""What a command prints: tables for people, JSON for programs, progress on a terminal."""
+"""What a command prints: tables for people, JSON for programs, and what a run does meanwhile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import msgspec
 
 from torpor.shared.errors import TorporError
 from torpor.shared.plain_text import plain, plain_json, short
+from torpor_cli.following import Follower
 
 _WIDE: Final = 10_000
 """Columns of a pipe: nothing is cut off for a program that reads."""
@@ -88,36 +89,21 @@ def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], 
 
 @contextmanager
 def shown_progress(asks: bool = False) -> Iterator[None]:
-    """Show the progress of transfers on a terminal, and warnings as lines of standard error.
-    ``asks``: the flow may ask the person at the terminal."""
-    _plain_warnings()
-    if not sys.stderr.isatty():
-        with _asked_here(_asked, asks):
-            yield
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    """Show what runs in this context do, and warnings, as lines of standard error. ``asks``: the
+    flow may ask the person at the terminal."""
+    from tasks.progress import followed_by
 
-    from tasks.progress import progress_told_to
+    def asked(question: str) -> bool:
+        with follower.silent():
+            return _asked(question)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def hears(description: str, percent: float) -> None:
-            if description not in tasks:
-                tasks[description] = bars.add_task(plain(description), total=100.0)
-            bars.update(tasks[description], completed=percent)
-
-        def asked(question: str) -> bool:
-            bars.stop()
-            try:
-                return _asked(question)
-            finally:
-                bars.start()
-
-        with progress_told_to(hears), _asked_here(asked, asks):
-            yield
+    with (
+        Follower() as follower,
+        _warnings_to(follower.says),
+        followed_by(follower),
+        _asked_here(asked, asks),
+    ):
+        yield
 
 
 @contextmanager
@@ -137,32 +123,47 @@ def _asked(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def quiet(as_json: bool, *, asks: bool = False) -> Any:
+def quiet(as_json: bool, *, asks: bool = False) -> AbstractContextManager[None]:
     """Progress and warnings for people; for programs, warnings alone. ``asks``: as above."""
-    if not as_json:
-        return shown_progress(asks)
-    _plain_warnings()
-    return nullcontext()
+    return _warnings_to(_to_stderr) if as_json else shown_progress(asks)
 
 
-def _plain_warnings() -> None:
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@contextmanager
+def _warnings_to(says: Callable[[str], None]) -> Iterator[None]:
     """Replace Prefect's console lines: warnings are one plain line each, and the error that ends
-    the command is left to the command. The run's log in the UI keeps everything."""
+    the command is left to the command. The run's log in the UI keeps everything. What Prefect's
+    threads say when the context has ended goes to standard error."""
+    from prefect.logging.configuration import ensure_logging_setup
+
+    ensure_logging_setup()  # else Prefect adds its handler when the run begins
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if type(handler).__name__ == "PrefectConsoleHandler":
             root.removeHandler(handler)
             root.addHandler(_Warnings())
+    ours = [handler for handler in root.handlers if isinstance(handler, _Warnings)]
+    for handler in ours:
+        handler.says = says
+    try:
+        yield
+    finally:
+        for handler in ours:
+            handler.says = _to_stderr
 
 
 class _Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.says: Callable[[str], None] = _to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
         words = short(record.getMessage())
         if record.levelno < logging.ERROR and not words.startswith(_OF_PREFECT):
-            print(f"torpor: {record.levelname.lower()}: {words}", file=sys.stderr)
+            self.says(f"torpor: {record.levelname.lower()}: {words}")
 
 
 def _numbered(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import WantChange
-from torpor_cli.output import print_rows
+from torpor_cli.output import print_rows, shown_progress
 
 _SHOWN: Final = 5
 """Offers in the question."""
@@ -26,9 +26,11 @@ def ask_to_rent(
     """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``after``: what else may be
     rented after a yes."""
+    from tasks.progress import doing
     from torpor.control.rental.renting import MOST_ATTEMPTS
 
-    found = offers_of(workspace, snapshot, starts=starts, change=change)
+    with shown_progress(), doing("asking the markets for machines"):
+        found = offers_of(workspace, snapshot, starts=starts, change=change)
     print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
     tried = [one.offer.bound_usd_h * count for one in found.fitting[:MOST_ATTEMPTS]]
     price, most = tried[0], max(tried)

@@ -404,7 +404,7 @@ class Fleet:
                 name, count = self._opened.spec.name, self._order.total
                 self._progress = Progress(
                     f"replicate-{name}-progress",
-                    f"Workspace {name} from {self._wanted.snapshot} to {count} machines",
+                    f"restoring {name} on {count} machines",
                     count * sum(part.bytes for part in plan.parts),
                 )
             return self._progress

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from flows.procedures.parts import do_parts
 from tasks.phases import phase
 from tasks.restore import begin_restore, check_restore, finish_first, finish_restore, restore_part
+from torpor.control.deploy.bases import shown_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.renting import Tenancy
 from torpor.shared.errors import (
@@ -79,7 +80,7 @@ def restore_parts(
     with phase("restore"):
         do_parts(
             f"{flow}-{wanted.workspace}-progress",
-            f"Workspace {wanted.workspace} from {wanted.snapshot}",
+            f"restoring {shown_name(wanted.workspace)}",
             sum(part.bytes for part in plan.parts),
             plan.parts,
             lambda part, progress: restore_part.submit(restore, part, progress),

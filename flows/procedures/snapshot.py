@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Final, Self
 
@@ -19,6 +19,7 @@ from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
 from tasks.programs import Quiet, check_frozen, quiesce
+from tasks.progress import doing
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -32,6 +33,7 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.deploy.bases import shown_name
 from torpor.control.losses import Lost, judge_losses, not_kept, with_missed
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
@@ -309,9 +311,10 @@ class Snapshot:
         """Look for what is on the machine and not in the snapshot; beyond where links of the
         workspace lead, before a destroy."""
         rented = self._machine.label is not None and not self._adopted
-        losses = look_for_losses(
-            self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=self._volumes
-        )
+        with doing("looking for what would be lost") if wait_s else nullcontext():
+            losses = look_for_losses(
+                self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=self._volumes
+            )
         self._lost = judge_losses(losses, self._workspace.spec)
 
     def _store_parts(self, seen: Scanned) -> None:
@@ -321,7 +324,7 @@ class Snapshot:
         with phase("store"):
             self._parts += do_parts(
                 f"hibernate-{name}-progress",
-                f"Workspace {name}, pass {self._passes}",
+                f"storing {shown_name(name)}, pass {self._passes}",
                 sum(plan.bytes for plan in seen.parts),
                 seen.parts,
                 lambda plan, bar: store_part.submit(self._remote, self._passes, plan, bar),

@@ -99,7 +99,7 @@ class Synchronisation:
         name = self._workspace.spec.name
         do_parts(
             f"sync-{name}-progress",
-            f"Workspace {name} to {self._wanted.snapshot}",
+            f"fetching what is new of {name}",
             sum(part.bytes for part in plan.parts),
             plan.parts,
             lambda part, progress: sync_part.submit(remote, part, progress),

@@ -38,12 +38,16 @@ def test_a_newcomer_with_the_wheel_finds_the_files_after_a_wake(
     assert _done(newcomer, "ssh", "first", "--", "hostname") == f"{socket.gethostname()}\n"
     _done(newcomer, "ssh", "first", "--", "mkdir -p workspace && echo kept > workspace/a.txt")
     assert _status(newcomer)["state"] == "awake"
-    _done(newcomer, "hibernate", "first")
+    hibernated = newcomer.torpor("hibernate", "first")
+    assert hibernated.returncode == 0, hibernated.stderr
+    assert _begun(hibernated.stderr, "connecting to", "storing first, pass 1", "ending machine")
     if everything:
         _see_that_it_is_asleep(newcomer)
 
     assert "includes" in _done(newcomer, "ssh", "--setup")
-    assert "log in: ssh first" in _done(newcomer, "wake", "first", "--yes")
+    woken = newcomer.torpor("wake", "first", "--yes")
+    assert "log in: ssh first" in woken.stdout, woken.stderr
+    assert _begun(woken.stderr, "asking the markets", "machine ", "reading the manifest", "restor")
     config = newcomer.home / ".ssh" / "config"
     assert _by_openssh(newcomer, config, "ssh", "first", "cat workspace/a.txt") == "kept\n"
     _copy_both_ways(newcomer, config, "b.txt")
@@ -133,6 +137,12 @@ def _by_openssh(newcomer: Newcomer, config: Path, program: str, *arguments: str)
 def _status(newcomer: Newcomer) -> dict[str, object]:
     (found,) = json.loads(_done(newcomer, "status", "first", "--json"))["workspaces"]
     return dict(found)
+
+
+def _begun(said: str, *wanted: str) -> bool:
+    """Whether lines that begin so stand there in this order."""
+    lines = iter(said.splitlines())
+    return all(any(line.startswith(words) for line in lines) for words in wanted)
 
 
 def _done(newcomer: Newcomer, *arguments: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
+from typing import Final
 
 import msgspec
 import pandas as pd
@@ -163,3 +166,17 @@ def test_what_prefect_s_own_threads_say_at_the_end_is_not_said(
     said = capsys.readouterr().err
     assert "torpor: warning: a warning\n" in said
     assert "Still processing" not in said
+
+
+_BEGINS: Final = """
+import logging
+from torpor_cli.output import quiet
+with quiet(as_json=True):
+    import prefect.main  # as a flow does, which sets up Prefect's logging
+    logging.getLogger("torpor").warning("a warning")
+"""
+
+
+def test_prefect_prints_no_line_of_its_own_when_a_run_begins() -> None:
+    done = subprocess.run([sys.executable, "-c", _BEGINS], capture_output=True, text=True)
+    assert done.stderr == "torpor: warning: a warning\n"

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.phases import phase
+from tasks.progress import doing
 from torpor.control.deploy.http_check import ask, check
 from torpor.control.deploy.last_lines import LastLines
 from torpor.control.deploy.stack import Place
@@ -89,13 +90,14 @@ class Serving:
     def run(self, kind: Kind, argv: list[str], folder: str) -> None:
         """Run a command to its end; DeployFailed with its last lines if it fails."""
         until = time.monotonic() + self._place.stack.setup_timeout_s
-        self._start(kind, argv, folder)
-        while (state := self._look(kind)).state == "running":
-            if time.monotonic() > until:
-                stop_command(self._session, self._id(kind))
-                limit = _limit(self._place.stack.setup_timeout_s, "setup_minutes")
-                raise self._failed(kind, f"did not end within {limit}")
-            time.sleep(LOOK_S)
+        with doing(f"running the {kind} command of stack {self._place.stack.name}"):
+            self._start(kind, argv, folder)
+            while (state := self._look(kind)).state == "running":
+                if time.monotonic() > until:
+                    stop_command(self._session, self._id(kind))
+                    limit = _limit(self._place.stack.setup_timeout_s, "setup_minutes")
+                    raise self._failed(kind, f"did not end within {limit}")
+                time.sleep(LOOK_S)
         if state.state != "ended" or state.status:
             raise self._failed(kind, _words(state))
 
@@ -104,13 +106,13 @@ class Serving:
         stack, place = self._place.stack, self._place
         if self._session.listens(stack.port):
             raise self._taken()
-        with phase("server"):
+        with phase("server"), doing(f"starting the server of stack {stack.name}"):
             folder = place.absolute(place.workspace)
             self._start("server", place.filled(stack.server), folder)
         with self._session.forward(stack.port) as port:
-            with phase("health"):
+            with phase("health"), doing("waiting until the server is ready"):
                 self._wait_until_ready(port)
-            with phase("completion"):
+            with phase("completion"), doing("asking the server for a first answer"):
                 body = place.body(stack.proof.body)
                 proof = stack.proof
                 token = stack.secrets.token

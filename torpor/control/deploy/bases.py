@@ -40,6 +40,11 @@ def is_base(workspace: WorkspaceName) -> bool:
     return _NAME.fullmatch(workspace) is not None
 
 
+def shown_name(workspace: WorkspaceName) -> str:
+    """What people read for it: the name of a base is a hash."""
+    return "the environment" if is_base(workspace) else workspace
+
+
 def find(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, reason: str, paths: Sequence[str]
 ) -> StoredSnapshot | None:

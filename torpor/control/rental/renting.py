@@ -206,6 +206,7 @@ class Renting:
             return tenancy
         host_key = rental.host_key
         provider = self._by.markets.of(rental.provider)
+        self._by.told.starts(tenancy.machine)
         try:
             live = wait_until_reachable(
                 provider,
@@ -519,6 +520,7 @@ class Renting:
             asked = False
             try:
                 self._by.afford(offer.bound_usd_h)
+                by.told.asks(offer)
                 asked = True
                 machine = provider.create(order)
             except TorporError as error:
@@ -537,6 +539,7 @@ class Renting:
                 seen_unix=time.time(),
             )
             self.claim(rental)
+            by.told.starts(machine)
             left_s = max(1.0, until - time.monotonic())
             live = wait_until_reachable(
                 provider,

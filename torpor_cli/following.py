@@ -1,0 +1,208 @@
+"""What a person reads while a run goes on: a line for each thing that begins, and how far it is.
+
+On a terminal the line of what goes on now is rewritten in place. A pipe, and a terminal that cannot
+rewrite a line, get plain lines: at most one each REPEAT_S for what takes long.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, TextIO
+
+from torpor.shared.plain_text import short
+
+TICK_S: Final = 1.0
+REPEAT_S: Final = 10.0
+"""Between two lines about the same thing in a pipe, and the time over which a rate is measured."""
+_NOTED_S: Final = 2.0
+"""What takes less is shown without its seconds."""
+_UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+_CLEARED: Final = "\r\x1b[K"
+
+
+class Follower:
+    """Writes to ``stream``, while it is entered. Any thread may call it."""
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._rewrites = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._lock = threading.RLock()
+        self._things: dict[str, tuple[str, float]] = {}  # what is done, in words, and since when
+        self._written_s = 0.0
+        self._bars: dict[str, _Bar] = {}
+        self._open = False  # a line stands on the terminal that is to be rewritten
+        self._asking = False
+        self._over = threading.Event()
+        self._ticks = threading.Thread(target=self._tick, name="follower", daemon=True)
+
+    def __enter__(self) -> Follower:
+        self._ticks.start()
+        return self
+
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        self._over.set()
+        self._ticks.join()
+        with self._lock:
+            self._close()
+
+    def begins(self, thing: str, words: str) -> None:
+        with self._lock:
+            if self._things.get(thing, ("",))[0] == words:
+                return
+            self._close()
+            self._things.pop(thing, None)  # the newest stands last
+            self._things[thing] = (words, self._clock())
+            self._write(words)
+
+    def ends(self, thing: str) -> None:
+        with self._lock:
+            if thing in self._things:
+                self._close()
+                del self._things[thing]
+
+    def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
+        with self._lock:
+            bar = self._bars.get(what)
+            if not done_bytes or bar is None:
+                self._close()
+                bar = self._bars[what] = _Bar(what, total_bytes)
+                bar.moved(done_bytes, self._clock())
+                self._write(bar.line())
+                return
+            bar.moved(done_bytes, self._clock())
+            if self._rewrites:
+                self._write(self._line())
+            if done_bytes >= total_bytes:
+                self._close()
+                del self._bars[what]
+
+    def look(self) -> None:
+        """Say how what goes on now stands, where that is due."""
+        with self._lock:
+            due = self._rewrites or self._clock() - self._written_s >= REPEAT_S
+            if due and (line := self._line()):
+                self._write(line)
+
+    def says(self, line: str, stream: TextIO | None = None) -> None:
+        """Write a line that stays, above the one that is rewritten."""
+        with self._lock:
+            if self._open:
+                self._stream.write(_CLEARED)
+                self._stream.flush()
+                self._open = False
+            print(line, file=stream or self._stream, flush=True)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Rewrite nothing, while a person answers a question."""
+        with self._lock:
+            self._close()
+            self._asking = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking = False
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_S):
+            with suppress(ValueError, OSError):  # nobody reads any more
+                self.look()
+
+    def _line(self) -> str:
+        """What is done now, the newest first; bytes before words."""
+        now_s = self._clock()
+        lines = [bar.line() for bar in reversed(self._bars.values())]
+        for words, since_s in reversed(self._things.values()):
+            took_s = now_s - since_s
+            lines.append(words + (f", {_time(took_s)}" if took_s >= _NOTED_S else ""))
+        return "; ".join(lines)
+
+    def _write(self, line: str) -> None:
+        if self._asking:
+            return
+        line = short(line).replace("\n", " ")
+        self._written_s = self._clock()
+        if not self._rewrites:
+            print(line, file=self._stream, flush=True)
+            return
+        self._stream.write(_CLEARED + _cut(line, _columns(self._stream) - 1))
+        self._stream.flush()
+        self._open = True
+
+    def _close(self) -> None:
+        """Leave the line that was rewritten as it is now."""
+        if self._open:
+            if line := self._line():
+                self._write(line)
+            self._stream.write("\n")
+            self._stream.flush()
+            self._open = False
+
+
+class _Bar:
+    """The bytes of one thing, and its rate over the last REPEAT_S."""
+
+    def __init__(self, what: str, total_bytes: int) -> None:
+        self._what = what
+        self._total = total_bytes
+        self._moved: deque[tuple[float, int]] = deque()
+
+    def moved(self, done_bytes: int, now_s: float) -> None:
+        self._moved.append((now_s, done_bytes))
+        while len(self._moved) > 2 and now_s - self._moved[1][0] >= REPEAT_S:
+            self._moved.popleft()
+
+    def line(self) -> str:
+        """``storing mywork, pass 1: 1.2 of 1.9 GB, 85 MB/s, 8 s left``"""
+        (began_s, began), (now_s, done) = self._moved[0], self._moved[-1]
+        size, unit = next(one for one in _UNITS if self._total >= one[0])
+        digits = 0 if size == 1 else 1
+        total = f"{self._total / size:.{digits}f} {unit}"
+        if not done:
+            return f"{self._what}: {total}"
+        words = f"{self._what}: {done / size:.{digits}f} of {total}"
+        if done >= self._total:
+            words = f"{self._what}: {total}"
+        if now_s <= began_s:
+            return words
+        rate = (done - began) / (now_s - began_s)
+        words += f", {_rate(rate)}"
+        left = self._total - done
+        return f"{words}, {_time(left / rate)} left" if left and rate > 0 else words
+
+
+def _rate(bytes_s: float) -> str:
+    size, unit = next((one for one in _UNITS if bytes_s >= one[0]), _UNITS[-1])
+    return f"{bytes_s / size:.0f} {unit}/s"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _columns(stream: TextIO) -> int:
+    if os.environ.get("COLUMNS", "").isdigit():
+        return max(2, int(os.environ["COLUMNS"]))
+    try:
+        return max(2, os.get_terminal_size(stream.fileno()).columns or 80)
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def _cut(text: str, columns: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= columns else set_cell_size(text, columns)
