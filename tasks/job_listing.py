@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from blocks import Workspace
-from tasks.jobs import cost_of, look_at_command, machines_of, secrets_to_hide, without_nuls
-from tasks.machines import open_session, renting
+from tasks.job_log import NOWHERE, JobLogReader
+from tasks.jobs import cost_of, machines_of
+from tasks.progress import following
 from tasks.runner import runner
 from tasks.runs import JobRun, RunState
 from tasks.step import step
@@ -20,17 +21,12 @@ from torpor.control.jobs.log_lines import MOST_CHARS
 from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
 from torpor.control.reports import moment
-from torpor.control.store.files import find_file, read_end
 from torpor.control.store.records import Unread, named
-from torpor.control.store.snapshots import find_snapshot, read_manifest
-from torpor.shared.errors import InvalidInput, JobFailed, MachineError, TorporError
-from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 
-_LOOK_BYTES = 64 * 1024
 _SHOWN_LINES = 10
-_MOST_BYTES = 256 * 1024
-"""Of a log, in memory and on its page in the UI."""
-_MOST_LOOKS = 256  # 16 MiB of a log that its run has not read
+_MOST_CHARS = 256 * 1024
+"""Of a log on its page in the UI."""
 
 
 class JobsOf(msgspec.Struct, frozen=True):
@@ -156,27 +152,12 @@ def status_of(
     return JobAnswer(record.id if record else wanted.strip(), opened.spec.name, said)
 
 
-NOWHERE = "nowhere: the job is on no machine and has no snapshot"
-
-
 @step("read log")
 def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
-    """The newest lines of the job's log: from its machine while that is there, else from the job's
-    newest snapshot."""
-    path = log_path(opened.spec, job.id)
-    text, source = "", ""
-    try:
-        machine = _machine(opened, job)
-        if machine is not None:
-            text, source = _from_machine(opened, job, machine), f"machine {machine.id}"
-    except TorporError as error:
-        runner().log.warning("the log cannot be read on the job's machine: %s", error)
-    if not source and job.newest is not None:
-        text, source = _from_snapshot(opened, path, job.newest), f"snapshot {job.newest}"
-    if not source:
-        source = NOWHERE
-    newest = "\n".join(secrets_to_hide(job).hidden_in(text).splitlines()[-lines:])
-    return JobLog(job.id, opened.spec.name, newest, source, path)
+    """The newest lines of the job's log."""
+    reader = JobLogReader(opened, job)
+    text = "".join(reader.read(lines))[-_MOST_CHARS:].rstrip("\n")
+    return JobLog(job.id, opened.spec.name, text, reader.source, log_path(opened.spec, job.id))
 
 
 def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
@@ -188,14 +169,7 @@ def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
     again = "`Retry` on the page of the run that began the job runs it again"
     if job.newest is None and not job.attempts:
         return JobFailed(f"{failed}. Its command was never started. {again}")
-    try:
-        log = read_log(opened, job, _SHOWN_LINES)
-        shown = "\n".join(line[:MOST_CHARS] for line in log.text.splitlines())
-        said = f"The last lines of its log, from {log.source}:\n{shown or 'it is empty'}\n"
-        if log.source == NOWHERE:
-            said = "Its log is lost with its machine. "
-    except TorporError as error:
-        said = f"Its log could not be read: {error}. "
+    said = _last_lines(opened, job) if following() is None else ""  # who follows has read them
     if job.newest is None:
         work = f"No snapshot has its work. {said}"
     else:
@@ -207,31 +181,29 @@ def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
     return JobFailed(f"{failed}. {work}{again}")
 
 
-def _machine(opened: OpenWorkspace, job: Job) -> Machine | None:
-    wanted = job.attempts[-1].machine if job.attempts else None
-    mine = [machine for machine, _ in renting(opened).machines() if machine.id == wanted]
-    return mine[0] if mine and mine[0].state == "running" else None
+def _last_lines(opened: OpenWorkspace, job: Job) -> str:
+    try:
+        log = read_log(opened, job, _SHOWN_LINES)
+    except TorporError as error:
+        return f"Its log could not be read: {error}. "
+    if log.source == NOWHERE:
+        return "Its log is lost with its machine. "
+    shown = "\n".join(line[:MOST_CHARS] for line in log.text.splitlines())
+    return f"The last lines of its log, from {log.source}:\n{shown or 'it is empty'}\n"
 
 
-def _from_machine(opened: OpenWorkspace, job: Job, machine: Machine) -> str:
-    offset, text = max(0, job.log_offset - _MOST_BYTES), ""
-    with open_session.function(opened, machine) as session:
-        for _ in range(_MOST_LOOKS):
-            look = look_at_command(session, job.id, offset, _LOOK_BYTES)
-            if look.unread:
-                raise MachineError(f"{log_path(opened.spec, job.id)}: {look.unread}")
-            text = (text + look.text)[-_MOST_BYTES:]
-            if look.offset <= offset:
-                break
-            offset = look.offset
-    return text
-
-
-def _from_snapshot(opened: OpenWorkspace, path: str, snapshot: SnapshotId) -> str:
-    found = find_snapshot(opened.store, opened.spec.name, snapshot)
-    manifest = read_manifest(opened.store, found, opened.seal)
-    entry = find_file(manifest, path)
-    if entry is None:
-        return ""
-    end = read_end(opened.store, manifest, entry, opened.seal, _MOST_BYTES)
-    return without_nuls(end.decode(errors="replace"))
+def workspace_of(job: str) -> str:
+    """The Workspace block of the job with this id; InvalidInput where none is found."""
+    wanted = job_id(job.strip())
+    for queued in queued_jobs():
+        if queued.job == wanted:
+            return queued.workspace
+    unread = []
+    for block in runner().workspaces():
+        try:
+            if open_workspace(block).jobs.of(wanted) is not None:
+                return block
+        except TorporError as error:
+            unread.append(f"{block} ({error})")
+    looked = f"; not looked at: {', '.join(unread)}" if unread else ""
+    raise InvalidInput(f"no workspace has a job {wanted}: `torpor job list` shows all{looked}")

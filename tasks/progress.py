@@ -31,6 +31,9 @@ class Follower(Protocol):
     def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
         """So many bytes are moved; the first call has none, and the last one all."""
 
+    def prints(self, text: str) -> None:
+        """A command on a machine has printed this."""
+
 
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
 _thing: ContextVar[str] = ContextVar("thing", default="")
@@ -44,6 +47,11 @@ def followed_by(follower: Follower | None) -> Iterator[None]:
         yield
     finally:
         _follower.reset(token)
+
+
+def following() -> Follower | None:
+    """Who follows what runs in this context."""
+    return _follower.get()
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -47,14 +49,16 @@ def run(
     name: str,
     options: Options | None,
     queue: str = "",
-    part: Callable[[Any], Any] = lambda report: report,
     asks: bool = False,
+    detached: Callable[[str], dict[str, str]] = lambda run: {},
+    beside_output: bool = False,
     **parameters: Any,
 ) -> Any:
-    """Run the flow of that name, print ``part`` of its report, and return the report. With
-    ``detach``, the worker runs it, and None is returned. ``queue``: the work queue that it
-    then waits in, if it is not the deployment's own. ``asks``: the flow may ask whoever is at the
-    terminal.
+    """Run the flow of that name, print its report, and return it. With ``detach``, the worker runs
+    it, and None is returned. ``queue``: the work queue that it then waits in, if it is not the
+    deployment's own; ``detached``: what is said of the run with this id. ``asks``: the flow may ask
+    whoever is at the terminal. ``beside_output``: standard output is that of a command on a
+    machine, so that people read the report on standard error.
     """
     chosen = options or Options()
     with connected() as ui:
@@ -64,14 +68,19 @@ def run(
         if chosen.detach:
             started = _submit(f"{flow.name}/{flow.name}", parameters, queue)
             address = f"{ui}/runs/flow-run/{started.id}"
+            more = detached(str(started.id))
             if chosen.json:
-                print_report({"run": str(started.id), "address": address}, as_json=True)
-            else:
-                print(f"run {started.name} begins: {address}")
+                print_report({"run": str(started.id), "address": address, **more}, as_json=True)
+                return None
+            print(f"run {started.name} begins: {address}")
+            for what, value in more.items():
+                print(f"{what:<7} {value}")
             return None
         with quiet(chosen.json, asks=asks):
             report = flow(**parameters)
-        print_report(part(report), as_json=chosen.json, wide=chosen.wide)
+        aside = redirect_stdout(sys.stderr) if beside_output and not chosen.json else nullcontext()
+        with aside:
+            print_report(report, as_json=chosen.json, wide=chosen.wide)
         return report
 
 

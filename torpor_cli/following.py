@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
-from torpor.shared.plain_text import short
+from torpor.shared.plain_text import plain, short
 
 TICK_S: Final = 1.0
 REPEAT_S: Final = 10.0
@@ -42,6 +42,7 @@ class Follower:
         self._bars: dict[str, _Bar] = {}
         self._open = False  # a line stands on the terminal that is to be rewritten
         self._asking = False
+        self._partial = False  # a command's output stands on the terminal without the end of a line
         self._over = threading.Event()
         self._ticks = threading.Thread(target=self._tick, name="follower", daemon=True)
 
@@ -100,7 +101,24 @@ class Follower:
                 self._stream.write(_CLEARED)
                 self._stream.flush()
                 self._open = False
+            self._end_output()
             print(line, file=stream or self._stream, flush=True)
+
+    def prints(self, text: str) -> None:
+        """Write the output of a command on a machine to standard output: raw into a pipe. A
+        terminal gets nothing that it would obey. Nothing of what goes on beside it is rewritten
+        until something else begins."""
+        with self._lock:
+            self._close()
+            self._things.clear()
+            if not text:
+                return
+            terminal = sys.stdout.isatty()
+            shown = "\r".join(map(plain, text.split("\r"))) if terminal else text
+            with suppress(BrokenPipeError):  # the reader has read enough, and the run goes on
+                sys.stdout.write(shown)
+                sys.stdout.flush()
+            self._partial = terminal and not text.endswith("\n")
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -131,6 +149,7 @@ class Follower:
     def _write(self, line: str) -> None:
         if self._asking:
             return
+        self._end_output()
         line = short(line).replace("\n", " ")
         self._written_s = self._clock()
         if not self._rewrites:
@@ -139,6 +158,12 @@ class Follower:
         self._stream.write(_CLEARED + _cut(line, _columns(self._stream) - 1))
         self._stream.flush()
         self._open = True
+
+    def _end_output(self) -> None:
+        if self._partial:
+            self._partial = False
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
     def _close(self) -> None:
         """Leave the line that was rewritten as it is now."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
+from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
+from cyclopts.validators import Number
 
-from torpor.shared.errors import NoOffer
+from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Options, run
-from torpor_cli.output import quiet
+from torpor_cli.output import quiet, shown_progress
 from torpor_cli.question import ask_to_rent
 from torpor_cli.server import connected
 
@@ -49,7 +50,7 @@ def run_(
     torpor job run mywork --spot allowed -- python train.py
 
     It uses the machine that the workspace is on, or rents one after a question that names the
-    price.
+    price. What the command prints goes to standard output; the rest to standard error.
 
     Args:
         workspace: The workspace.
@@ -76,6 +77,8 @@ def run_(
         "job",
         options,
         queue=queue,
+        detached=partial(_detached, workspace=workspace),
+        beside_output=True,
         workspace=workspace,
         command=list(command),
         env=env or [],
@@ -136,39 +139,52 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
 
 
 @job.command
-def status(workspace: str, job: str, *, options: Options | None = None) -> None:
+def status(workspace: str, job: str = "", *, options: Options | None = None) -> None:
     """Show everything about one job.
 
     Args:
-        workspace: The workspace.
+        workspace: The workspace; may be left out.
         job: The job's id.
     """
+    workspace, job = _named(workspace, job)
     run("job_status", options, workspace=workspace, job=job, lines=0)
 
 
 @job.command
-def log(workspace: str, job: str, *, lines: int = 200, options: Options | None = None) -> None:
-    """Show the newest lines of a job's log.
+def log(
+    workspace: str,
+    job: str = "",
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative=())] = False,
+    tail: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
+) -> None:
+    """Print what a job's command prints: from its machine while that runs, else from the store.
 
     Args:
-        workspace: The workspace.
+        workspace: The workspace; may be left out.
         job: The job's id.
-        lines: How many lines, 1 to 1000.
+        follow: Go on until the job has ended.
+        tail: Only the last so many lines of what is there.
     """
-    run(
-        "job_status",
-        options,
-        part=attrgetter("log"),
-        workspace=workspace,
-        job=job,
-        lines=lines,
-    )
+    workspace, job = _named(workspace, job)
+    with connected(), shown_progress() as follower:
+        from tasks.job_listing import found_job
+        from tasks.job_log import JobLogReader
+        from tasks.workspace_blocks import open_workspace
+
+        opened = open_workspace(workspace)
+        record, _ = found_job(opened, workspace, job)
+        if record is None:
+            raise InvalidInput(f"job {job} has not begun: it waits in a queue, and has no log")
+        reader = JobLogReader(opened, record)
+        for text in reader.follow(tail) if follow else reader.read(tail):
+            follower.prints(text)
 
 
 @job.command
 def cancel(
     workspace: str,
-    job: str,
+    job: str = "",
     *,
     machine: Literal["as submitted", "hibernate", "keep"] = "as submitted",
     options: Options | None = None,
@@ -176,8 +192,27 @@ def cancel(
     """End a job's command, store the workspace, and destroy the machine or keep it.
 
     Args:
-        workspace: The workspace.
+        workspace: The workspace; may be left out.
         job: The job's id.
         machine: What becomes of the machine.
     """
+    workspace, job = _named(workspace, job)
     run("cancel_job", options, workspace=workspace, job=job, machine=machine)
+
+
+def _named(workspace: str, job: str) -> tuple[str, str]:
+    """The workspace and the job that a person means, who may have named the job alone."""
+    if job:
+        return workspace, job
+    with connected(), quiet(as_json=True):
+        from tasks.job_listing import workspace_of
+
+        return workspace_of(workspace), workspace
+
+
+def _detached(run: str, workspace: str) -> dict[str, str]:
+    from torpor.control.jobs.listing import commands_for
+    from torpor.control.jobs.records import new_job_id
+
+    job = new_job_id(run)
+    return {"job": job, **commands_for(job, workspace)}

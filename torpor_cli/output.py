@@ -88,7 +88,7 @@ def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], 
 
 
 @contextmanager
-def shown_progress(asks: bool = False) -> Iterator[None]:
+def shown_progress(asks: bool = False) -> Iterator[Follower]:
     """Show what runs in this context do, and warnings, as lines of standard error. ``asks``: the
     flow may ask the person at the terminal."""
     from tasks.progress import followed_by
@@ -103,7 +103,7 @@ def shown_progress(asks: bool = False) -> Iterator[None]:
         followed_by(follower),
         _asked_here(asked, asks),
     ):
-        yield
+        yield follower
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def _asked(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def quiet(as_json: bool, *, asks: bool = False) -> AbstractContextManager[None]:
+def quiet(as_json: bool, *, asks: bool = False) -> AbstractContextManager[object]:
     """Progress and warnings for people; for programs, warnings alone. ``asks``: as above."""
     return _warnings_to(_to_stderr) if as_json else shown_progress(asks)
 

@@ -182,6 +182,32 @@ def test_words_of_a_market_change_no_terminal(pipe: tuple[Stream, Follower]) -> 
     assert stream.lines == [r"machine m\x1b]52;c;aa\x07 1 is starting"]
 
 
+def test_the_output_of_a_command_stands_alone_until_something_else_begins(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Stream(terminal=True)
+    monkeypatch.setattr("sys.stdout", screen)
+    follower = Follower(screen, clock)
+    follower.begins("a", "attempt 1 is running")
+    follower.prints("step 1\nstep ")
+    _seconds(30, clock, follower.look)
+    follower.prints("2")
+    follower.begins("b", "writing the manifest")
+    assert screen.shown == ["attempt 1 is running", "step 1", "step 2", "writing the manifest"]
+
+
+def test_a_reader_of_the_output_who_has_read_enough_ends_no_run(
+    pipe: tuple[Stream, Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(text: str) -> int:
+        raise BrokenPipeError
+
+    _, follower = pipe
+    monkeypatch.setattr("sys.stdout.write", gone)
+    follower.prints("step 1\n")
+
+
 @step("rent", says="renting for {name}")
 def rent(name: str) -> None:
     now(f"machine of {name} is starting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 import flows
 from flows.procedures import listing
+from torpor.control.jobs.records import new_job_id
 from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
 from torpor.shared.values import WantChange
 from torpor_cli.app import app
 
+JOB = "3f2a9c81d04e"
 SPOT = ["job", "run", "mywork", "--spot", "allowed"]
 
 
@@ -111,6 +114,62 @@ def test_nothing_is_asked_where_the_workspace_is_awake_and_no_other_job_ends_its
     jobs.clear()
     monkeypatch.setattr(listing, "list_logins", lambda workspace: [])
     assert listing.needs_machine("mywork")
+
+
+def test_a_job_for_the_worker_says_its_id_and_how_to_follow_and_to_end_it(
+    begun: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = SimpleNamespace(id="0f8fad5b-d9cb-469f-a165-70867728950e", name="eager-owl")
+    monkeypatch.setattr(flows, "job", SimpleNamespace(name="job"))
+    monkeypatch.setattr("prefect.deployments.run_deployment", lambda *given, **more: run)
+    monkeypatch.setattr("tasks.own_deployments.check_own", lambda name: None)
+    job = new_job_id(run.id)
+    detached = ["job", "run", "mywork", "--yes", "--detach"]
+    _run([*detached, "--", "true"])
+    assert capsys.readouterr().out.splitlines() == [
+        f"run eager-owl begins: http://ui/runs/flow-run/{run.id}",
+        f"job     {job}",
+        f"log     torpor job log mywork {job} -f",
+        f"cancel  torpor job cancel mywork {job}",
+    ]
+    _run([*detached, "--json", "--", "true"])
+    said = json.loads(capsys.readouterr().out)
+    assert (said["run"], said["job"]) == (run.id, job)
+
+
+@pytest.mark.parametrize("named", [["mywork", JOB], [JOB]], ids=["with its workspace", "alone"])
+def test_the_log_of_a_job_is_printed_raw_into_a_pipe_and_obeyed_by_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: list[str]
+) -> None:
+    asked: list[Any] = []
+
+    class Reader:
+        def __init__(self, opened: Any, record: Any) -> None:
+            asked.append((opened, record))
+
+        def read(self, tail: int | None) -> Any:
+            asked.append(tail)
+            yield "50 %\r100 %\n"
+            yield "\x1b[2J no end"
+
+        def follow(self, tail: int | None) -> Any:
+            yield "followed"
+
+    monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
+    monkeypatch.setattr("tasks.job_listing.workspace_of", lambda job: "mywork")
+    monkeypatch.setattr("tasks.job_listing.found_job", lambda opened, *named: (named, None))
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda name: f"opened {name}")
+    monkeypatch.setattr("tasks.job_log.JobLogReader", Reader)
+    _run(["job", "log", *named, "--tail", "7"])
+    assert asked == [("opened mywork", ("mywork", JOB)), 7]
+    assert capsys.readouterr().out == "50 %\r100 %\n\x1b[2J no end"
+    _run(["job", "log", *named, "-f"])
+    assert capsys.readouterr().out == "followed"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _run(["job", "log", *named])
+    assert capsys.readouterr().out == "50 %\r100 %\n\\x1b[2J no end"
 
 
 def _run(arguments: list[str]) -> None:

@@ -17,9 +17,7 @@ import pytest
 
 from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.jobs.listing import JobAnswer, JobLog
 from torpor.shared.errors import InvalidInput, RunCancelled
-from torpor.shared.values import WorkspaceName
 from torpor_cli import setup
 from torpor_cli.app import app
 from torpor_cli.question import ask_to_rent
@@ -63,19 +61,6 @@ def test_an_argument_that_is_no_utf_8_ends_with_2_and_one_message() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(r"torpor: the argument caf\xe9 is no UTF-8")
     assert done.stderr.count("\n") == 1
-
-
-def test_the_log_of_a_job_is_what_its_status_holds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def status(workspace: str, job: str, lines: int) -> JobAnswer:
-        log = JobLog(job, WorkspaceName(workspace), f"{lines} lines", "machine m", "its.log")
-        return JobAnswer(job, WorkspaceName(workspace), {}, log)
-
-    monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
-    monkeypatch.setattr("flows.job_status", status)
-    app(["job", "log", "demo", "a", "--lines", "3", "--json"], exit_on_error=False)
-    assert json.loads(capsys.readouterr().out)["text"] == "3 lines"
 
 
 def test_ctrl_c_ends_with_130_and_one_line_that_says_what_to_do() -> None:

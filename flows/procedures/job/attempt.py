@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from flows.procedures.job.gpu_use import GpuUse
-from flows.procedures.job.log import show_log
+from flows.procedures.job.log import ShownLog
 from flows.procedures.job.nodes import OtherNodes, SupervisorLost
 from flows.procedures.job.start import Starting
 from flows.procedures.job.thinning import is_of_machine, thin_saves
@@ -21,11 +21,12 @@ from tasks.jobs import (
     secrets_to_hide,
     stop_command,
 )
+from tasks.progress import followed_by, now
 from tasks.runner import runner
 from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
-from torpor.control.jobs.log_lines import Lines
+from torpor.control.jobs.log_lines import Lines, Text
 from torpor.control.jobs.policy import save_interval_s
 from torpor.control.jobs.records import FORGOTTEN, Attempt, End, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S
@@ -75,7 +76,8 @@ class Attending:
         self._session = session
         self._starting = Starting(opened, driven, machine, rental, session)
         self._log = log_path(opened.spec, driven.job.id)
-        self._lines = Lines(self._log, secrets_to_hide(driven.job))
+        secrets = secrets_to_hide(driven.job)
+        self._shown = ShownLog(Lines(self._log, secrets), Text(self._log, secrets))
         self._saves = Saves(opened, driven, machine, rental.spot, session)
         self._gpu_use = GpuUse(driven, session) if rental.gpu else None
         self._notice: Notice | None = None
@@ -128,12 +130,9 @@ class Attending:
         except InvalidInput as error:
             self._starting.failed(error)
             return
-        runner().log.info(
-            "attempt %d of job %s is %s on machine %s",
-            state.attempt,
-            job.id,
-            state.state,
-            self._machine.id,
+        now(
+            f"attempt {state.attempt} of job {job.id} is {state.state} on machine "
+            f"{self._machine.id}"
         )
         if job.frozen is not None:
             how = "goes on where it was frozen" if state.went_on else "begins from its files"
@@ -154,11 +153,9 @@ class Attending:
         except MachineError as error:
             self._lose_node(error)
             return
-        runner().log.info(
-            "this run stays with attempt %d of job %s on machine %s",
-            attempt.number,
-            self._driven.job.id,
-            self._machine.id,
+        now(
+            f"this run stays with attempt {attempt.number} of job {self._driven.job.id} on machine "
+            f"{self._machine.id}"
         )
 
     def _look(self, threads: ThreadPoolExecutor) -> bool:
@@ -247,7 +244,7 @@ class Attending:
 
     def _show_log(self) -> JobState:
         job = self._driven.job
-        look = show_log(self._session, job.id, job.log_offset, self._lines)
+        look = self._shown.show(self._session, job.id, job.log_offset)
         if look.state.state == "running" or look.text:
             self._driven.see(look.offset)
         return look.state
@@ -365,7 +362,9 @@ class Saves:
             self._count += 1
             interval_s = save_interval_s(self._driven.job, self._spot, self._count)
             self._due = time.monotonic() + interval_s
-            self._running = threads.submit(copy_context().run, self._save)
+            with followed_by(None):  # who follows the run reads what the command prints
+                context = copy_context()
+            self._running = threads.submit(context.run, self._save)
 
     def settle(self) -> None:
         """Wait for the save that runs, and record it. A save that fails costs no work: the next one

@@ -28,6 +28,7 @@ from tasks.jobs import (
 )
 from tasks.lineage import lacks
 from tasks.machines import open_session
+from tasks.progress import doing, now
 from tasks.runner import runner
 from tasks.runs import GONE
 from tasks.standing_by import goes_on_from, is_of_job, newest_save
@@ -468,7 +469,8 @@ class Driver:
         """The workspace, as a machine is rented for the job, once none of an earlier attempt is
         left; None if it is to be looked again first."""
         if not self.job.attempts:  # jobs that began at the same time have their records by now
-            self._driven.nap(AGAIN_S)
+            with doing("looking for other jobs of the workspace"):
+                self._driven.nap(AGAIN_S)
             if self._driven.stop is not None or self._first().id != self.job.id:
                 return None
         self.end_others()
@@ -545,7 +547,7 @@ class Driver:
 
     def _say_waiting(self, why: str) -> None:
         if self.job.why != why:
-            runner().log.info("job %s waits: %s", self.job.id, why)
+            now(f"job {self.job.id} waits: {why}")
             self._driven.change(state="waiting", why=why)
 
     # -- on a machine

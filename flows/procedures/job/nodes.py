@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from flows.procedures.fleet import Fleet, Order
-from flows.procedures.job.log import show_log
+from flows.procedures.job.log import ShownLog
 from tasks.jobs import (
     address_of,
     look_at_command,
@@ -122,11 +122,11 @@ def _regions(opened: OpenWorkspace, count: int) -> Iterator[tuple[OpenWorkspace,
 class _Other:
     """One node, as this run is logged in to it."""
 
-    def __init__(self, rank: int, machine: Machine, session: Session, lines: Lines) -> None:
+    def __init__(self, rank: int, machine: Machine, session: Session, shown: ShownLog) -> None:
         self.rank = rank
         self.machine = machine
         self.session = session
-        self.lines = lines
+        self.shown = shown
         self.offset = 0
 
 
@@ -161,7 +161,8 @@ class OtherNodes:
             rank, node = asked
             machine = self._find(rank, node)
             session = self._left.enter_context(open_session(self._opened, machine, LOG_IN_S))
-            return _Other(rank, machine, session, Lines(log, secrets))
+            shown = ShownLog(Lines(log, secrets), None, f"node {rank}: ")
+            return _Other(rank, machine, session, shown)
 
         self._others = self._each(log_in, [*enumerate(self._job.others, 1)])
 
@@ -228,7 +229,7 @@ class OtherNodes:
                 one.session.close()
 
     def _look_at(self, one: _Other) -> str:
-        look = show_log(one.session, self._job.id, one.offset, one.lines, f"node {one.rank}: ")
+        look = one.shown.show(one.session, self._job.id, one.offset)
         one.offset = look.offset
         self.noticed = self.noticed or look.state.notice is not None
         state = look.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torpor.control.jobs.log_lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, Lines
+from torpor.control.jobs.log_lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, Lines, Text
 from torpor.control.variables import Secrets
 
 
@@ -67,3 +67,27 @@ def test_no_line_is_longer_than_the_bound(pieces: list[str]) -> None:
     for piece in pieces:
         for line in lines.feed(piece):
             assert len(line) <= MOST_CHARS + 4 or "left out" in line
+
+
+def test_all_of_a_log_is_shown_with_each_state_of_a_progress_bar() -> None:
+    text = Text("log")
+    pieces = ["10 %\r5", "0 %\r90 %", "\nno end of ", "a line"]
+    assert [text.feed(piece) for piece in pieces] == ["10 %\r", "50 %\r", "90 %\n", ""]
+    assert text.feed("", end=True) == "no end of a line"
+
+
+@given(st.integers(1, 40), st.booleans())
+def test_no_piece_of_a_secret_is_in_what_is_shown_of_all(size: int, in_one_line: bool) -> None:
+    secret = "hf_AbCdEf"
+    said = f"{'x' * 2 * MOST_CHARS}{secret}{'y' * MOST_CHARS}" if in_one_line else f"a\n{secret}\n"
+    text = Text("log", Secrets({"HF_TOKEN": secret}))
+    shown = "".join(text.feed(said[at : at + size]) for at in range(0, len(said), size))
+    shown += text.feed("", end=True)
+    assert shown == said.replace(secret, "***")
+
+
+def test_a_gap_in_all_of_a_log_is_said_and_begins_again_with_a_line() -> None:
+    text = Text("~/w/job.log")
+    text.feed("half ")
+    assert text.skip(1000) == "half \n... 1,000 bytes are left out here; all are in ~/w/job.log\n"
+    assert text.feed("of a secret\nnext\n") == "next\n"

@@ -107,10 +107,37 @@ def driver(job: Job) -> str:
     return "nobody: `watch` continues it, or a run of `job` with its id"
 
 
+def what_runs_on(job: Job) -> str:
+    """What of a job goes on while no run drives it, and what that costs."""
+    attempt = job.attempt
+    if attempt is None:
+        on = f"machine {job.rented} may be left" if job.rented else "no machine of it runs"
+        return f"job {job.id} waits, and {on}"
+    price = f"${attempt.price_usd_h * job.nodes:.2f} an hour"
+    costs = price if attempt.price_usd_h else "money, how much is not known"
+    machines = f" and {job.nodes - 1} other" + "s" * (job.nodes > 2) if job.nodes > 1 else ""
+    return (
+        f"the command of job {job.id} runs on, on machine {attempt.machine}{machines} at "
+        f"{attempt.provider}, which costs {costs}"
+    )
+
+
+def commands_for(job: str, workspace: str) -> dict[str, str]:
+    """How a person follows a job and ends it."""
+    return {
+        "log": f"torpor job log {workspace} {job} -f",
+        "cancel": f"torpor job cancel {workspace} {job}",
+    }
+
+
 def in_other_hands(job: Job, stop: Stop | None, by: str) -> str:
     """What becomes of a job that this run drives no more. ``by``: the run that continues it."""
     if stop is None:
-        return f"{by or '`watch`, or a run of `job` with its id,'} continues job {job.id}"
+        commands = commands_for(job.id, job.block)
+        return (
+            f"{what_runs_on(job)}. {by or '`watch`, or a run of `job` with its id,'} continues it; "
+            f"`{commands['cancel']}` ends it, `{commands['log']}` shows what it prints"
+        )
     machine = "leaves the machine" if stop.then == "keep" else "hibernates the machine"
     who = by or "the next `watch`, or the next job of this workspace,"
     return (

@@ -1,4 +1,5 @@
-"""A job's log in a flow run's log: bounded in its rate and in its size."""
+"""A job's log as people read it: all of it, or in a flow run's log, bounded in its rate and in its
+size."""
 
 from __future__ import annotations
 
@@ -63,6 +64,37 @@ class Lines:
             yield _short(line)
         if room and self._shown >= MOST_SHOWN:
             yield f"... no more lines of this run are shown here; all are in {self._where}"
+
+
+class Text:
+    """All of a log, piece by piece, with its ``secrets`` hidden. ``where``: the file with it."""
+
+    def __init__(self, where: str, secrets: Secrets | None = None) -> None:
+        self._where = where
+        self._secrets = secrets or Secrets()
+        self._longest_secret = max(map(len, self._secrets.forms), default=0)
+        self._rest = ""
+        self._skips = False
+
+    def skip(self, count: int) -> str:
+        """Leave out so many bytes of the log, and the line that they end in; what is said of it."""
+        shown, self._rest, self._skips = self.feed("", end=True), "", True
+        return f"{shown}\n... {count:,} bytes are left out here; all are in {self._where}\n"
+
+    def feed(self, text: str, *, end: bool = False) -> str:
+        """What can be shown with the next piece. It ends where a line does, or the state of a
+        progress bar, so that no half of a secret is shown; with ``end`` anywhere."""
+        if self._skips:
+            _, line_end, text = text.partition("\n")
+            self._skips = not line_end
+        text = self._secrets.hidden_in(self._rest + text)
+        cut = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if end:
+            cut = len(text)
+        elif len(text) - cut > MOST_CHARS + self._longest_secret:
+            cut = len(text) - self._longest_secret
+        self._rest = text[cut:]
+        return text[:cut]
 
 
 def _short(line: str) -> str:
