@@ -20,8 +20,8 @@ from tasks.jobs import (
     begun_job,
     block_name,
     check_environment,
-    check_nodes,
     cost_of,
+    for_nodes,
     next_job_id,
     stop_command,
 )
@@ -57,6 +57,8 @@ def job(
     nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
     gpu: str = "",
     image: str = "",
+    most_hours: Annotated[float, Field(ge=0, le=24 * 366)] = 0.0,
+    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -88,6 +90,10 @@ def job(
         gpu: The GPUs to rent for it, in order of preference, as in the Workspace block. Empty:
             those of the block.
         image: The image of the machines that are rented for it. Empty: that of the block.
+        most_hours: How long the command may run, in all attempts together. Then it is stopped, and
+            its work stored. 0: no limit.
+        most_usd: What its machines may cost. The command is stopped in time to store its work. 0:
+            no limit but the budgets of the workspace.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
@@ -95,7 +101,7 @@ def job(
     record = begun_job(opened, job)
     if record is None:
         check_environment(env, secrets)
-        check_nodes(opened, nodes)
+        for_nodes(opened, nodes)  # InvalidInput before anything is recorded
         opened.wanting(WantChange(gpu=gpu))  # before anything is recorded
         record = Job(
             id=next_job_id(opened),
@@ -114,6 +120,8 @@ def job(
             nodes=nodes,
             gpu=gpu.strip(),
             image=image.strip(),
+            most_hours=most_hours,
+            most_usd=most_usd,
             created_unix=time.time(),
         )
     record = drive(opened, record)

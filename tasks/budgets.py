@@ -53,7 +53,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     for offer in offers.fitting:
         reason = next(
             (why for one in found if (why := one.refusal(offer.bound_usd_h, count, for_s))), ""
-        )
+        ) or _too_dear(opened, offer.bound_usd_h, count)
         if reason:
             refused.append(Tried.of(offer, reason))
         else:
@@ -67,6 +67,19 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
             f"{first.provider}, the best of {len(refused)}: {first.outcome}"
         )
     return Offers(fitting, [*refused, *offers.refused], offers.because)
+
+
+def _too_dear(opened: OpenWorkspace, usd_h: float, count: int) -> str:
+    """Why the money of the job pays for no machine of this price; empty where it does."""
+    most = opened.most_usd_h
+    if most is None:
+        return ""
+    if not usd_h:
+        return "its price is unknown, and a job with a budget takes known prices only"
+    if usd_h * count <= most:
+        return ""
+    each = f"{count} at {usd_h:.4g} $/h each cost" if count > 1 else f"it costs {usd_h:.4g} $/h"
+    return f"{each}; what is left of the job's money pays for {most:.4g} $/h: raise its `budget`"
 
 
 def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:

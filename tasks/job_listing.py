@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from torpor.control.store.records import Unread, named
 from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 
 _SHOWN_LINES = 10
+_MOST_LINE = 200  # characters of a command in an error
 _MOST_CHARS = 256 * 1024
 """Of a log on its page in the UI."""
 
@@ -167,6 +169,13 @@ def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
         return None
     failed = f"job {job.id} of workspace {job.workspace} is {job.outcome}"
     again = "`Retry` on the page of the run that began the job runs it again"
+    if job.state == "over budget":
+        block, line = job.block, shlex.join(job.command)
+        failed += f". Cost: {cost_of(opened, job)}"
+        again = (
+            f"To go on from what is stored, run it again: `torpor job run {block} -- "
+            f"{line if len(line) <= _MOST_LINE else '...'}`"
+        )
     if job.newest is None and not job.attempts:
         return JobFailed(f"{failed}. Its command was never started. {again}")
     said = _last_lines(opened, job) if following() is None else ""  # who follows has read them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Final
 
@@ -175,15 +176,19 @@ def nodes_of(opened: OpenWorkspace) -> OpenWorkspace:
     return opened.under(reserved_name(NODES, opened.spec.name))
 
 
-def check_nodes(opened: OpenWorkspace, nodes: int) -> None:
-    """InvalidInput where no market of the workspace has machines that reach each other: before
-    anything is rented."""
-    if nodes > 1 and not any(one.abilities.private_network for one in opened.providers):
+def for_nodes(opened: OpenWorkspace, nodes: int) -> OpenWorkspace:
+    """The same, with the markets alone that have machines for a job on so many. InvalidInput where
+    none has machines that reach each other: before anything is rented."""
+    if nodes == 1:
+        return opened
+    able = tuple(one for one in opened.providers if one.abilities.private_network)
+    if not able:
         at = ", ".join(provider.identity for provider in opened.providers)
         raise InvalidInput(
             f"a job on {nodes} nodes needs machines that reach each other, and those of {at} do "
             "not: add a provider whose machines do (docs/providers.md), or use one node"
         )
+    return replace(opened, providers=able)
 
 
 @step("ask for address", retries=ONCE)

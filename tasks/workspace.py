@@ -17,7 +17,7 @@ from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.money.budgets import OpenBudget
-from torpor.control.providers.gpu_wishes import wishes_of
+from torpor.control.providers.gpu_wishes import counted, wishes_of
 from torpor.control.providers.seam import Provider, volumes_of
 from torpor.control.remote.seam import LogIn
 from torpor.control.remote.session import SshSession
@@ -110,6 +110,8 @@ class OpenWorkspace(StoredWorkspace):
     """Whether the newest snapshot holds that job's command, frozen."""
     beside: frozenset[MachineId] = frozenset()
     """Its machines that lack the newest save of that job: another one is rented beside them."""
+    most_usd_h: float | None = None
+    """What all that is rented at once may cost: the money of its job pays for no more."""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
@@ -134,6 +136,7 @@ class OpenWorkspace(StoredWorkspace):
         """The same, for one rental that wants other machines. InvalidInput where the GPU is not
         understood."""
         wishes_of(Want(gpu=change.gpu))
+        change = msgspec.structs.replace(change, gpu=counted(change.gpu))
         spec = msgspec.structs.replace(self.spec, want=change.of(self.spec.want))
         return replace(self, spec=spec)
 

@@ -62,6 +62,7 @@ class Follower:
                 return
             self._close()
             self._things.pop(thing, None)  # the newest stands last
+            self._things.pop("", None)  # what was said between two things holds until the next one
             self._things[thing] = (words, self._clock())
             self._write(words)
 

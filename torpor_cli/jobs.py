@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Literal
 
@@ -41,6 +42,8 @@ def run_(
     nodes: int = 1,
     gpu: str = "",
     image: str = "",
+    timeout: timedelta | None = None,
+    budget: float | None = None,
     queue: Literal["critical", "high", "normal", "low"] = "normal",
     yes: Flag = False,
     options: Options | None = None,
@@ -67,12 +70,18 @@ def run_(
         nodes: On how many machines the command runs at the same time.
         gpu: The GPUs to rent, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+.
         image: The image of the machines to rent.
+        timeout: How long the command may run, such as 2h or 90m, in all attempts together.
+        budget: What the job may cost, in USD. It ends in time to store its work.
         queue: The queue that a detached job waits in.
         yes: Do not ask.
     """
+    hours = timeout.total_seconds() / 3600 if timeout is not None else 0.0
+    usd = budget or 0.0
+    if (timeout is not None and hours <= 0) or (budget is not None and not usd > 0):
+        raise InvalidInput("--timeout is a time such as 2h, --budget dollars: more than nothing")
     if not yes:
         change = WantChange(gpu, [], spot, image)
-        _ask(workspace, nodes, change, wide=options is not None and options.wide)
+        _ask(workspace, nodes, usd, change, wide=options is not None and options.wide)
     run(
         "job",
         options,
@@ -93,10 +102,12 @@ def run_(
         nodes=nodes,
         gpu=gpu,
         image=image,
+        most_hours=hours,
+        most_usd=usd,
     )
 
 
-def _ask(workspace: str, nodes: int, change: WantChange, *, wide: bool) -> None:
+def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> None:
     """Ask before a job that needs a machine of its own."""
     with connected(), quiet(as_json=True):
         from flows.procedures.listing import needs_machine
@@ -113,7 +124,15 @@ def _ask(workspace: str, nodes: int, change: WantChange, *, wide: bool) -> None:
         try:
             after = ", and another one whenever one is lost"
             ask_to_rent(
-                workspace, "newest", nodes, starts=False, change=change, after=after, wide=wide
+                workspace,
+                "newest",
+                nodes,
+                starts=False,
+                change=change,
+                after=after,
+                wide=wide,
+                most_usd=usd,
+                together=True,
             )
         except NoOffer as error:
             raise NoOffer(

@@ -22,15 +22,21 @@ def ask_to_rent(
     change: WantChange = WantChange(),  # noqa: B008 - it is never changed
     after: str = "",
     wide: bool = False,
+    most_usd: float = 0.0,
+    together: bool = False,
 ) -> None:
     """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``after``: what else may be
-    rented after a yes."""
+    rented after a yes. ``most_usd``: what a job may cost; 0 for no limit. ``together``: the
+    machines are the nodes of a job."""
     from tasks.progress import doing
     from torpor.control.rental.renting import MOST_ATTEMPTS
 
     with shown_progress(), doing("asking the markets for machines"):
-        found = offers_of(workspace, snapshot, starts=starts, change=change)
+        nodes = count if together else 1
+        found = offers_of(
+            workspace, snapshot, starts=starts, change=change, nodes=nodes, most_usd=most_usd
+        )
     print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
     tried = [one.offer.bound_usd_h * count for one in found.fitting[:MOST_ATTEMPTS]]
     price, most = tried[0], max(tried)
@@ -51,7 +57,9 @@ def offers_of(
     *,
     starts: bool = True,
     change: WantChange = WantChange(),  # noqa: B008
+    nodes: int = 1,
+    most_usd: float = 0.0,
 ) -> Any:
     from flows.procedures.listing import list_offers
 
-    return list_offers(workspace, snapshot, starts, change)
+    return list_offers(workspace, snapshot, starts, change, nodes=nodes, most_usd=most_usd)

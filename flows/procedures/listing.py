@@ -8,12 +8,15 @@ A flow has the name of its deployment, such as ``snapshots`` or ``diff``. A plai
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from blocks import Workspace
 from flows.procedures.offers import offers_for
+from tasks.job_limits import paid_usd_h
+from tasks.jobs import for_nodes
 from tasks.machines import renting
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
@@ -136,13 +139,19 @@ def list_offers(
     snapshot: str = NEWEST,
     starts: bool = True,
     change: WantChange = WantChange(),  # noqa: B008 - it is never changed
+    *,
+    nodes: int = 1,
+    most_usd: float = 0.0,
 ) -> OffersReport:
     """What a wake of that snapshot would try to rent, the best first. Rents nothing. Where there is
     no snapshot, what `create` would try. Without ``starts``, what a replicate, a deploy or a job
     would try, which starts none of the workspace's programs. ``change``: what this one rental wants
-    other than the workspace."""
-    opened = open_workspace(workspace).wanting(change)
-    return offers_for(opened.freezing if starts else opened, snapshot)
+    other than the workspace. ``nodes``: on how many machines a job runs, which only some markets
+    have. ``most_usd``: what the job may cost; 0 for no limit."""
+    opened = for_nodes(open_workspace(workspace).wanting(change), nodes)
+    if most_usd:
+        opened = replace(opened, most_usd_h=paid_usd_h(opened, most_usd))
+    return offers_for(opened.freezing if starts else opened, snapshot, nodes)
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:

@@ -17,9 +17,10 @@ from torpor.control.store.snapshots import newest_snapshot
 _HOURS = 24.0
 
 
-def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST) -> OffersReport:
+def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) -> OffersReport:
     """The offers that a wake of that snapshot would try, after the checks of a wake; NoOffer or
     BudgetExceeded if there is none. Where the workspace has no snapshot, what `create` would try.
+    ``count``: how many machines are rented at once.
     """
     name = opened.spec.name
     wanted = snapshot
@@ -27,7 +28,7 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST) -> OffersReport:
         found, opened = pick_snapshot_to_wake.function(opened, snapshot)
         wanted = found.snapshot
     terms = choose_terms.function(opened, wanted, _HOURS, opened.spec.want.spot)
-    offers = look_for_offers.function(opened)
+    offers = look_for_offers.function(opened, count)
     unread: Unread = {}
     past = Past(read([opened.rentals], unread=unread), flown=read_canaries(opened))
     warn_of(unread)

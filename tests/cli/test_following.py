@@ -176,6 +176,17 @@ def test_what_goes_on_beside_something_else_is_in_the_same_line(
     ]
 
 
+def test_what_is_said_between_two_things_holds_until_the_next_one(
+    pipe: tuple[Stream, Follower], clock: Clock
+) -> None:
+    stream, follower = pipe
+    follower.begins("", "job 1 waits")
+    follower.begins("", "job 1 waits")
+    follower.begins("a", "renting a machine")
+    _seconds(10, clock, follower.look)
+    assert stream.lines == ["job 1 waits", "renting a machine", "renting a machine, 10 s"]
+
+
 def test_words_of_a_market_change_no_terminal(pipe: tuple[Stream, Follower]) -> None:
     stream, follower = pipe
     follower.begins("a", "machine m\x1b]52;c;aa\x07\n1 is starting")

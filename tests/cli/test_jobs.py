@@ -31,7 +31,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     )
     monkeypatch.setattr(flows, "job", lambda **given: jobs.append(given))
     monkeypatch.setattr(listing, "needs_machine", lambda workspace: True)
-    monkeypatch.setattr(listing, "list_offers", lambda *given: found)
+    monkeypatch.setattr(listing, "list_offers", lambda *given, **more: found)
     monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
     monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -55,6 +55,10 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
         "2",
         "--on-cancel",
         "keep",
+        "--timeout",
+        "1h30m",
+        "--budget",
+        "5",
     ]
     _run([*SPOT, *given, "--", "echo", "--spot", "never"])
     said = capsys.readouterr().out
@@ -63,8 +67,18 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     (job,) = begun
     assert job["command"] == ["echo", "--spot", "never"]
     assert (job["spot"], job["save_minutes"], job["nodes"]) == ("allowed", 5.0, 2)
+    assert (job["most_hours"], job["most_usd"]) == (1.5, 5.0)
     assert job["save"] == ["bash", "-lc", "sync.sh now"]
     assert (job["on_cancel"], job["gpu"], job["image"]) == ("keep", "H100:8", "")
+
+
+@pytest.mark.parametrize("limit", [("--timeout", "0s"), ("--budget", "0"), ("--budget", "-1")])
+def test_a_limit_of_nothing_is_a_mistake(
+    begun: list[dict[str, Any]], limit: tuple[str, str]
+) -> None:
+    with pytest.raises(InvalidInput, match="more than nothing"):
+        _run([*SPOT, "--yes", *limit, "--", "true"])
+    assert begun == []
 
 
 def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
@@ -72,12 +86,21 @@ def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        listing, "list_offers", lambda *given: asked.append(given) or _no_offer("none")
+        listing,
+        "list_offers",
+        lambda *given, **more: asked.append((*given, more)) or _no_offer("none"),
     )
     with pytest.raises(NoOffer, match="--yes the job begins all the same, and waits"):
-        _run([*SPOT, "--gpu", "L40S, 24GB+", "--image", "ours:1", "--", "true"])
+        given = ["--gpu", "L40S, 24GB+", "--image", "ours:1", "--nodes", "2", "--budget", "5"]
+        _run([*SPOT, *given, "--", "true"])
     assert asked == [
-        ("mywork", "newest", False, WantChange("L40S, 24GB+", [], "allowed", "ours:1"))
+        (
+            "mywork",
+            "newest",
+            False,
+            WantChange("L40S, 24GB+", [], "allowed", "ours:1"),
+            {"nodes": 2, "most_usd": 5.0},
+        )
     ]
     assert begun == []
 

@@ -148,7 +148,8 @@ def test_a_run_that_is_ended_without_a_cancel_leaves_its_job_to_any_run_at_once(
     assert not _now(lab, JOB).driven
     assert lab.opened.jobs.stop_asked(JOB) is None
     assert prefect.started == []
-    assert f"`watch`, or a run of `job` with its id, continues job {JOB}" in caplog.text
+    assert f"the command of job {JOB} runs on, on machine" in caplog.text
+    assert "`watch`, or a run of `job` with its id, continues it" in caplog.text
 
 
 def test_a_run_that_is_cancelled_while_it_drives_another_job_hands_that_on_and_ends_its_own(

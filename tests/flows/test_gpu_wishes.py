@@ -17,9 +17,10 @@ from tests.fixtures.plain_flows import (
     run_plainly,
     wake_plainly,
 )
+from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.gpus import Gpu
 from torpor.shared.errors import InvalidInput, NoOffer
-from torpor.shared.values import Want
+from torpor.shared.values import Want, WantChange
 
 
 @pytest.fixture
@@ -99,3 +100,14 @@ def test_a_job_rents_what_it_is_told_in_place_of_what_its_block_says(
         Want(gpu="H100", image="usual", disk_gib=7.0),
         Want(gpu="L40S:2", image="own", spot="only", disk_gib=7.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"), [("1x H100", 1), ("2 x H100 80GB", 2), ("H100:4", 4), ("H100", 8)]
+)
+def test_the_number_that_one_rental_names_holds_whatever_the_block_says(
+    lab: Lab, told: str, gpus: int
+) -> None:
+    opened = lab.wanting(want=Want(gpu="A100", gpu_count=8))
+    (wish,) = wishes_of(opened.wanting(WantChange(gpu=told)).spec.want)
+    assert (wish.gpu and wish.gpu.model, wish.count) == ("H100", gpus)

@@ -18,6 +18,7 @@ from flows.procedures.unfinished import end_leftovers
 from tasks.autosave import line_held
 from tasks.cancellation import state_of, stop_if_cancelled
 from tasks.guards import Ending
+from tasks.job_limits import Limits, most_usd_h
 from tasks.job_saves import holds_frozen
 from tasks.jobs import (
     check_no_other_job,
@@ -99,8 +100,11 @@ def driving(
     stop_if_cancelled(opened, record, state)
     taken = opened.jobs.take(record, runner().run, driven_for, gone=state in GONE)
 
+    limits = Limits(opened)
+
     def look_at_own_run(job: Job) -> None:
         stop_if_cancelled(opened, job, state_of(runner().run))
+        limits.look(job)
 
     with Driven(opened.jobs, taken, _warn, look_at_own_run) as driven:
         driver = Driver(opened, driven)
@@ -474,13 +478,19 @@ class Driver:
             if self._driven.stop is not None or self._first().id != self.job.id:
                 return None
         self.end_others()
-        spec, job = self.opened.spec, self.job
-        change = WantChange(gpu=job.gpu, image=job.image, spot=spot_for(job))
-        want = change.of(spec.want)
-        spec = msgspec.structs.replace(spec, want=want, programs=[])  # nothing else runs there
+        job = self.job
+        opened = self.opened.wanting(WantChange(gpu=job.gpu, image=job.image, spot=spot_for(job)))
+        spec = msgspec.structs.replace(opened.spec, programs=[])  # nothing else runs there
         thaws = self.job.frozen is not None
         beside = frozenset(self._beside)
-        return replace(self.opened, spec=spec, job=self.job.id, thaws=thaws, beside=beside)
+        return replace(
+            opened,
+            spec=spec,
+            job=self.job.id,
+            thaws=thaws,
+            beside=beside,
+            most_usd_h=most_usd_h(self.opened, job),
+        )
 
     @contextmanager
     def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:

@@ -20,6 +20,7 @@ from flows.procedures.fleet import Fleet, Order
 from flows.procedures.job.log import ShownLog
 from tasks.jobs import (
     address_of,
+    for_nodes,
     look_at_command,
     nodes_of,
     secrets_to_hide,
@@ -74,8 +75,7 @@ def bring_nodes(
     raised. Those that ``record`` cannot record are ended, too. Returns the workspace, as its own
     machine is to be rented beside them, and the snapshot."""
     wanted, opened = pick_snapshot_to_wake(opened, job.newest or "")
-    able = [one for one in opened.providers if one.abilities.private_network]
-    opened = replace(opened, providers=tuple(able))
+    opened = for_nodes(opened, job.nodes)
     failure: TorporError | None = None
     for there, offers in _regions(opened, job.nodes):
         order = Order(job.nodes - 1, 0, [], True)

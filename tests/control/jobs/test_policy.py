@@ -12,6 +12,7 @@ from torpor.control.jobs.policy import (
     LOSSES_TO_ON_DEMAND,
     MOST_LOSSES,
     WAITS_S,
+    Spent,
     Spot,
     is_hopeless,
     is_retried,
@@ -19,6 +20,7 @@ from torpor.control.jobs.policy import (
     save_interval_s,
     spot_for,
     wait_s,
+    why_over,
 )
 from torpor.control.jobs.records import Attempt, End, Job
 from torpor.shared.values import MachineId, WorkspaceName
@@ -125,3 +127,30 @@ def test_losses_halve_the_first_interval_also_during_the_next_attempt(
         assert found == [first_s, 2 * first_s, 4 * first_s]
     saved = during.with_attempt(saved=True)  # the plan of a machine stays as it began
     assert save_interval_s(saved, True, 1) == 2 * first_s
+
+
+def test_a_job_may_run_for_its_hours_in_all_attempts_and_waits_are_not_counted() -> None:
+    ran = replace(LOST, began_unix=0.0, ended_unix=3600.0)
+    runs = replace(attempt(""), began_unix=90_000.0)
+    limited = replace(job([ran, runs]), most_hours=2.0)
+    assert why_over(limited, Spent(0.0), 0.0, 93_599.0) == ""
+    assert why_over(limited, Spent(0.0), 0.0, 93_600.0) == (
+        "its time is over: the command ran for 2.0 h of 2.0 h"
+    )
+    assert why_over(replace(limited, most_hours=0.0), Spent(1e6), 0.0, 1e9) == ""
+
+
+@pytest.mark.parametrize(
+    ("spent", "why"),
+    [
+        (Spent(4.0, 2.0), ""),
+        (Spent(4.5, 2.0), "4.50 $ of 5.00 $ so far, and 0.50 $ are kept to store its work"),
+        (Spent(4.99), ""),
+        (Spent(5.0), "its money is spent: 5.00 $ of 5.00 $ so far"),
+        (Spent(0.0, 0.0, "m-1"), "the price of machine m-1 is not known"),
+    ],
+)
+def test_a_job_ends_while_its_money_still_pays_for_storing_its_work(spent: Spent, why: str) -> None:
+    limited = replace(job([attempt("")]), most_usd=5.0)
+    said = why_over(limited, spent, 900.0, 10.0)
+    assert why in said and bool(said) == bool(why)

@@ -8,7 +8,7 @@ program that uses up the memory of its machine would be started again and again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from torpor.control.jobs.records import MOST_ATTEMPTS, Attempt, Job
 
@@ -25,6 +25,15 @@ WAITS_S: Final = (60.0, 120.0, 300.0, 600.0)
 """Before the next look for a machine where none was on sale; the last one repeats."""
 
 Spot = Literal["never", "allowed", "only"]
+
+
+class Spent(NamedTuple):
+    """What a job has cost at most. ``usd_h``: what its machines cost now; ``unpriced``: one whose
+    price is not known."""
+
+    usd: float
+    usd_h: float = 0.0
+    unpriced: str = ""
 
 
 def losses(attempts: Sequence[Attempt]) -> int:
@@ -66,6 +75,33 @@ def save_interval_s(job: Job, spot: bool, begun: int) -> float:
     return min(every_s, FIRST_SAVE_S * 2.0 ** (min(begun, 20) - before))
 
 
+def why_over(job: Job, spent: Spent, reserve_s: float, now_unix: float) -> str:
+    """Why the job is to end, because its time or its money is spent; empty if it may go on.
+    ``reserve_s``: how long its machines are paid for after that, to store the workspace."""
+    worked_s = job.worked_s(now_unix)
+    if job.most_hours and worked_s >= job.most_hours * 3600:
+        most = _time(job.most_hours * 3600)
+        return f"its time is over: the command ran for {_time(worked_s)} of {most}"
+    if not job.most_usd:
+        return ""
+    if spent.unpriced:
+        return (
+            f"the price of machine {spent.unpriced} is not known, and the job may cost "
+            f"{job.most_usd:.2f} $"
+        )
+    kept_usd = spent.usd_h * reserve_s / 3600
+    if spent.usd + kept_usd < job.most_usd:
+        return ""
+    kept = f", and {kept_usd:.2f} $ are kept to store its work" if kept_usd else ""
+    return f"its money is spent: {spent.usd:.2f} $ of {job.most_usd:.2f} $ so far{kept}"
+
+
 def wait_s(refusals: int) -> float:
     """Seconds before the next look, after so many in a row in which nothing was on sale."""
     return WAITS_S[min(refusals, len(WAITS_S)) - 1]
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

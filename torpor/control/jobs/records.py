@@ -117,6 +117,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1  # machines at the same time
     gpu: str = ""  # of what is rented for it, in place of its workspace's
     image: str = ""  # the same
+    most_hours: float = 0.0  # that its command may run, in all attempts; 0 for no limit
+    most_usd: float = 0.0  # that it may cost; 0 for no limit
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
@@ -169,6 +171,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """The attempt that has not ended."""
         newest = self.attempts[-1] if self.attempts else None
         return newest if newest is not None and not newest.end else None
+
+    def worked_s(self, now_unix: float) -> float:
+        """How long its command has run, in all attempts."""
+        return sum((one.ended_unix or now_unix) - one.began_unix for one in self.attempts)
 
     def has_nodes_for(self, machine: MachineId) -> bool:
         """Whether the command may run there: its other machines work on the open attempt, or are

@@ -40,10 +40,18 @@ class JobReport(Report, frozen=True):
             {"what": "machines", "value": f"{len(machines)}: {', '.join(machines[-20:])}"},
             *([{"what": "nodes", "value": f"{job.nodes} at the same time"}] * (job.nodes > 1)),
             {"what": "cost", "value": self.cost},
+            *([{"what": "limits", "value": limits}] if (limits := limits_of(job)) else []),
             {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},
             {"what": "work lost", "value": f"{self.lost_s:.0f} s"},
             *([{"what": "not used", "value": job.aside}] if job.aside else []),
         ]
+
+
+def limits_of(job: Job) -> str:
+    """The time and the money that the job may use, in words; empty for no limit."""
+    hours = f"{job.most_hours:g} h" if job.most_hours else ""
+    usd = f"{job.most_usd:.2f} $" if job.most_usd else ""
+    return " and ".join(filter(None, (hours, usd)))
 
 
 def _attempt(attempt: Attempt) -> str:

@@ -58,7 +58,12 @@ class BudgetsSeen(msgspec.Struct, frozen=True):
 
 def lead_s(stored_bytes: int) -> float:
     """The lead time of a machine whose workspace's newest snapshot has so many stored bytes."""
-    return min(MOST_S, START_S + LEAST_S + stored_bytes / STORED_BYTES_S)
+    return min(MOST_S, START_S + hibernation_s(stored_bytes))
+
+
+def hibernation_s(stored_bytes: int) -> float:
+    """How long its hibernation may take, as if all of them had changed."""
+    return LEAST_S + stored_bytes / STORED_BYTES_S
 
 
 def reserve_s(stored_bytes: int) -> float:

@@ -59,6 +59,17 @@ def wishes_of(want: Want) -> tuple[GpuWish, ...]:
     return _wishes(want.gpu or "", want.gpu_count)
 
 
+def counted(text: str) -> str:
+    """The same wishes, in which the number of `1x H100` holds whatever else is asked for: `H100:1`.
+    In a block it does not, because blocks were saved in which another number alone counted."""
+
+    def one(part: str) -> str:
+        times = _TIMES.fullmatch(part)
+        return f"{(times[2] or times[4]).strip()}:{times[1] or times[3]}" if times else part
+
+    return ", ".join(one(part.strip()) for part in text.split(","))
+
+
 def is_known(wish: GpuWish) -> bool:
     """Whether its model has a name here."""
     return wish.gpu is None or wish.gpu.model in {"", *MODELS}
