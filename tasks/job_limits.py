@@ -48,7 +48,7 @@ class Limits:
         self._kept_s: dict[SnapshotId | None, float] = {}  # by the newest save: its manifest is big
 
     def look(self, job: Job) -> None:
-        if not (job.most_hours or job.most_usd):
+        if not (job.most_hours or job.most_usd) or job.state == "hibernating":
             return
         try:
             now_unix = time.time()

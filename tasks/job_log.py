@@ -20,7 +20,8 @@ from torpor.shared.values import MIB, Machine, SnapshotId
 
 NOWHERE = "nowhere: the job is on no machine and has no snapshot"
 _PIECE_BYTES = 1 * MIB
-_TAIL_BYTES = 64 * 1024  # first read for a tail; four times as many where they are too few
+TAIL_BYTES = 64 * 1024  # first read for a tail; four times as many where they are too few
+MOST_TAIL_BYTES = 4 * MIB
 _LOOK_S = 1.0  # between two looks at a log that is followed
 _AGAIN_S = 5.0  # between two looks at a job whose command runs nowhere
 
@@ -55,22 +56,26 @@ class JobLogReader:
         self, tail: int | None = None, nap: Callable[[float], None] = time.sleep
     ) -> Iterator[str]:
         """The same, and then what is written until the job has ended."""
-        while not self._job.ended:
-            attempt = self._job.attempt
-            machine = None if attempt is None else self._machine()
-            if attempt is None or machine is None or attempt.number <= self._over:
-                now(f"job {self._job.id} is {self._job.outcome}")
-                nap(_AGAIN_S)
-            else:
-                try:
-                    with open_session.function(self._opened, machine) as session:
-                        for text in self._from_machine(session, tail, nap):
-                            tail = None
-                            yield text
-                except MachineError as error:
-                    runner().log.warning("the log cannot be read on the job's machine: %s", error)
+        while True:
+            try:
+                job = self._job = self._opened.jobs.of(self._job.id) or self._job
+                if job.ended:
+                    break
+                attempt = job.attempt
+                machine = None if attempt is None else self._machine()
+                if attempt is None or machine is None or attempt.number <= self._over:
+                    now(f"job {job.id} is {job.outcome}")
                     nap(_AGAIN_S)
-            self._job = self._opened.jobs.of(self._job.id) or self._job
+                    continue
+                with open_session.function(self._opened, machine) as session:
+                    for text in self._from_machine(session, tail, nap):
+                        tail = None
+                        yield text
+            except TorporError as error:
+                if not (error.retryable or isinstance(error, MachineError)):
+                    raise
+                runner().log.warning("the log cannot be read for now: %s", error)
+                nap(_AGAIN_S)
         yield from self._from_store(tail)
         now(f"job {self._job.id} is {self._job.outcome}")
 
@@ -95,7 +100,7 @@ class JobLogReader:
 
     def _tail_there(self, session: Agent, lines: int) -> str:
         end = look_at_command(session, self._job.id, 0, 0).bytes
-        want = _TAIL_BYTES
+        want = TAIL_BYTES
         while True:
             begin = at = max(0, end - want)
             text = ""
@@ -106,7 +111,7 @@ class JobLogReader:
                 text, at = text + look.text, look.offset
             if begin:
                 text = text.partition("\n")[2]  # the line that it begins in may hold half a secret
-            if not begin or text.count("\n") > lines:
+            if not begin or want >= MOST_TAIL_BYTES or text.count("\n") > lines:
                 self._offset = at
                 return _last(text, lines)
             want *= 4
@@ -117,11 +122,10 @@ class JobLogReader:
             yield self._text.feed("", end=True)
             return
         self.source = f"snapshot {self._job.newest}"
-        text = self._stored(self._job.newest)
-        text = self._text.feed(text if tail is None else _last(text, tail), end=True)
-        yield text
+        text = self._stored(self._job.newest, tail is None)
+        yield self._text.feed(text if tail is None else _last(text, tail), end=True)
 
-    def _stored(self, snapshot: SnapshotId) -> str:
+    def _stored(self, snapshot: SnapshotId, whole: bool) -> str:
         store, seal = self._opened.store, self._opened.seal
         found = find_snapshot(store, self._opened.spec.name, snapshot)
         manifest = read_manifest(store, found, seal)
@@ -129,8 +133,10 @@ class JobLogReader:
         if entry is None:
             return ""
         new = entry.size - self._offset if self._offset <= entry.size else entry.size
-        end = read_end(store, manifest, entry, seal, new)
-        return without_nuls(end.decode(errors="replace"))
+        most_bytes = new if whole else min(new, MOST_TAIL_BYTES)
+        text = read_end(store, manifest, entry, seal, most_bytes).decode(errors="replace")
+        cut = most_bytes < new  # then it begins in a line, perhaps with half a secret
+        return without_nuls(text.partition("\n")[2] if cut else text)
 
     def _machine(self) -> Machine | None:
         wanted = self._job.attempts[-1].machine if self._job.attempts else None

@@ -26,10 +26,11 @@ class Follower(Protocol):
         Said again where the words change."""
 
     def ends(self, thing: str) -> None:
-        """It is done, or has failed."""
+        """It is done, or has failed; also what moves."""
 
     def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        """So many bytes are moved; the first call has none, and the last one all."""
+        """So many bytes are moved; the first call has none, and the last one all, unless ``what``
+        ends before."""
 
     def prints(self, text: str) -> None:
         """A command on a machine has printed this."""
@@ -109,6 +110,11 @@ class Progress:
     def done(self) -> None:
         self._shown(100.0)
         self._tell(self._total_bytes)
+
+    def give_up(self) -> None:
+        """Nothing more of it moves."""
+        if self._follower is not None:
+            self._follower.ends(self._description)
 
     def _tell(self, done_bytes: int) -> None:
         if self._follower is not None and self._total_bytes:

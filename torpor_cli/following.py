@@ -41,6 +41,7 @@ class Follower:
         self._written_s = 0.0
         self._bars: dict[str, _Bar] = {}
         self._open = False  # a line stands on the terminal that is to be rewritten
+        self.read_enough = False  # nobody reads standard output any more
         self._asking = False
         self._partial = False  # a command's output stands on the terminal without the end of a line
         self._over = threading.Event()
@@ -68,14 +69,15 @@ class Follower:
 
     def ends(self, thing: str) -> None:
         with self._lock:
-            if thing in self._things:
+            if thing in self._things or thing in self._bars:
                 self._close()
-                del self._things[thing]
+                self._things.pop(thing, None)
+                self._bars.pop(thing, None)
 
     def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
         with self._lock:
             bar = self._bars.get(what)
-            if not done_bytes or bar is None:
+            if bar is None or (not done_bytes and bar.began):
                 self._close()
                 bar = self._bars[what] = _Bar(what, total_bytes)
                 bar.moved(done_bytes, self._clock())
@@ -116,9 +118,11 @@ class Follower:
                 return
             terminal = sys.stdout.isatty()
             shown = "\r".join(map(plain, text.split("\r"))) if terminal else text
-            with suppress(BrokenPipeError):  # the reader has read enough, and the run goes on
+            try:
                 sys.stdout.write(shown)
                 sys.stdout.flush()
+            except BrokenPipeError:  # the run goes on
+                self.read_enough = True
             self._partial = terminal and not text.endswith("\n")
 
     @contextmanager
@@ -182,9 +186,11 @@ class _Bar:
     def __init__(self, what: str, total_bytes: int) -> None:
         self._what = what
         self._total = total_bytes
+        self.began = False  # whether anything was moved
         self._moved: deque[tuple[float, int]] = deque()
 
     def moved(self, done_bytes: int, now_s: float) -> None:
+        self.began = self.began or done_bytes > 0
         self._moved.append((now_s, done_bytes))
         while len(self._moved) > 2 and now_s - self._moved[1][0] >= REPEAT_S:
             self._moved.popleft()

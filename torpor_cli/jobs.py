@@ -198,6 +198,8 @@ def log(
         reader = JobLogReader(opened, record)
         for text in reader.follow(tail) if follow else reader.read(tail):
             follower.prints(text)
+            if follower.read_enough:
+                break
 
 
 @job.command

@@ -199,6 +199,8 @@ class Fleet:
                     self._look_at_machines()
             except BaseException:
                 self._stop()
+                if self._progress is not None:
+                    self._progress.give_up()
                 raise
         if self._progress is not None:
             self._progress.done()

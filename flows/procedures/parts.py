@@ -26,14 +26,18 @@ def do_parts(
     ``submitted``: what to do when all are submitted; steps run in the order of their submission.
     ``after``: what to do as soon as so many of them are done, while the others go on."""
     progress = Progress(key, description, total_bytes)
-    pending = [submit(part, progress) for part in parts]
-    submitted()
     done: list[R] = []
-    for one in pending:
+    try:
+        pending = [submit(part, progress) for part in parts]
+        submitted()
+        for one in pending:
+            if after is not None and len(done) == after[0]:
+                after[1]()
+            done.append(one.result())
         if after is not None and len(done) == after[0]:
             after[1]()
-        done.append(one.result())
-    if after is not None and len(done) == after[0]:
-        after[1]()
+    except BaseException:
+        progress.give_up()
+        raise
     progress.done()
     return done

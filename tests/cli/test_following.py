@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from flows.procedures.parts import do_parts
 from tasks.plain_runner import PlainRunner
 from tasks.progress import Progress, doing, followed_by, now
 from tasks.step import step
@@ -90,6 +91,31 @@ def test_where_bytes_move_the_line_has_the_bytes_their_rate_and_the_time_left(
         "restoring w: 2.0 GB",
         "restoring w: 1.0 of 2.0 GB, 100 MB/s, 10 s left",
     ]
+
+
+def test_a_move_of_nothing_begins_nothing_anew(pipe: tuple[Stream, Follower], clock: Clock) -> None:
+    stream, follower = pipe
+    for _ in range(3):
+        follower.moves("restoring w", 0, 2 * GB)
+        clock.s += 2
+    follower.moves("restoring w", GB, 2 * GB)
+    follower.moves("restoring w", 0, 2 * GB)  # on another machine
+    assert stream.lines == ["restoring w: 2.0 GB"] * 2
+
+
+@step("fetch part {part}")
+def fetch(part: int, progress: Progress) -> None:
+    raise KeyError(part)
+
+
+def test_what_moved_and_has_failed_is_not_shown_any_more(
+    pipe: tuple[Stream, Follower], clock: Clock
+) -> None:
+    stream, follower = pipe
+    with PlainRunner(retries=0), followed_by(follower), pytest.raises(KeyError):
+        do_parts("key", "restoring w", 4000, [1], fetch.submit)
+    _seconds(30, clock, follower.look)
+    assert stream.lines == ["restoring w: 4.0 kB"]
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds(
@@ -216,7 +242,9 @@ def test_a_reader_of_the_output_who_has_read_enough_ends_no_run(
 
     _, follower = pipe
     monkeypatch.setattr("sys.stdout.write", gone)
+    assert not follower.read_enough
     follower.prints("step 1\n")
+    assert follower.read_enough
 
 
 @step("rent", says="renting for {name}")

@@ -195,6 +195,24 @@ def test_the_log_of_a_job_is_printed_raw_into_a_pipe_and_obeyed_by_no_terminal(
     assert capsys.readouterr().out == "50 %\r100 %\n\\x1b[2J no end"
 
 
+def test_the_log_of_a_job_is_followed_no_longer_than_somebody_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(text: str) -> int:
+        raise BrokenPipeError
+
+    def endless(tail: int | None) -> Any:
+        while True:
+            yield "step\n"
+
+    monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
+    monkeypatch.setattr("tasks.job_listing.found_job", lambda opened, *named: (named, None))
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda name: name)
+    monkeypatch.setattr("tasks.job_log.JobLogReader", lambda *_: SimpleNamespace(follow=endless))
+    monkeypatch.setattr("sys.stdout.write", gone)
+    _run(["job", "log", "mywork", JOB, "-f"])
+
+
 def _run(arguments: list[str]) -> None:
     app(arguments, exit_on_error=False, print_error=False)
 

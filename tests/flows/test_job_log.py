@@ -9,10 +9,11 @@ import pytest
 
 from flows import job
 from flows.procedures.job import log as shown_log
+from tasks import job_log
 from tasks.job_log import JobLogReader
 from tasks.plain_runner import PlainRunner
 from tasks.progress import followed_by
-from tests.fixtures.driver import hurried
+from tests.fixtures.driver import JOB_FLOW, hurried
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import wake_plainly
 from tests.fixtures.waiting import background, until
@@ -76,6 +77,30 @@ def test_whoever_follows_a_job_reads_every_line_in_its_order(
     assert "last lines" not in str(caught.value)  # they were read
     began = next(i for i, words in enumerate(reader.begun) if words.startswith("attempt 1 of job"))
     assert any(words.startswith("ending machine") for words in reader.begun[began:])
+
+
+def test_the_last_lines_of_a_long_log_cost_a_bounded_read(
+    lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "TAIL_BYTES", 1000)
+    monkeypatch.setattr(job_log, "MOST_TAIL_BYTES", 4000)
+    hibernating = JOB_FLOW.hibernate_machine
+    read: list[str] = []
+
+    def look(*given: object) -> object:
+        reader = JobLogReader(lab.opened, _job(lab))
+        read.extend("".join(reader.read(tail)) for tail in (3, 10_000))
+        return hibernating(*given)
+
+    monkeypatch.setattr(JOB_FLOW, "hibernate_machine", look)
+    with PlainRunner(lab.opened):
+        job.fn(DEMO, ["seq", "20000"])
+        read += ["".join(JobLogReader(lab.opened, _job(lab)).read(tail)) for tail in (3, 10_000)]
+    for last, bounded in (read[:2], read[2:]):
+        assert last.splitlines()[:2] == ["19999", "20000"] and len(last.splitlines()) == 3
+        first, *_, end = bounded.splitlines()
+        assert first.isdigit() and len(first) == 5 and "ended with status 0" in end
+        assert 3000 < len(bounded) < 4000
 
 
 def test_a_log_is_read_and_followed_on_the_machine_and_from_the_store_after_it(
