@@ -32,6 +32,7 @@ from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
     BASE,
+    HOME,
     RESERVED,
     Away,
     Want,
@@ -441,10 +442,10 @@ class Workspace(Block):
             name = workspace_name(value.strip())
         except InvalidInput as cause:
             raise ValueError(str(cause)) from None
-        if name.startswith((*RESERVED, BASE)):
+        if name.startswith((*RESERVED, BASE, HOME)):
             raise ValueError(
-                f"names that begin with {' or '.join((*RESERVED, BASE))} are reserved: torpor "
-                "deletes what is stored under them. Choose another name"
+                f"names that begin with {' or '.join((*RESERVED, BASE, HOME))} are reserved for "
+                "what torpor itself stores. Choose another name"
             )
         return name
 

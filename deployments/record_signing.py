@@ -19,7 +19,7 @@ from blocks.reference import load_named, saved_names
 from tasks.runs import TAG
 from torpor.control.upkeep.signing import sign_records
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import WorkspaceName, learned, names_of
+from torpor.shared.values import WorkspaceName, home_of, learned, names_of
 
 PENDING: Final = "torpor_records_to_sign"
 _NAMED: Final = 5  # records, in a line
@@ -82,7 +82,8 @@ def _workspaces_of(name: str, block: ObjectStore) -> Callable[[WorkspaceName], b
     for one in saved_names(Workspace):
         workspace = load_named(Workspace, one, of="make up")
         if workspace.store.rpartition("/")[2] == name:
-            mine.update(names_of(WorkspaceName(workspace.name)))
+            owner = WorkspaceName(workspace.name)
+            mine.update([*names_of(owner), home_of(owner)])
     return mine.__contains__
 
 

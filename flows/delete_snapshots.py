@@ -5,7 +5,7 @@ from __future__ import annotations
 from blocks import Workspace
 from tasks.flow import flow
 from tasks.retention import delete_one, with_their_lines
-from tasks.workspace_blocks import open_workspace
+from tasks.workspace_blocks import open_stored
 from torpor.control.upkeep.deletion import check_not_kept
 from torpor.control.upkeep.reports import Table
 from torpor.shared.errors import InvalidInput
@@ -36,7 +36,7 @@ def delete_snapshots(
     if not ids:
         raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     if whole_line:
         ids = with_their_lines(opened, ids)
     # All of them before the first goes.

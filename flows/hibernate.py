@@ -12,6 +12,7 @@ from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
 from tasks.machines import check_rented, chosen_machine, open_session, rental_of
 from tasks.programs import NEVER, look_at_programs, prove_freezing
+from tasks.questions import is_attended
 from tasks.sleep import asleep
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
@@ -93,7 +94,8 @@ def hibernate_machine(
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
     disk that changed after the snapshot begins another round."""
     check_guards(guards, Ending(machine))
-    with Snapshot(opened, session, machine, guards) as snapshot:
+    home = None if is_attended() else opened.home
+    with Snapshot(opened, session, machine, guards, home=home) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
                 snapshot.store_changes()  # until nothing is new and, after `quiesce`, all rests

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blocks import Workspace
 from tasks.flow import flow
 from tasks.retention import pin_one, unpin_one
-from tasks.workspace_blocks import open_workspace
+from tasks.workspace_blocks import open_stored
 from torpor.control.upkeep.reports import Table, pinning
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import snapshot_id
@@ -26,7 +26,7 @@ def pin(workspace: Workspace | str, snapshot: str, reason: str = "", remove: boo
             f"a pin is removed without a reason, this one was given: {reason!r}. Leave `reason` "
             "empty to remove the pin, or switch `remove` off to pin the snapshot"
         )
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     wanted = snapshot_id(snapshot.strip())
     if remove:
         unpin_one(opened, wanted)

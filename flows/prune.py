@@ -10,7 +10,7 @@ from blocks import Workspace
 from tasks.flow import flow
 from tasks.prune import free_dead_packs, look_for_dead_packs
 from tasks.runner import runner
-from tasks.workspace_blocks import open_workspace, probe_store
+from tasks.workspace_blocks import open_stored, probe_store
 from torpor.control.store.marks import SHORTEST_GRACE_S
 from torpor.control.upkeep.prune import PruneRules
 from torpor.control.upkeep.prune_report import PruneReport
@@ -40,7 +40,7 @@ def prune(
         without_snapshots: Also prune a workspace that has no snapshot left, which frees all its
             packs.
     """
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     probe_store(opened)
     rules = PruneRules(
         grace_s=grace_hours * 3600,

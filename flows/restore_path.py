@@ -12,7 +12,7 @@ from tasks.machines import chosen_machine, open_session
 from tasks.phases import seconds_by_phase
 from tasks.restore import NEWEST, choose_path, pick_snapshot
 from tasks.runner import runner
-from tasks.workspace_blocks import open_workspace, probe_store
+from tasks.workspace_blocks import block_of, open_stored, open_workspace, probe_store
 from torpor.control.remote.paths import RemotePath
 from torpor.control.upkeep.reports import PathReport
 
@@ -46,13 +46,14 @@ def restore_path(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore from all the same. Without them such a snapshot is refused.
     """
-    opened = open_workspace(workspace).accepting(accept_paths)
+    opened = open_stored(workspace).accepting(accept_paths)
     probe_store(opened)
     wanted = pick_snapshot(opened, snapshot)
     chosen = choose_path(opened, wanted, path)
     here = machine.strip() == HERE
-    live = None if here else chosen_machine(opened, machine)
-    with session_here(opened) if live is None else open_session(opened, live) as session:
+    awake = opened if here else open_workspace(block_of(workspace))
+    live = None if here else chosen_machine(awake, machine)
+    with session_here(opened) if live is None else open_session(awake, live) as session:
         restore = RemotePath(
             session,
             opened.store,

@@ -24,7 +24,7 @@ from tasks.verification import (
     record_verified,
 )
 from tasks.workspace import OpenWorkspace
-from tasks.workspace_blocks import open_workspace, probe_store
+from tasks.workspace_blocks import open_stored, open_workspace, probe_store
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.seam import Session
 from torpor.control.upkeep.verification import Verification
@@ -62,7 +62,8 @@ def verify(
         raise InvalidInput(
             f"a {depth} verify takes no machine: leave `machine` empty, or choose full"
         )
-    opened = open_workspace(workspace).accepting(accept_paths)
+    opening = open_stored if depth == "quick" else open_workspace
+    opened = opening(workspace).accepting(accept_paths)
     probe_store(opened)
     end_left_drills(opened)
     wanted = pick_snapshots(opened, snapshot)

@@ -19,6 +19,11 @@ def answered_by(answers: Callable[[str], bool]) -> Iterator[None]:
         _answers.reset(token)
 
 
+def is_attended() -> bool:
+    """Whether a person is at the terminal."""
+    return _answers.get() is not None
+
+
 def ask(question: str) -> bool | None:
     """Whether the person at the terminal says yes; None where nobody is there."""
     answers = _answers.get()

@@ -50,6 +50,7 @@ from torpor.shared.format.manifest import Manifest, disk_bytes
 from torpor.shared.format.missed import recorded_missing
 from torpor.shared.format.roots import places_of
 from torpor.shared.values import (
+    HOME,
     Machine,
     SnapshotId,
     StoredSnapshot,
@@ -104,6 +105,7 @@ def pick_snapshot_to_wake(
         *held_by_others(opened, found.snapshot, others),
         *_mixed(manifest),
         *left_behind(manifest.environment),
+        *_of_homes(opened),
     ]
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
 
@@ -125,6 +127,20 @@ def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[Stored], str]:
         return f"; new or changed there: {files}, {size(sum(one.bytes_after for one in held))}"
 
     return words
+
+
+def _of_homes(opened: OpenWorkspace) -> list[str]:
+    """That files of a home are stored beside the workspace, and how to bring them."""
+    ids = snapshot_ids(opened.store, opened.home.spec.name) if opened.home else []
+    if not ids:
+        return []
+    name, earlier = f"{HOME}{opened.spec.name}", f", and {len(ids) - 1} earlier" if ids[1:] else ""
+    return [
+        "files that were written in a home, beside the workspace, are stored and not restored: "
+        f"snapshot {ids[-1]} of {name}{earlier}. `torpor snapshots {name} newest` lists them, "
+        f"`torpor restore {name} '~' DIRECTORY` brings them into a directory, and deleting these "
+        "snapshots ends this line"
+    ]
 
 
 def check_still_newest(opened: OpenWorkspace, there: Collection[SnapshotId]) -> None:

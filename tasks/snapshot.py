@@ -45,6 +45,12 @@ def log_losses(machine: Machine, lines: Sequence[str]) -> None:
         runner().log.warning("not in the snapshot of machine %s: %s", machine.id, line)
 
 
+def log_stored(machine: Machine, lines: Sequence[str]) -> None:
+    """Log what was stored of the machine beside its workspace."""
+    for line in lines:
+        runner().log.warning("outside of the workspace of machine %s: %s", machine.id, line)
+
+
 compare_packs = step("compare packs", says="comparing packs with the store")(
     RemoteSnapshot.lost_packs
 )

@@ -29,12 +29,14 @@ from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import (
+    HOME_ROOT,
     Away,
     MachineId,
     Want,
     WantChange,
     WorkspaceName,
     WorkspaceSpec,
+    home_of,
     machine_path,
     overlap,
     tidy_path,
@@ -147,6 +149,26 @@ class OpenWorkspace(StoredWorkspace):
             name, paths, parts=of.parts, part_bytes=of.part_bytes, compression=of.compression
         )
         return StoredWorkspace(spec, self.store, self.base_key(name))
+
+    @property
+    def home(self) -> StoredWorkspace | None:
+        """What is stored of a home beside the workspace, as a workspace of its own in the same
+        store; None where the store is not sealed."""
+        if self.store_key is None:
+            return None
+        return self.base(home_of(self.spec.name), [HOME_ROOT])
+
+    @property
+    def at_home(self) -> OpenWorkspace:
+        """The same, without a provider, for what acts on the store alone; InvalidInput where the
+        store is not sealed."""
+        home = self.home
+        if home is None:
+            raise InvalidInput(
+                f"workspace {self.spec.name} is in a store block without a key, where no files of "
+                "a home are kept"
+            )
+        return replace(self, spec=home.spec, key=home.key, providers=(), others=tuple, each=tuple)
 
     def base_key(self, name: WorkspaceName) -> bytes | None:
         """The key that seals that environment; None where this workspace stays plain."""

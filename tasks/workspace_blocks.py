@@ -13,13 +13,25 @@ from tasks.step import step
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.shared.errors import TorporError
-from torpor.shared.values import Capabilities
+from torpor.shared.values import HOME, Capabilities
 
 
 def open_workspace(workspace: Workspace | str) -> OpenWorkspace:
     """Load the blocks a workspace refers to; errors name the block and what to do."""
     with phase("prepare"):
         return runner().open(workspace)
+
+
+def open_stored(workspace: Workspace | str) -> OpenWorkspace:
+    """The same for what acts on the store alone. ``home--NAME`` is what a hibernate has stored of a
+    home beside workspace NAME."""
+    owner = block_of(workspace)
+    return open_workspace(workspace) if owner == workspace else open_workspace(owner).at_home
+
+
+def block_of(workspace: Workspace | str) -> Workspace | str:
+    """The block on whose machines the files were that ``open_stored`` opens."""
+    return workspace.removeprefix(HOME) if isinstance(workspace, str) else workspace
 
 
 def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, TorporError]]:

@@ -20,7 +20,7 @@ from tasks.jobs import for_nodes
 from tasks.machines import renting
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
-from tasks.workspace_blocks import open_workspace
+from tasks.workspace_blocks import open_stored, open_workspace
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
@@ -156,13 +156,13 @@ def list_offers(
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:
     """The workspace's snapshots, newest first."""
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     return snapshots.list_snapshots(opened.store, opened.spec.name)
 
 
 def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     """The workspace's snapshots with their times and pins, newest first; damaged ones too."""
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     why = pinned(opened.store, opened.spec.name)
     known = Catalog(opened.store, opened.spec.name).receipts()
     work_in = also_in(known)
@@ -189,7 +189,7 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
 
 def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Listed]:
     """Every file, directory and link of a snapshot."""
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     return list(differences.listed(read_snapshot(opened, snapshot)))
 
 
@@ -199,7 +199,7 @@ def list_differences(
     """The differences of ``after`` from ``before``; previous is the snapshot right before
     ``after``.
     """
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     later = read_snapshot(opened, after)
     earlier = _before(opened, later.snapshot) if before == PREVIOUS else before
     return differences.compare(read_snapshot(opened, earlier), later)
@@ -212,7 +212,7 @@ def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") 
     ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one by
     one. The search of all skips and names those that cannot be read.
     """
-    opened = open_workspace(workspace)
+    opened = open_stored(workspace)
     unread: list[str] = []
     read = [read_snapshot(opened, snapshot)] if snapshot else _readable(opened, unread)
     versions = differences.find(read, pattern)

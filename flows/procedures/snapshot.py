@@ -27,6 +27,7 @@ from tasks.snapshot import (
     compare_packs,
     confirm,
     log_losses,
+    log_stored,
     look_for_losses,
     scan,
     store_part,
@@ -34,7 +35,7 @@ from tasks.snapshot import (
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.bases import shown_name
-from torpor.control.losses import Lost, judge_losses, not_kept, with_missed
+from torpor.control.losses import Lost, judge_losses, not_kept, with_home, with_missed
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -46,10 +47,11 @@ from torpor.shared.errors import (
     StillChanging,
     TorporError,
     UnsafeDestroy,
+    UnsavedWork,
 )
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, PartReport, Scanned
+from torpor.shared.wire.snapshot import Committed, OwnFiles, PartReport, Scanned
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
@@ -110,7 +112,9 @@ def with_held(report: HibernateReport, held: Sequence[str]) -> HibernateReport:
 class Snapshot:
     """One snapshot over an open session: holds the workspace on the machine, and releases it at the
     end, also after an error. ``guards``: what may keep the machine from being destroyed afterwards;
-    None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks."""
+    None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks.
+    ``home``: where a user's own files beside the workspace are stored before the machine ends;
+    None keeps the machine for them. ``own``: it is a snapshot of such files."""
 
     def __init__(
         self,
@@ -120,16 +124,20 @@ class Snapshot:
         guards: Sequence[Guard] | None = None,
         *,
         look: bool = False,
+        home: StoredWorkspace | None = None,
+        own: OwnFiles | None = None,
     ) -> None:
         self._workspace = workspace
         self._session = session
         self._machine = machine
         self._guards = guards or ()
         self._ends = guards is not None
-        self._looks = look or self._ends
+        self._looks = (look or self._ends) and own is None
+        self._home = home
+        self._beside: Snapshot | None = None
         self._lost = Lost()
         self._remote = RemoteSnapshot(
-            session, workspace.store, workspace.spec, workspace.key, runner().run
+            session, workspace.store, workspace.spec, workspace.key, runner().run, own
         )
         self._behind: list[str] = []
         self._resume_fault: list[str] = []
@@ -161,6 +169,8 @@ class Snapshot:
     ) -> None:
         if self._destroyed or self._interrupted:
             return
+        if self._beside is not None:
+            self._beside.__exit__(kind, error, trace)
         ends = isinstance(error, EndUnproven) and error.accepted
         with suppress(TorporError):  # an agent that cannot be reached ends the run itself
             fault = self._remote.end(committed=self._verified is not None, kept=not ends)
@@ -172,7 +182,7 @@ class Snapshot:
     def store_changes(self) -> None:
         """Scan and store until nothing is new, and until no program writes if the machine ends.
         The guards are asked before the quiesce command runs."""
-        if self._ends:
+        if self._ends and self._looks:
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
         lost: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
@@ -203,6 +213,8 @@ class Snapshot:
             if self._looks:
                 waits = self._adopted or self._workspace.spec.left_behind == "refuse"
                 self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if waits else LOOK_S)
+                if self._home is not None and with_missed(self._lost, seen.missed).storable:
+                    self._store_beside(self._home)
             lost = compare_packs(self._remote)
             if not lost:
                 self._last = seen
@@ -257,6 +269,11 @@ class Snapshot:
             self._workspace, self._remote, verified, self._machine, self._session, last_look
         )
         check_guards(self._guards, ending)
+        if self._beside is not None and not self._beside.is_at_rest():
+            raise StillChanging(
+                f"files beside the workspace changed on machine {self._machine.id} after they were "
+                "stored: the machine was not destroyed. Hibernate again"
+            )
         return warrant
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:
@@ -268,6 +285,20 @@ class Snapshot:
             self._interrupted = not isinstance(error, Exception)  # the agent may be gone
             raise
         self._destroyed = True
+
+    def is_at_rest(self) -> bool:
+        """Whether it is verified, and the disk is as it says."""
+        if self._verified is None or self._verified.snapshot != self._stored.snapshot:
+            return False
+        try:
+            return not self._remote.confirm().unaccepted_count
+        except (AgentLost, UnsavedWork):
+            return False
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"snapshot {self._stored.snapshot} of {self._stored.workspace}"
 
     def report(self) -> HibernateReport:
         """What came of it; the snapshot is verified."""
@@ -301,6 +332,7 @@ class Snapshot:
             accepted=changed.accepted,
             warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
+            beside=self._lost.stored,
             missed=bool(last.missed.vanished or last.missed.disks),
             programs=[*self._quiet.words],
             seconds=seconds_by_phase(),
@@ -316,6 +348,27 @@ class Snapshot:
                 self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=self._volumes
             )
         self._lost = judge_losses(losses, self._workspace.spec)
+
+    def _store_beside(self, home: StoredWorkspace) -> None:
+        """Store a user's own files beside the workspace as a snapshot of ``home``, and verify it.
+        Where they cannot be stored, they keep the machine."""
+        if self._beside is None:
+            rented = self._machine.label is not None and not self._adopted
+            spec = self._workspace.spec
+            own = OwnFiles(spec.paths, spec.accept_lost, rented, list(self._volumes))
+            beside = Snapshot(home, self._session, self._machine, [], own=own)
+            self._beside = beside.__enter__()
+        beside = self._beside
+        try:
+            if not beside.is_at_rest():
+                beside.store_changes()
+                beside.commit()
+                beside.verify()
+        except UnsavedWork as error:
+            self._lost = with_home(self._lost, refused=str(error))
+        else:
+            self._lost = with_home(self._lost, beside.name)
+            log_stored(self._machine, self._lost.stored)
 
     def _store_parts(self, seen: Scanned) -> None:
         if not seen.parts:

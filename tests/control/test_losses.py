@@ -127,7 +127,8 @@ def test_a_wake_says_what_was_left_behind_and_believes_no_record() -> None:
     environment = {"os": "Debian", **summary(losses)}
     said = left_behind(environment)
     assert said[0] == (
-        "when the machine of this snapshot was destroyed, 3.1 GB in /data (3.1 GB) were left behind"
+        "when the machine of this snapshot was destroyed, 3.1 GB in /data (3.1 GB) were outside "
+        "of the workspace: they are not in this snapshot"
     )
     assert said[1].startswith("/root/workspace/checkpoints is a link to /mnt/nvme/checkpoints")
     assert left_behind({}) == []

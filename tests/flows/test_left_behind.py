@@ -134,7 +134,9 @@ def test_what_is_left_behind_is_in_the_report_and_told_at_the_wake(lab: Lab, hom
     ]
     assert {"what": "left behind", "value": report.lost[1]} in report.rows()
     warnings = " ".join(wake_plainly(lab.opened).warnings)
-    assert f"destroyed, 3.1 MB in {home}/data/raw (3.1 MB), {home} (14 bytes) were left" in warnings
+    assert (
+        f"destroyed, 3.1 MB in {home}/data/raw (3.1 MB), {home} (14 bytes) were outside" in warnings
+    )
 
 
 def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(lab: Lab, home: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from torpor.control.reports import moment
 from torpor.shared.format.manifest import Manifest
@@ -21,6 +22,7 @@ _MOST_CHARS: Final = 200
 """The most characters of a path. The machine sends it, so it is not trusted."""
 
 
+_YOURS: Final = "yours: "
 OWN_FILES: Final = "~/*"
 """In ``accept_lost``: everything that a user has written in a home beside the workspace."""
 
@@ -28,11 +30,15 @@ OWN_FILES: Final = "~/*"
 class Lost(msgspec.Struct, frozen=True):
     """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
     ``own``: what a user has written in a home beside the workspace, or that it is not known; such
-    a machine is kept until a person has accepted the loss."""
+    a machine is kept until a person has accepted the loss, or all of it is stored. ``storable``:
+    it is known, and nothing else keeps the machine. ``stored``: what of it was stored, for a
+    report."""
 
     lines: list[str] = []
     keep: list[str] = []
     own: str = ""
+    storable: bool = False
+    stored: list[str] = []
 
 
 def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
@@ -43,7 +49,7 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     ]
     own = [one for one in losses.own if not is_accepted(spec.accept_lost, one.path)]
     lines = [_of_link(link) for link in links[:SHOWN]]
-    lines += [f"yours: {_of_folder(one)}" for one in own[:SHOWN]]
+    lines += [f"{_YOURS}{_of_folder(one)}" for one in own[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
         lines.append(f"{_amount(losses.total)} outside of the workspace, in:")
     others = [one for one in folders if not is_accepted([name.path for name in own], one.path)]
@@ -67,7 +73,18 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
     kept = "" if OWN_FILES in spec.accept_lost else _of_own(losses, own)
-    return Lost(lines, _reasons(losses, links, spec), kept)
+    reasons = _reasons(losses, links, spec)
+    return Lost(lines, reasons, kept, bool(kept) and not (losses.own_unseen or reasons))
+
+
+def with_home(lost: Lost, stored: str = "", *, refused: str = "") -> Lost:
+    """``lost``, where ``stored`` names the verified snapshot of a user's own files; or ``refused``
+    says why there is none."""
+    if refused:
+        return replace(lost, own=f"{lost.own}; {refused}")
+    own = [line.removeprefix(_YOURS) for line in lost.lines if line.startswith(_YOURS)]
+    lines = [line for line in lost.lines if not line.startswith(_YOURS)]
+    return replace(lost, lines=lines, own="", stored=[f"{stored} has {line}" for line in own])
 
 
 def left_behind(environment: Mapping[str, Any]) -> list[str]:
@@ -81,7 +98,7 @@ def left_behind(environment: Mapping[str, Any]) -> list[str]:
         said.append(
             f"when the machine of this snapshot was destroyed, {size(losses.total.bytes)} in "
             f"{', '.join(where)}{' and elsewhere' if len(losses.folders) > _NAMES else ''} were "
-            "left behind"
+            "outside of the workspace: they are not in this snapshot"
         )
     return said + [_of_link(link) + ", which was left behind" for link in losses.links[:_NAMES]]
 
@@ -116,7 +133,7 @@ def with_missed(lost: Lost, missed: Missed) -> Lost:
         f"{'; '.join(found)}. Bring them back, name a directory in `paths` again, or accept their "
         "loss in `accept_lost`"
     )
-    return Lost([*found, *lost.lines], [why, *lost.keep], lost.own)
+    return replace(lost, lines=[*found, *lost.lines], keep=[why, *lost.keep], storable=False)
 
 
 def is_accepted(accepted: Sequence[str], path: str) -> bool:
@@ -173,7 +190,8 @@ def _of_own(losses: Losses, own: Sequence[Left]) -> str:
     found = []
     if own:
         named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in own[:_NAMES])
-        more = " and more" if len(own) > _NAMES else ""
+        rest = losses.own_total.files - sum(one.files for one in own[:_NAMES])
+        more = f" and {rest:,} more files" if len(own) > _NAMES else ""
         found.append(
             f"{_count(losses.own_total)} that you wrote beside the workspace are in no snapshot: "
             f"{named}{more}"

@@ -98,6 +98,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
     seconds: dict[str, float]
     saved_usd_h: float
     lost: list[str] = []  # what was on the machine and is not in the snapshot
+    beside: list[str] = []  # a user's own files outside of it, stored as a snapshot of their own
     missed: bool = False  # most of a directory, or a disk, was there before and is gone
     parted_count: int = 0
     parted: list[str] = []  # the first hard links between directories of the workspace
@@ -124,6 +125,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
             _row("snapshot", f"{self.snapshot}, as of {moment(self.read_unix)}"),
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
             *(_row("warning", line) for line in self.warnings),
+            *(_row("stored beside", line) for line in self.beside),
             *(_row("left behind", line) for line in self.lost),
             *(_row("program", line) for line in self.programs),
             _row("files", f"{self.files:,}"),

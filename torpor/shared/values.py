@@ -38,6 +38,11 @@ destroyed. No Workspace block may have such a name."""
 BASE: Final = "base--"
 """Prefix of the names that the environments of stacks are kept under. No machine is ever rented
 under such a name, and no Workspace block may have one."""
+HOME: Final = "home--"
+"""Prefix of the names under which a hibernate stores a user's own files of a home, beside the
+workspace. No machine is ever rented under such a name, and no Workspace block may have one."""
+HOME_ROOT: Final = "~"
+"""The only directory of what is stored under such a name."""
 
 _LONGEST_NAME: Final = 63
 _WORKSPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -67,6 +72,11 @@ def names_of(workspace: WorkspaceName) -> list[WorkspaceName]:
     """Every name that machines of ``workspace`` are rented under: its own, and those of its drills,
     its benchmarks and the other nodes of its jobs."""
     return [workspace, *(reserved_name(prefix, workspace) for prefix in RESERVED)]
+
+
+def home_of(workspace: WorkspaceName) -> WorkspaceName:
+    """The name under which files of a home on the machines of ``workspace`` are kept."""
+    return reserved_name(HOME, workspace)
 
 
 def owner_of(name: WorkspaceName) -> WorkspaceName:

@@ -9,15 +9,15 @@ import msgspec
 
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store_prices import StorePrice
-from torpor.shared.values import RESERVED, WorkspaceName, names_of
+from torpor.shared.values import HOME, RESERVED, WorkspaceName, home_of, names_of
 
 _GB: Final = 10**9
 _PREFIX: Final = "workspaces/"
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The bytes of one workspace, with those of its benchmarks and drills. ``usd_month``: what so
-    many bytes cost in a month; None if the store's price is unknown."""
+    """The bytes of one workspace, with those of its benchmarks, its drills and its homes.
+    ``usd_month``: what so many bytes cost in a month; None if the store's price is unknown."""
 
     workspace: WorkspaceName
     bytes: int
@@ -34,11 +34,12 @@ def look(store: ObjectStore) -> dict[WorkspaceName, int]:
 
 
 def workspaces(names: dict[WorkspaceName, int]) -> dict[WorkspaceName, WorkspaceName]:
-    """The workspace that each of these names belongs to: its own, its drills' and benchmarks'."""
+    """The workspace that each of these names belongs to: its own, its drills', its benchmarks' and
+    its homes'."""
     known = {name: name for name in names}
     for name in [*names]:
-        if not name.startswith(RESERVED):
-            known |= dict.fromkeys(names_of(name), name)
+        if not name.startswith((*RESERVED, HOME)):
+            known |= dict.fromkeys([*names_of(name), home_of(name)], name)
     return known
 
 

@@ -34,6 +34,7 @@ from torpor.shared.wire.snapshot import (
     Froze,
     KnownSnapshot,
     ListPacks,
+    OwnFiles,
     PackClaim,
     PartPlan,
     PartReport,
@@ -60,7 +61,8 @@ class _Leave(NamedTuple):
 
 
 class RemoteSnapshot(RemoteRun):
-    """One snapshot of one machine's workspace, from ``begin`` to ``end``.
+    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``own``: of a user's own
+    files in a home instead.
 
     Every method may raise AgentLost; the next pass then uses what is already stored. Call one
     method at a time, except ``store_part``.
@@ -73,9 +75,11 @@ class RemoteSnapshot(RemoteRun):
         spec: WorkspaceSpec,
         key: bytes | None,
         run: str,
+        own: OwnFiles | None = None,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.spec = spec
+        self._own = own
         self.confirmed: Confirmed | None = None  # the last comparison with the disk
         self._resumed: list[ObjectKey] = []
         self._newest: SnapshotId | None = None
@@ -99,6 +103,7 @@ class RemoteSnapshot(RemoteRun):
                 self._key,
                 [self._known(stored) for stored in known],
                 self.spec.compression,
+                self._own,
             )
         )
         self._resumed = self._still_there(begun.resumable)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,7 @@ from torpor.shared.format.manifest import Entry
 from torpor.shared.values import learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import Left, LinkOut, LookForLosses, Losses
+from torpor.shared.wire.snapshot import OwnFiles
 
 LINKS_S: Final = 10.0
 """How long to look where links lead. A link whose data was not looked at until then keeps the
@@ -57,20 +58,39 @@ class LookBehind:
         with self._lock:
             if self._process is not None or self._found is not None:
                 return
-            where = Where(
-                top=self._top,
-                since_ns=self._since_ns if request.rented else self._first_ns,
-                disks_since_ns=self._since_ns if request.rented else 0,
-                skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
-                recorded=python_places(),
-                volumes=request.volumes,
-                home=os.path.realpath(os.path.expanduser("~")),
-                made_again=made_again(self._home),
-            )
             try:
-                self._process = _started(where)
+                self._process = _started(self.where(request))
             except OSError as error:
                 self._found = _unknown(f"its process did not start: {error}")
+
+    def where(self, request: LookForLosses | OwnFiles) -> Where:
+        """What to look at on this machine."""
+        return Where(
+            top=self._top,
+            since_ns=self._since_ns if request.rented else self._first_ns,
+            disks_since_ns=self._since_ns if request.rented else 0,
+            skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
+            recorded=python_places(),
+            volumes=request.volumes,
+            home=os.path.realpath(os.path.expanduser("~")),
+            made_again=made_again(self._home),
+        )
+
+    def links_from(
+        self,
+        tops: Iterable[str],
+        links: Iterable[tuple[str, str]],
+        request: OwnFiles,
+        stop: Callable[[], bool],
+    ) -> list[LinkOut]:
+        """Links, by their paths and what they say, that lead to data outside of the roots and of
+        ``tops``."""
+        roots = [*self._roots, *map(os.fsencode, tops)]
+        since_ns = self._since_ns if request.rented else self._first_ns
+        mounts, left_out = Mounts.of_this_machine(request.volumes), self._left_out(request)
+        older = not request.rented
+        found, _ = LinksOut(roots, left_out, since_ns, mounts, stop, self._top, older).behind(links)
+        return found
 
     def losses(self, request: LookForLosses, entries: Sequence[Entry] | None, call: Call) -> Losses:
         """The losses found. ``entries``: those of the last pass, for their links."""
@@ -108,7 +128,7 @@ class LookBehind:
                 self._process = None
             return self._found or _unknown("the run has ended")
 
-    def _left_out(self, request: LookForLosses) -> list[str]:
+    def _left_out(self, request: LookForLosses | OwnFiles) -> list[str]:
         places = [absolute_root(place) for place in request.accepted]
         left_out = [str(self._home), *own_profile(self._home), *places]
         return [*map(os.path.realpath, left_out), *map(os.path.normpath, places)]

@@ -21,6 +21,7 @@ from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.memory import return_freed
+from torpor.machine.agent.own_files import OwnNamesOnly
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
@@ -111,6 +112,7 @@ class _Begun(NamedTuple):
     known: KnownFiles
     equality: Equality | None  # None: what the machine held last is not known, or not stored
     ready: Files  # what made an earlier machine ready
+    own: OwnNamesOnly | None  # of a home
 
 
 class _Pass(NamedTuple):
@@ -173,10 +175,16 @@ class SnapshotRun(AgentRun):
         except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
             if made is None:
                 raise
-        roots = resolve_roots(request.roots, new_directories(self.home))
-        excluded = compile_excludes(request.exclude)
+        own_names = None
+        if request.own is None:
+            roots = resolve_roots(request.roots, new_directories(self.home))
+            excluded = compile_excludes(request.exclude)
+        else:
+            own_names = OwnNamesOnly(self.home, request.own)
+            roots, excluded = [own_names.root], own_names.leaves_out
         programs = Programs(self.home, roots[0], excluded)
-        programs.forget(self._resumption.programs)
+        if own_names is None:
+            programs.forget(self._resumption.programs)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
         if request.compression.gpu is not None:
@@ -204,6 +212,7 @@ class SnapshotRun(AgentRun):
             known=KnownFiles(request.roots, index, known, resumable, before),
             equality=Equality(index.held) if index and is_newest else None,
             ready=ready_before(own),
+            own=own_names,
         )
         return self._begun.answer
 
@@ -212,7 +221,7 @@ class SnapshotRun(AgentRun):
         run = self._has_begun()
         run.known.take_up(request.resumed)
         run.known.lose(request.lost)
-        seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
+        seen = self._walk(run, call)
         if run.equality is not None:
             run.equality.saw(run.known.held, seen)
         if seen.unread:
@@ -365,7 +374,7 @@ class SnapshotRun(AgentRun):
     def confirm(self, request: Confirm, call: Call) -> Confirmed:
         """Walk once more: does the disk still equal what was committed?"""
         run = self._has_begun()
-        seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
+        seen = self._walk(run, call)
         committed = self._names()
         awake = run.programs.awake()
         if not (awake or seen.unread) and committed.entries == seen.names.entries:
@@ -458,6 +467,12 @@ class SnapshotRun(AgentRun):
         if self._begun is None:
             raise AgentLost(f"run {self.id} has not begun: begin it first")
         return self._begun
+
+    def _walk(self, run: _Begun, call: Call) -> Walk:
+        check = partial(self.check, call)
+        if run.own is not None:
+            run.own.look(check)
+        return walk(run.roots, run.known.held, run.excluded, check)
 
     def _has_scanned(self) -> _Pass:
         if self._pass is None:

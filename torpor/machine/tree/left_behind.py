@@ -131,6 +131,17 @@ class Found(msgspec.Struct):
     own_unseen: list[str]
 
 
+class OwnNames(msgspec.Struct, frozen=True):
+    """What counts as a user's own in the homes. ``names``: of all files and links of it in the home
+    of the agent's user, as absolute paths; ``bytes``: how much these take; ``elsewhere``: names in
+    other homes; ``unseen``: why there may be more."""
+
+    names: list[str]
+    bytes: int
+    elsewhere: list[str]
+    unseen: list[str]
+
+
 class _Stopped(Exception):
     """The look's time is over."""
 
@@ -157,6 +168,9 @@ class Look:
         self._homes = {where.top} if where.top != "/" else self._homes_of_users()
         self._own: dict[str, tuple[int, int, int]] = {}  # a name in a home: files, bytes, newest
         self._own_unseen = ["the look at the homes did not come to its end"]
+        self._most_gathered = 0
+        self._gathered: list[str] = []
+        self._gathered_bytes = 0
         self._later: list[str] = []  # directories of homes that hold nothing of the user's own
         disks = mounts.disks() if where.top == "/" else [where.top]
         self._other_disks = disks[1:]
@@ -176,6 +190,9 @@ class Look:
         complete = True
         try:
             self._look_at_homes()
+            for path in self._later:
+                self._since_ns = self._since_of(path)
+                self._walk(path)
             for place, since_ns in self._places():
                 self._since_ns = since_ns
                 if not is_under(place, self._where.skipped) and place not in self._homes:
@@ -210,6 +227,15 @@ class Look:
             [*map(shown, self._own_unseen[:SENT])],
         )
 
+    def own_names(self, most: int) -> OwnNames:
+        """Look at the homes alone, for what counts as a user's own there, and for the links and the
+        empty files beside it. Stops after ``most`` names."""
+        self._most_gathered = most
+        with suppress(_Stopped):
+            self._look_at_homes()
+        elsewhere = [path for path in self._own if not is_under(path, [self._where.home])]
+        return OwnNames(self._gathered, self._gathered_bytes, elsewhere, self._own_unseen)
+
     # -- the homes
 
     def _look_at_homes(self) -> None:
@@ -226,9 +252,6 @@ class Look:
                     raise _Stopped
                 pending += self._directory(path, False, home)
         self._own_unseen = self._own_unseen[1:]
-        for path in self._later:
-            self._since_ns = self._since_of(path)
-            self._walk(path)
 
     def _since_of(self, path: str) -> int:
         on_other = is_under(path, self._other_disks)
@@ -296,6 +319,8 @@ class Look:
         mounted = path in self._mounts.parents
         home = path in self._homes or path.endswith(("/.ssh", "/.cache"))
         mine: list[tuple[str, int, int]] = []  # the user's own files among them
+        named: list[tuple[str, int]] = []  # and what is gathered
+        gathers = bool(self._most_gathered) and own == self._where.home
         made_again = False
         try:
             as_it_was = system and os.stat(full).st_ctime_ns < since_ns
@@ -319,7 +344,13 @@ class Look:
                         facts = entry.stat(follow_symlinks=False)
                     except GONE:
                         continue
-                    if facts.st_ctime_ns < since_ns or not stat.S_ISREG(facts.st_mode):
+                    if facts.st_ctime_ns < since_ns:
+                        continue
+                    is_own = own and not (path == own and name.startswith("."))
+                    is_file = stat.S_ISREG(facts.st_mode)
+                    if is_own and gathers and (is_file or stat.S_ISLNK(facts.st_mode)):
+                        named.append((start + name, taken_bytes(facts)))
+                    if not is_file:
                         continue
                     if facts.st_nlink > 1:
                         if (facts.st_dev, facts.st_ino) in self._links:
@@ -330,7 +361,7 @@ class Look:
                     taken = taken_bytes(facts)
                     if self._is_apart(path, start + name, system, taken, facts.st_ctime_ns):
                         continue
-                    if own and facts.st_size and not (path == own and name.startswith(".")):
+                    if is_own and facts.st_size:
                         mine.append((name, taken, facts.st_ctime_ns))
                     changed += 1
                     size += taken
@@ -352,6 +383,12 @@ class Look:
             return []
         for name, taken, at_ns in mine:
             self._count_own(own, path, name, taken, at_ns)
+        for name, taken in named:
+            if name not in self._skipped:
+                self._gathered.append(name)
+                self._gathered_bytes += taken
+        if gathers and len(self._gathered) > self._most_gathered:
+            raise _Stopped
         later = [one for one in below if self._is_made_again(own, one)]
         self._later += later
         return [one for one in below if one not in later]

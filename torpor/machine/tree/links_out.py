@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -52,13 +52,21 @@ class LinksOut:
     def find(self, entries: Sequence[Entry]) -> tuple[list[LinkOut], int]:
         """The first link to each place with data, most bytes first; and how many links there are
         to all of them."""
+        return self.behind(
+            (
+                os.path.join(self._roots[entry.root], os.fsdecode(entry.path)),
+                os.fsdecode(entry.target),
+            )
+            for entry in entries
+            if entry.kind == SYMLINK
+        )
+
+    def behind(self, links: Iterable[tuple[str, str]]) -> tuple[list[LinkOut], int]:
+        """The same for links by their paths and what they say."""
         found: dict[str, LinkOut] = {}
         count = 0
-        for entry in entries:
-            if entry.kind != SYMLINK:
-                continue
-            link = os.path.join(self._roots[entry.root], os.fsdecode(entry.path))
-            data = self._behind(link, os.fsdecode(entry.target))
+        for link, target in links:
+            data = self._behind(link, target)
             if data is not None:
                 count += 1
                 found.setdefault(data.path, LinkOut(shown(link), data))

@@ -8,6 +8,8 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, Entry, Manifest
 
 _PRIVATE = 0o700
+_HOME = b"home"
+"""The name of a whole home: a directory that is called ``~`` is deleted with another one soon."""
 
 
 def select(manifest: Manifest, root: int, path: bytes) -> tuple[Manifest, bytes]:
@@ -25,7 +27,8 @@ def select(manifest: Manifest, root: int, path: bytes) -> tuple[Manifest, bytes]
         raise InvalidInput(
             f"snapshot {manifest.snapshot} has nothing at {path!r} in its directory {root}"
         )
-    name = path.rsplit(b"/", 1)[-1] or manifest.roots[root].rstrip("/").rsplit("/", 1)[-1].encode()
+    whole = manifest.roots[root].rstrip("/").rsplit("/", 1)[-1]
+    name = path.rsplit(b"/", 1)[-1] or (_HOME if whole == "~" else whole.encode())
     files = {e.path: e for e in manifest.entries if e.root == root and e.kind == FILE}
     moved: dict[bytes, bytes] = {e.path: _moved(e.path, path, name) for e in inside}
     entries = [Entry(DIRECTORY, 0, b"", _PRIVATE, *_owner(inside[0]), inside[0].mtime_ns, 0)]

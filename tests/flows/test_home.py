@@ -1,0 +1,415 @@
+"""What a user wrote in a home by mistake is stored beside the workspace, where nobody can be
+asked, or keeps the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import delete_snapshots, prune, restore_path, snapshots, verify, wake
+from tests.fixtures.lab import Lab
+from tests.fixtures.near_agent import NearMachine
+from tests.fixtures.plain_flows import hibernate_plainly, plain, wake_plainly
+from tests.fixtures.world import World
+from torpor.control.reports import HibernateReport
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.shared.errors import AgentLost, InvalidInput, TorporError, UnsavedWork
+from torpor.shared.values import MachineId, WorkspaceName
+from torpor.shared.wire.snapshot import Confirm
+from torpor_cli.output import quiet
+
+HOME = WorkspaceName("home--demo")
+
+
+@pytest.fixture
+def home(sealed_lab: Lab) -> Path:
+    return _begun(sealed_lab)
+
+
+def _begun(lab: Lab) -> Path:
+    machine = lab.rent()
+    work = lab.workspace(machine.id)
+    work.mkdir()
+    (work / "train.py").write_text("print()")
+    return lab.home(machine.id)
+
+
+def _work_in(home: Path) -> None:
+    (home / "train.py").write_text("print('the work of a day')")
+    (home / "train.py").chmod(0o750)
+    (home / "proj" / "pkg").mkdir(parents=True)
+    (home / "proj" / "pkg" / "__init__.py").touch()
+    (home / "proj" / "model.py").write_bytes(b"x" * 2000)
+    (home / "proj" / "same.py").hardlink_to(home / "proj" / "model.py")
+    (home / "proj" / "latest").symlink_to("model.py")
+    (home / "proj" / os.fsdecode(b"\xff\n'|")).write_bytes(b"a name of any bytes")
+    (home / "proj" / "node_modules").mkdir()
+    (home / "proj" / "node_modules" / "left-pad.js").write_text("made again")
+    (home / ".config").mkdir()
+    (home / ".config" / "tool").write_text("a setting")
+
+
+def _content(place: Path) -> dict[str, tuple[int, bytes]]:
+    """What lies below, by its path: the mode, and the bytes or where a link leads."""
+    found = {}
+    for path in place.rglob("*"):
+        kind = os.readlink(path).encode() if path.is_symlink() else b""
+        content = path.read_bytes() if path.is_file() and not kind else kind
+        found[str(path.relative_to(place))] = path.lstat().st_mode, content
+    return found
+
+
+def _own(home: Path) -> dict[str, tuple[int, bytes]]:
+    """The user's own of what ``_work_in`` made, and of what a test added to it."""
+    others = (".", "workspace", "proj/node_modules")
+    return {path: what for path, what in _content(home).items() if not path.startswith(others)}
+
+
+def _restored(lab: Lab) -> dict[str, tuple[int, bytes]]:
+    """What the home snapshot brings onto the workspace's machine, which is woken where it sleeps;
+    nothing of it stays there."""
+    machine = lab.machines()[0].id if lab.machines() else wake_plainly(lab.opened).machine
+    with plain(lab.opened):
+        restore_path.fn(HOME, "~", into="~/back", machine=machine)
+    back = lab.home(MachineId(machine)) / "back"
+    found = _content(back / "home")
+    shutil.rmtree(back)
+    return found
+
+
+def _kept(lab: Lab, **options: Any) -> str:
+    """Why the machine was kept; nothing of the home is stored then."""
+    with pytest.raises(UnsavedWork) as kept:
+        hibernate_plainly(lab.opened, **options)
+    assert len(lab.machines()) == 1
+    assert snapshot_ids(lab.store, HOME) == []
+    return str(kept.value)
+
+
+def test_what_was_written_in_a_home_by_mistake_outlives_the_machine(
+    sealed_lab: Lab, home: Path
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    was = _own(home)
+    report = hibernate_plainly(lab.opened)
+    assert report.destroyed and lab.machines() == []
+    (stored,) = snapshot_ids(lab.store, HOME)
+    assert [line.partition(", newest")[0] for line in report.beside] == [
+        f"snapshot {stored} of home--demo has {home}/proj: 2.0 kB in 2 files",
+        f"snapshot {stored} of home--demo has {home}/train.py: 26 bytes in 1 file",
+    ]
+    assert {"what": "stored beside", "value": report.beside[0]} in report.rows()
+    woken = wake_plainly(lab.opened)
+    (said,) = [line for line in woken.warnings if "written in a home" in line]
+    assert f"snapshot {stored} of home--demo. `torpor snapshots home--demo newest` lists" in said
+    assert not (lab.home(MachineId(woken.machine)) / "proj").exists()
+    assert _restored(lab) == was
+
+
+def test_it_comes_back_onto_a_machine_beside_what_is_there(sealed_lab: Lab, home: Path) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    hibernate_plainly(lab.opened)
+    woken = wake_plainly(lab.opened)
+    place = lab.home(MachineId(woken.machine))
+    (place / "proj").mkdir()
+    (place / "proj" / "model.py").write_text("of today")
+    with plain(lab.opened):
+        done = restore_path.fn(HOME, "~/proj", into="~/workspace", machine=woken.machine)
+    assert done.restored_to == str(place / "workspace" / "proj")
+    assert (place / "workspace" / "proj" / "model.py").read_bytes() == b"x" * 2000
+    assert (place / "proj" / "model.py").read_text() == "of today"
+    with plain(lab.opened), pytest.raises(InvalidInput, match="never overwrites"):
+        restore_path.fn(HOME, "~/proj", into="~/workspace", machine=woken.machine)
+    assert hibernate_plainly(lab.opened).destroyed
+    assert len(snapshot_ids(lab.store, HOME)) == 2  # the file of today is another machine's
+
+
+def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
+    sealed_lab: Lab, home: Path
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    hibernate_plainly(lab.opened)
+    (stored,) = snapshot_ids(lab.store, HOME)
+    with plain(lab.opened):
+        listed = snapshots.fn(HOME, "newest")
+        assert {"~/proj/pkg/__init__.py", "~/train.py"} <= {row["path"] for row in listed.shown}
+        (kept,) = snapshots.fn(HOME).shown
+        assert (kept["verified"], kept["machine"], kept["made by"]) == ("yes", "m1", "hibernate")
+        assert verify.fn(HOME).whole == [stored]
+        for flow, options in ((wake, {}), (verify, {"depth": "drill"})):
+            with pytest.raises(InvalidInput, match="and not 'home--demo'"):
+                flow.fn(HOME, **options)
+        delete_snapshots.fn(HOME, [stored], even_newest=stored)
+        prune.fn(HOME, dry_run=False, without_snapshots=True)
+    woken = wake_plainly(lab.opened)
+    assert not any("written in a home" in line for line in woken.warnings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
+def test_a_workspace_that_is_stored_already_waits_for_no_further_save(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
+    hibernate_plainly(sealed_lab.opened, destroy=False)
+    _work_in(home)
+    assert hibernate_plainly(sealed_lab.opened, **settings).destroyed
+    assert len(snapshot_ids(sealed_lab.store, HOME)) == 1
+
+
+def test_a_store_without_a_key_keeps_the_machine(lab: Lab) -> None:
+    home = _begun(lab)
+    _work_in(home)
+    assert "that you wrote beside the workspace are in no snapshot" in _kept(lab)
+    with plain(lab.opened), pytest.raises(InvalidInput, match="a store block without a key"):
+        snapshots.fn(HOME)
+
+
+def test_a_person_at_the_terminal_is_asked_and_nothing_is_sent(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(home)
+    monkeypatch.setattr("sys.stdin", _Typed("n\n"))
+    with quiet(False, asks=True):
+        assert "are in no snapshot" in _kept(sealed_lab)
+
+
+class _Typed:
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self) -> str:
+        return self._line
+
+
+@pytest.mark.parametrize(
+    "name", [".env", "deep/.ssh/config", "id_ed25519", "server.pem", "hf/token", "credentials.json"]
+)
+def test_what_may_hold_credentials_is_sent_nowhere_and_keeps_the_machine(
+    sealed_lab: Lab, home: Path, name: str
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    secret = home / "proj" / name
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    secret.write_text("a key of its user")
+    words = _kept(lab)
+    assert "still costs 4.00 $/h" in words
+    assert f"{home}/proj (2.0 kB in 3 files), {home}/train.py" in words
+    assert f"~/proj/{name} may hold credentials, by its name" in words
+    assert not list(lab.store.list(f"workspaces/{HOME}/"))
+    was = _own(home)
+    assert hibernate_plainly(lab.opened, accept_lost=[f"~/proj/{name}"]).destroyed
+    assert f"proj/{name}" in was
+    back = _restored(lab)
+    assert was.keys() - back.keys() == {f"proj/{name}", *_parents(f"proj/{name}")} - {"proj"}
+    assert all(was[path] == back[path] for path in back)
+
+
+def _parents(name: str) -> set[str]:
+    return {str(path) for path in Path(name).parents} - {"."}
+
+
+def test_more_than_a_mistake_holds_keeps_the_machine(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(home)
+    monkeypatch.setattr("torpor.machine.agent.own_files.MOST_BYTES", 2000)
+    assert "2,000 bytes are, and there are 6 with" in _kept(sealed_lab)
+    monkeypatch.undo()
+    monkeypatch.setattr("torpor.machine.agent.own_files.MOST_FILES", 3)
+    assert "at most 3 files" in _kept(sealed_lab)
+    monkeypatch.undo()
+    assert hibernate_plainly(sealed_lab.opened).destroyed
+
+
+def test_pipes_and_sockets_are_no_data(sealed_lab: Lab, home: Path) -> None:
+    _work_in(home)
+    os.mkfifo(home / "proj" / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(home / "proj" / "socket"))
+        assert hibernate_plainly(sealed_lab.opened).destroyed
+
+
+def test_data_behind_a_link_of_a_home_keeps_the_machine(sealed_lab: Lab, home: Path) -> None:
+    _work_in(home)
+    (home / ".big").mkdir()
+    (home / ".big" / "weights").write_bytes(b"x" * 3000)
+    (home / "proj" / "weights").symlink_to("../.big/weights")
+    (home / "proj" / "work").symlink_to(home / "workspace" / "train.py")
+    assert f"{home}/proj/weights is a link to {home}/.big/weights" in _kept(sealed_lab)
+
+
+def test_a_look_that_is_not_answered_keeps_the_machine(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(home)
+    monkeypatch.setattr("torpor.machine.agent.own_files.LOOK_S", -1.0)
+    assert "what else is there is not known: the look at the homes did not" in _kept(sealed_lab)
+
+
+def _before_each_call(monkeypatch: pytest.MonkeyPatch, hook: Callable[[int, Any], None]) -> None:
+    """Call ``hook`` with a count before each request to the machine of a snapshot."""
+    count = 0
+    call = NearMachine.call
+
+    def counted(self: NearMachine, request: Any, **options: Any) -> Any:
+        nonlocal count
+        if request.op.startswith("snapshot."):
+            count += 1
+            hook(count, request)
+        return call(self, request, **options)
+
+    monkeypatch.setattr(NearMachine, "call", counted)
+
+
+class _Killed(BaseException):
+    """The control side is gone."""
+
+
+def test_a_hibernate_that_is_killed_at_any_step_keeps_the_machine_and_the_next_one_ends_it(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    was = _own(home)
+    (machine,) = lab.machines()
+    at = steps = 0
+
+    def kill(number: int, request: Any) -> None:
+        if number == at:
+            raise _Killed
+
+    for at in range(1, 100):  # noqa: B007 - kill reads it
+        with monkeypatch.context() as patch:
+            _before_each_call(patch, kill)
+            try:
+                report = hibernate_plainly(lab.opened)
+                break
+            except _Killed:
+                steps += 1
+        assert lab.machines() == [machine]
+        lab.market.near[machine.id].restart()
+    assert report.destroyed
+    assert steps > 12
+    assert _restored(lab) == was
+
+
+def test_an_agent_that_is_lost_at_any_step_loses_no_file(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    was = _own(home)
+    (machine,) = lab.machines()
+    at, lost = 0, False
+
+    def lose(number: int, request: Any) -> None:
+        nonlocal lost
+        if number == at:
+            lost = True
+            lab.market.near[machine.id].restart()
+            raise AgentLost("the agent is gone")
+
+    for at in range(1, 100, 2):  # noqa: B007 - lose reads it
+        lost = False
+        with monkeypatch.context() as patch:
+            _before_each_call(patch, lose)
+            try:
+                report = hibernate_plainly(lab.opened)
+            except TorporError:
+                assert lab.machines() == [machine]
+                lab.market.near[machine.id].restart()
+                continue
+        assert report.destroyed
+        assert _restored(lab) == was
+        if not lost:
+            break
+        (machine,) = lab.machines()
+        _work_in(lab.home(machine.id))
+        with plain(lab.opened):
+            ids = snapshot_ids(lab.store, HOME)
+            delete_snapshots.fn(HOME, ids, even_newest=ids[-1])
+
+
+def test_what_changes_in_a_home_until_the_last_moment_is_stored_too(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    confirms = []
+
+    def write(number: int, request: Any) -> None:
+        if isinstance(request, Confirm):
+            confirms.append(number)
+            if len(confirms) == 1:
+                (home / "proj" / "model.py").write_bytes(b"y" * 2000)
+                (home / "late.py").write_text("written while the workspace was compared")
+
+    _before_each_call(monkeypatch, write)
+    report = hibernate_plainly(lab.opened)
+    assert report.destroyed and len(confirms) > 3
+    back = _restored(lab)
+    assert back["proj/model.py"][1] == b"y" * 2000
+    assert back["late.py"][1].startswith(b"written while")
+
+
+def test_a_key_that_comes_at_the_last_moment_keeps_the_machine(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(home)
+
+    def write(number: int, request: Any) -> None:
+        if isinstance(request, Confirm):
+            (home / "id_rsa").write_text("a key")
+
+    _before_each_call(monkeypatch, write)
+    with pytest.raises(UnsavedWork, match="~/id_rsa may hold credentials"):
+        hibernate_plainly(sealed_lab.opened)
+    assert len(sealed_lab.machines()) == 1
+
+
+def test_replicas_keep_a_home_of_each(sealed_lab: Lab, home: Path) -> None:
+    lab = sealed_lab
+    (home / "a.py").write_text("on the first")
+    hibernate_plainly(lab.opened, destroy=False)
+    second = lab.rent()
+    lab.workspace(second.id).mkdir()
+    (lab.workspace(second.id) / "train.py").write_text("print()")
+    (lab.home(second.id) / "b.py").write_text("on the second")
+    for machine in lab.machines():
+        assert hibernate_plainly(lab.opened, machine=machine.id).destroyed
+    with plain(lab.opened):
+        rows = snapshots.fn(HOME).shown
+        assert {row["machine"] for row in rows} == {"m1", "m2"}
+        held = {
+            name["path"] for row in rows for name in snapshots.fn(HOME, str(row["snapshot"])).shown
+        }
+    assert {"~/a.py", "~/b.py"} <= held
+
+
+def test_over_ssh_and_a_real_store(sealed_world: World) -> None:
+    world = sealed_world
+    home = world.home(world.rent().id)
+    (home / "workspace").mkdir()
+    (home / "workspace" / "notes").write_text("of the workspace")
+    _work_in(home)
+    was = _own(home)
+    report = hibernate_plainly(world.opened)
+    assert isinstance(report, HibernateReport) and report.destroyed
+    woken = wake_plainly(world.opened)
+    assert any("of home--demo" in line for line in woken.warnings)
+    with plain(world.opened):
+        restore_path.fn(HOME, "~", into="~/back", machine=woken.machine)
+    assert _content(world.home(MachineId(woken.machine)) / "back" / "home") == was
