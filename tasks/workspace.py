@@ -156,7 +156,8 @@ class OpenWorkspace(StoredWorkspace):
         store; None where the store is not sealed."""
         if self.store_key is None:
             return None
-        return self.base(home_of(self.spec.name), [HOME_ROOT])
+        kept = self.base(home_of(self.spec.name), [HOME_ROOT])
+        return kept.accepting_losses(self.spec.accept_changed, [])
 
     @property
     def at_home(self) -> OpenWorkspace:

@@ -351,24 +351,27 @@ class Snapshot:
 
     def _store_beside(self, home: StoredWorkspace) -> None:
         """Store a user's own files beside the workspace as a snapshot of ``home``, and verify it.
-        Where they cannot be stored, they keep the machine."""
-        if self._beside is None:
-            rented = self._machine.label is not None and not self._adopted
-            spec = self._workspace.spec
-            own = OwnFiles(spec.paths, spec.accept_lost, rented, list(self._volumes))
-            beside = Snapshot(home, self._session, self._machine, [], own=own)
-            self._beside = beside.__enter__()
-        beside = self._beside
+        Where they cannot be stored, they keep the machine, and the workspace is stored all the
+        same."""
         try:
+            beside = self._beside = self._beside or self._begin_beside(home)
             if not beside.is_at_rest():
                 beside.store_changes()
                 beside.commit()
                 beside.verify()
-        except UnsavedWork as error:
+        except (AgentLost, GrantExpired):
+            raise
+        except TorporError as error:
             self._lost = with_home(self._lost, refused=str(error))
         else:
             self._lost = with_home(self._lost, beside.name)
             log_stored(self._machine, self._lost.stored)
+
+    def _begin_beside(self, home: StoredWorkspace) -> Snapshot:
+        rented = self._machine.label is not None and not self._adopted
+        spec = self._workspace.spec
+        own = OwnFiles(spec.paths, spec.accept_lost, rented, list(self._volumes))
+        return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
 
     def _store_parts(self, seen: Scanned) -> None:
         if not seen.parts:

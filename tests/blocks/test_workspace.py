@@ -263,6 +263,7 @@ def test_a_damaged_document_is_named_without_its_secrets(prefect_server: Server)
         ({"name": "benchmark--demo"}, "are reserved"),
         ({"name": "benchmark-machines--demo"}, "are reserved"),
         ({"name": "drill--demo"}, "are reserved"),
+        ({"name": "home--demo"}, "are reserved"),
         ({"paths": []}, "at least 1"),
         ({"paths": ["relative"]}, "not a path on a machine"),
         ({"paths": ["~other/x"]}, "not a path on a machine"),

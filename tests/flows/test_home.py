@@ -17,11 +17,12 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.near_agent import NearMachine
 from tests.fixtures.plain_flows import hibernate_plainly, plain, wake_plainly
 from tests.fixtures.world import World
+from torpor.control.money import storage
 from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import snapshot_ids
-from torpor.shared.errors import AgentLost, InvalidInput, TorporError, UnsavedWork
+from torpor.shared.errors import AgentLost, InvalidInput, MachineError, TorporError, UnsavedWork
 from torpor.shared.values import MachineId, WorkspaceName
-from torpor.shared.wire.snapshot import Confirm
+from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, StorePart
 from torpor_cli.output import quiet
 
 HOME = WorkspaceName("home--demo")
@@ -148,6 +149,8 @@ def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
         for flow, options in ((wake, {}), (verify, {"depth": "drill"})):
             with pytest.raises(InvalidInput, match="and not 'home--demo'"):
                 flow.fn(HOME, **options)
+        (sizes,) = storage.stored(storage.look(lab.store), None)
+        assert sizes.workspace == "demo"  # and no workspace that nobody has made
         delete_snapshots.fn(HOME, [stored], even_newest=stored)
         prune.fn(HOME, dry_run=False, without_snapshots=True)
     woken = wake_plainly(lab.opened)
@@ -207,7 +210,7 @@ def test_what_may_hold_credentials_is_sent_nowhere_and_keeps_the_machine(
     words = _kept(lab)
     assert "still costs 4.00 $/h" in words
     assert f"{home}/proj (2.0 kB in 3 files), {home}/train.py" in words
-    assert f"~/proj/{name} may hold credentials, by its name" in words
+    assert f"by the name, there may be credentials in ~/proj/{name}" in words
     assert not list(lab.store.list(f"workspaces/{HOME}/"))
     was = _own(home)
     assert hibernate_plainly(lab.opened, accept_lost=[f"~/proj/{name}"]).destroyed
@@ -226,7 +229,7 @@ def test_more_than_a_mistake_holds_keeps_the_machine(
 ) -> None:
     _work_in(home)
     monkeypatch.setattr("torpor.machine.agent.own_files.MOST_BYTES", 2000)
-    assert "2,000 bytes are, and there are 6 with" in _kept(sealed_lab)
+    assert "with 2,000 bytes, and there are 6 with 2,0" in _kept(sealed_lab)
     monkeypatch.undo()
     monkeypatch.setattr("torpor.machine.agent.own_files.MOST_FILES", 3)
     assert "at most 3 files" in _kept(sealed_lab)
@@ -365,6 +368,43 @@ def test_what_changes_in_a_home_until_the_last_moment_is_stored_too(
     assert back["late.py"][1].startswith(b"written while")
 
 
+def test_a_file_that_never_rests_keeps_the_machine_and_the_workspace_is_stored(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    monkeypatch.setattr("flows.procedures.snapshot.PAUSE_S", 0.0)
+    _work_in(home)
+
+    def write(number: int, request: Any) -> None:
+        (home / "proj" / "train.log").write_text(f"line {number}")
+
+    with monkeypatch.context() as patch:
+        _before_each_call(patch, write)
+        with pytest.raises(UnsavedWork, match=r"home--demo .* last: proj/train\.log.* is verified"):
+            hibernate_plainly(lab.opened)
+        assert lab.verify_listed() == 1
+        assert hibernate_plainly(lab.opened, accept_changed=["*.log"]).destroyed
+    assert _restored(lab)["proj/train.log"][1].startswith(b"line ")
+
+
+def test_a_file_that_cannot_be_read_keeps_the_machine_and_the_workspace_is_stored(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, own = sealed_lab, []
+    _work_in(home)
+
+    def refuse(number: int, request: Any) -> None:
+        if isinstance(request, BeginSnapshot) and request.own is not None:
+            own.append(request.run)
+        if isinstance(request, StorePart) and request.run in own:
+            raise MachineError("near: /root/proj/a cannot be read: Permission denied")
+
+    _before_each_call(monkeypatch, refuse)
+    words = _kept(lab)
+    assert "were not stored beside it: near: /root/proj/a cannot be read" in words
+    assert lab.verify_listed() == 1
+
+
 def test_a_key_that_comes_at_the_last_moment_keeps_the_machine(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,7 +415,7 @@ def test_a_key_that_comes_at_the_last_moment_keeps_the_machine(
             (home / "id_rsa").write_text("a key")
 
     _before_each_call(monkeypatch, write)
-    with pytest.raises(UnsavedWork, match="~/id_rsa may hold credentials"):
+    with pytest.raises(UnsavedWork, match="there may be credentials in ~/id_rsa"):
         hibernate_plainly(sealed_lab.opened)
     assert len(sealed_lab.machines()) == 1
 

@@ -81,7 +81,7 @@ def with_home(lost: Lost, stored: str = "", *, refused: str = "") -> Lost:
     """``lost``, where ``stored`` names the verified snapshot of a user's own files; or ``refused``
     says why there is none."""
     if refused:
-        return replace(lost, own=f"{lost.own}; {refused}")
+        return replace(lost, own=f"{lost.own}, and they were not stored beside it: {refused}")
     own = [line.removeprefix(_YOURS) for line in lost.lines if line.startswith(_YOURS)]
     lines = [line for line in lost.lines if not line.startswith(_YOURS)]
     return replace(lost, lines=lines, own="", stored=[f"{stored} has {line}" for line in own])
@@ -170,10 +170,12 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     if spec.left_behind == "refuse":
         most = int(spec.left_behind_gib * GIB)
         if losses.total.bytes > most:
-            where = ", ".join(clean(folder.path) for folder in losses.folders[:_NAMES])
-            also = " and elsewhere" if len(losses.folders) > _NAMES else ""
+            first = _own_first(losses)[:_NAMES]
+            where = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in first)
+            rest = losses.total.files - sum(one.files for one in first)
+            also = f", and {rest:,} more files" if rest > 0 else ""
             found.append(
-                f"{_amount(losses.total)} outside of the workspace would be lost, in {where}{also},"
+                f"{_amount(losses.total)} outside of the workspace would be lost: {where}{also},"
                 f" and the block allows {size(most)} (`left_behind_gib`). Add the directories to "
                 "`paths`, move files into one of them, or accept their loss in `accept_lost`"
             )
@@ -186,12 +188,18 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     return found
 
 
+def _own_first(losses: Losses) -> list[Left]:
+    """A user's own files by their names in a home, and then the directories beside them."""
+    names = [one.path for one in losses.own]
+    return [*losses.own, *(one for one in losses.folders if not is_accepted(names, one.path))]
+
+
 def _of_own(losses: Losses, own: Sequence[Left]) -> str:
     found = []
     if own:
         named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in own[:_NAMES])
         rest = losses.own_total.files - sum(one.files for one in own[:_NAMES])
-        more = f" and {rest:,} more files" if len(own) > _NAMES else ""
+        more = f" and {rest:,} more files" if rest > 0 else ""
         found.append(
             f"{_count(losses.own_total)} that you wrote beside the workspace are in no snapshot: "
             f"{named}{more}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from torpor.machine.tree.disks import Mount, Mounts
-from torpor.machine.tree.left_behind import Found, Look, Where
+from torpor.machine.tree.left_behind import Found, Look, OwnNames, Where
 
 SYSTEM = "/usr/lib/python3/dist-packages"
 
@@ -52,6 +52,10 @@ class Made:
             "/", self.since_ns, disks_ns, list(skipped), [recorded], made_again=[*made_again]
         )
         return Look(where, Mounts(self.mounts), stop, str(self.top)).run()
+
+    def own_names(self, *skipped: str, most: int = 100) -> OwnNames:
+        where = Where("/", self.since_ns, self.since_ns, list(skipped), [], home="/root")
+        return Look(where, Mounts(self.mounts), lambda: False, str(self.top)).own_names(most)
 
 
 @pytest.fixture
@@ -284,6 +288,38 @@ def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image
     }  # fmt: skip
     assert (found.own_total.files, found.own_unseen) == (4, [])
     assert found.total.files == len(own) + len(others) - 2  # all of it is lost, and counted once
+
+
+def test_the_names_of_a_users_own_files_are_those_that_count_with_links_and_empty_ones(
+    made: Made,
+) -> None:
+    made.image("/root/examples/intro.ipynb")
+    made.begin()
+    own = ("/root/train.py", "/root/proj/.git/HEAD", "/root/examples/mine.ipynb")
+    others = (
+        "/root/.bashrc", "/root/.config/a", "/root/venv/pyvenv.cfg", "/root/app/node_modules/a",
+        "/root/workspace/kept", "/root/accepted.txt", "/data/a", "/root/proj/__pycache__/a.pyc",
+    )  # fmt: skip
+    for path in (*own, *others):
+        made.write(path)
+    made.write("/root/proj/__init__.py", b"")
+    (made.top / "root/proj/link").symlink_to("nowhere")
+    os.link(made.top / "root/train.py", made.top / "root/proj/same.py")
+    os.mkfifo(made.top / "root/proj/pipe")
+    found = made.own_names("/root/workspace", "/root/accepted.txt")
+    beside = {"/root/proj/__init__.py", "/root/proj/link", "/root/proj/same.py"}
+    assert {*found.names} == {*own, *beside}
+    assert found.bytes == len(own) + len("nowhere")
+    assert (found.elsewhere, found.unseen) == ([], [])
+
+
+def test_the_names_of_own_files_end_at_a_number_and_name_other_homes(made: Made) -> None:
+    made.begin()
+    for number in range(5):
+        made.write(f"/root/{number}.py")
+    made.write("/home/ann/notes")
+    assert made.own_names().elsewhere == ["/home/ann/notes"]
+    assert made.own_names(most=3).unseen == ["the look at the homes did not come to its end"]
 
 
 def test_a_directory_of_a_home_that_cannot_be_read_leaves_unknown_what_is_the_users(

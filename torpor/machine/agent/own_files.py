@@ -60,7 +60,7 @@ class OwnNamesOnly:
         tops = {os.path.join(self._home, path.partition("/")[0]) for path in below}
         links = self._behind.links_from(tops, _links(found.names), self._request, stop)
         if links:
-            raise _not_stored(
+            raise UnsavedWork(
                 f"{links[0].link} is a link to {links[0].data.path}, which is in no snapshot"
             )
         self._names = {os.fsencode(name) for path in below for name in _with_parents(path)}
@@ -68,21 +68,18 @@ class OwnNamesOnly:
 
 def _check(found: OwnNames, below: Sequence[str]) -> None:
     if len(below) > MOST_FILES or found.bytes > MOST_BYTES:
-        raise _not_stored(
-            f"at most {MOST_FILES:,} files with {MOST_BYTES:,} bytes are, and there are "
+        raise UnsavedWork(
+            f"that takes at most {MOST_FILES:,} files with {MOST_BYTES:,} bytes, and there are "
             f"{'more' if found.unseen else f'{len(below):,} with {found.bytes:,}'}"
         )
     if found.unseen:
-        raise _not_stored(f"what else is there is not known: {shown('; '.join(found.unseen))}")
+        raise UnsavedWork(f"what else is there is not known: {shown('; '.join(found.unseen))}")
     if found.elsewhere:
-        raise _not_stored(f"{_named(found.elsewhere)} is in the home of another user")
-    if keys := [path for path in below if is_credential(path)]:
-        raise _not_stored(
-            f"~/{_named(keys)} may hold credentials, by its name, and torpor sends none of those "
-            "anywhere"
-        )
+        raise UnsavedWork(f"in the home of another user: {_named(found.elsewhere)}")
+    if keys := [f"~/{path}" for path in below if is_credential(path)]:
+        raise UnsavedWork(f"by the name, there may be credentials in {_named(keys)}")
     if not below:
-        raise _not_stored("they have gone since the look for them began")
+        raise UnsavedWork("they have gone since the look for them began")
 
 
 def _links(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -94,11 +91,7 @@ def _links(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
             continue
         except OSError as error:
             if error.errno != errno.EINVAL:  # a file
-                raise _not_stored(f"{shown(path)}: {error.strerror}") from None
-
-
-def _not_stored(why: str) -> UnsavedWork:
-    return UnsavedWork(f"files beside the workspace cannot be stored: {why}")
+                raise UnsavedWork(f"{shown(path)}: {error.strerror}") from None
 
 
 def _named(paths: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ import re
 from typing import Final
 
 _FOLDERS: Final = (
-    r"\.ssh|\.aws|\.azure|\.gnupg|\.kube|\.docker|\.oci|\.password-store|\.huggingface|\.modal"
+    r"\.?secrets?|\.?credentials?|\.ssh|\.aws|\.azure|\.gnupg|\.kube|\.docker|\.oci"
+    r"|\.password-store|\.huggingface|\.modal"
     r"|\.config/(gcloud|gh|rclone|doctl|hub|op|sops)"
 )
 _FILES: Final = (

@@ -349,7 +349,8 @@ class Look:
                     is_own = own and not (path == own and name.startswith("."))
                     is_file = stat.S_ISREG(facts.st_mode)
                     if is_own and gathers and (is_file or stat.S_ISLNK(facts.st_mode)):
-                        named.append((start + name, taken_bytes(facts)))
+                        again = (facts.st_dev, facts.st_ino) in self._links
+                        named.append((start + name, 0 if again else taken_bytes(facts)))
                     if not is_file:
                         continue
                     if facts.st_nlink > 1:

@@ -1,0 +1,65 @@
+"""Which names may be those of credentials."""
+
+from __future__ import annotations
+
+import pytest
+
+from torpor.machine.tree.credentials import is_credential
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".env",
+        "proj/.env.production",
+        "proj/prod.env",
+        "proj/.ssh/config",
+        "proj/.aws/credentials",
+        "proj/.config/gcloud/access_tokens.db",
+        "proj/.docker/config.json",
+        "proj/.huggingface/token",
+        "hf/token",
+        ".netrc",
+        "_netrc",
+        ".git-credentials",
+        ".pypirc",
+        "keys/ID_RSA",
+        "id_ed25519",
+        "server.pem",
+        "a\n.key",
+        "client_secret_123.json",
+        "my-service-account.json",
+        "credentials.json",
+        "secrets.toml",
+        "secrets/openai",
+        "API_KEY.txt",
+        "terraform.tfstate",
+        ".bash_history",
+        "kaggle.json",
+    ],
+)
+def test_a_name_of_credentials_is_known_wherever_it_lies(path: str) -> None:
+    assert is_credential(path)
+    assert is_credential(f"deep/er/{path}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "train.py",
+        "proj/.env.example",
+        "proj/.envoy.yaml",
+        "environment.yml",
+        "id_rsa.pub",
+        "tokenizer.json",
+        "tokens/train.bin",
+        "proj/token.py",
+        "secretary.txt",
+        "keyboard.py",
+        "proj/.git/config",
+        "proj/awsome.txt",
+        "history.md",
+    ],
+)
+def test_work_is_no_credential(path: str) -> None:
+    assert not is_credential(path)
