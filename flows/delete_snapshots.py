@@ -25,7 +25,8 @@ def delete_snapshots(
     files go with it.
 
     Args:
-        workspace: The Workspace block whose snapshots are deleted, or its name.
+        workspace: The Workspace block whose snapshots are deleted, or its name; home--NAME for what
+            was stored of a home beside it.
         snapshots: The ids of the snapshots to delete.
         even_newest: The id of the newest snapshot, once more, to delete that one too. A wake
             restores the newest.

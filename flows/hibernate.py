@@ -37,7 +37,8 @@ def hibernate(
 
     The machine is destroyed only if every byte is in the store, was read back and compared, and the
     disk has not changed since. What else is on the machine is reported, and lost; but what was
-    written in a home beside the workspace keeps the machine until its loss is accepted.
+    written in a home beside the workspace is stored as a snapshot of its own, or keeps the machine
+    until its loss is accepted.
 
     Args:
         workspace: The Workspace block to hibernate, or its name.

@@ -33,7 +33,8 @@ def restore_path(
     byte was compared.
 
     Args:
-        workspace: The Workspace block that the snapshot is of, or its name.
+        workspace: The Workspace block that the snapshot is of, or its name; home--NAME for what was
+            stored of a home beside it.
         path: The path, as `snapshots` shows it, such as ~/workspace/notes/a.txt; or below the
             workspace's directory, such as notes/a.txt.
         into: The target directory on the machine. It is created if it is missing.

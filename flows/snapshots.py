@@ -17,7 +17,8 @@ def snapshots(workspace: Workspace | str, snapshot: str = "", find: str = "") ->
     """List the snapshots of a workspace, or the files of one, or find a file in them.
 
     Args:
-        workspace: The Workspace block whose snapshots are listed, or its name.
+        workspace: The Workspace block whose snapshots are listed, or its name; home--NAME for what
+            was stored of a home beside it.
         snapshot: The id of a snapshot, or newest, to list its files. Empty: list the snapshots.
         find: A name such as *.safetensors, or the end of a path such as notes/*.txt, to list its
             versions in all snapshots, or in the one that `snapshot` names.

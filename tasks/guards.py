@@ -109,10 +109,10 @@ class NothingLost:
         if lost.lines != self._logged:
             log_losses(ending.machine, lost.lines)
             self._logged = lost.lines
-        if lost.own not in ("", self._accepted):
-            raise self._kept(ending.machine, "; ".join([lost.own, *lost.keep]), stored)
         if lost.keep:
             raise UnsavedWork(f"{_kept(ending.machine)}: {'; '.join(lost.keep)}. {stored}")
+        if lost.own not in ("", self._accepted):
+            raise self._kept(ending.machine, lost.own, stored)
 
     def _kept(self, machine: Machine, own: str, stored: str) -> UnsavedWork:
         return UnsavedWork(

@@ -130,7 +130,8 @@ def hibernate(
     options: Options | None = None,
 ) -> None:
     """Store a workspace, verify it, and destroy its machine. What you wrote in a home beside the
-    workspace is named, and at a terminal you are asked before it is lost.
+    workspace is named, and at a terminal you are asked before it is lost; elsewhere it is stored
+    as home--WORKSPACE, or keeps the machine.
 
     Args:
         workspace: The workspace.
