@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -88,6 +89,23 @@ def test_a_block_may_refuse_losses_above_a_size(
     spec = msgspec.structs.replace(SPEC, left_behind=rule, left_behind_gib=gib)
     losses = _losses(_left("/data", 3 * GIB), complete=complete)
     assert bool(judge_losses(losses, spec).keep) == keeps
+
+
+def test_what_keeps_a_machine_names_a_users_own_files_first_and_counts_the_rest() -> None:
+    own = [_left(f"/root/{number}") for number in range(7)]
+    folders = [_left("/data"), *(_left(f"{one.path}/deep") for one in own)]
+    total = Left("/", 40, 9 * GIB, 0.0)
+    spec = msgspec.structs.replace(SPEC, left_behind="refuse")
+    losses = msgspec.structs.replace(
+        _losses(*folders), own=own[:2], own_total=Left("/", 14, GIB, 0.0), total=total
+    )
+    lost = judge_losses(losses, spec)
+    (reason,) = lost.keep
+    named = re.findall(r"(/\S+) \(3", reason)
+    assert named == ["/root/0", "/root/1", "/data", "/root/2/deep", "/root/3/deep"]
+    assert "and 30 more files, and the block allows" in reason
+    assert "/root/1 (3.1 GB in 2 files) and 10 more files" in lost.own
+    assert not lost.storable  # the machine is kept in any case
 
 
 def test_to_accept_a_directory_is_not_to_accept_what_its_links_lead_to() -> None:
