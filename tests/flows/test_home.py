@@ -439,7 +439,7 @@ def test_replicas_keep_a_home_of_each(sealed_lab: Lab, home: Path) -> None:
     assert {"~/a.py", "~/b.py"} <= held
 
 
-def test_over_ssh_and_a_real_store(sealed_world: World) -> None:
+def test_over_ssh_and_a_real_store(sealed_world: World, tmp_path: Path) -> None:
     world = sealed_world
     home = world.home(world.rent().id)
     (home / "workspace").mkdir()
@@ -452,4 +452,6 @@ def test_over_ssh_and_a_real_store(sealed_world: World) -> None:
     assert any("of home--demo" in line for line in woken.warnings)
     with plain(world.opened):
         restore_path.fn(HOME, "~", into="~/back", machine=woken.machine)
+        restore_path.fn(HOME, "~", into=str(tmp_path / "back"), machine="here")
+    assert _content(tmp_path / "back" / "home") == was
     assert _content(world.home(MachineId(woken.machine)) / "back" / "home") == was
