@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from torpor.shared.errors import TorporError
+from torpor_cli.following import said
 from torpor_cli.output import print_report, quiet
 from torpor_cli.server import connected
 
@@ -61,10 +62,12 @@ def run(
     machine, so that people read the report on standard error.
     """
     chosen = options or Options()
-    with connected() as ui:
-        import flows
+    with ExitStack() as open_until_the_end:
+        with nullcontext() if chosen.json else said("loading the flow"):  # Prefect takes seconds
+            ui = open_until_the_end.enter_context(connected())
+            import flows
 
-        flow = getattr(flows, name)
+            flow = getattr(flows, name)
         if chosen.detach:
             started = _submit(f"{flow.name}/{flow.name}", parameters, queue)
             address = f"{ui}/runs/flow-run/{started.id}"

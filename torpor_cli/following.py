@@ -180,6 +180,14 @@ class Follower:
             self._open = False
 
 
+@contextmanager
+def said(words: str) -> Iterator[None]:
+    """Say what this command does before it can run a flow."""
+    with Follower() as follower:
+        follower.begins("", words)
+        yield
+
+
 class _Bar:
     """The bytes of one thing, and its rate over the last REPEAT_S."""
 

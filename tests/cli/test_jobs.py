@@ -151,14 +151,18 @@ def test_a_job_for_the_worker_says_its_id_and_how_to_follow_and_to_end_it(
     job = new_job_id(run.id)
     detached = ["job", "run", "mywork", "--yes", "--detach"]
     _run([*detached, "--", "true"])
-    assert capsys.readouterr().out.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.err == "loading the flow\n"
+    assert printed.out.splitlines() == [
         f"run eager-owl begins: http://ui/runs/flow-run/{run.id}",
         f"job     {job}",
         f"log     torpor job log mywork {job} -f",
         f"cancel  torpor job cancel mywork {job}",
     ]
     _run([*detached, "--json", "--", "true"])
-    said = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert printed.err == ""
     assert (said["run"], said["job"]) == (run.id, job)
 
 
