@@ -97,15 +97,14 @@ class Follower:
             if due and (line := self._line()):
                 self._write(line)
 
-    def says(self, line: str, stream: TextIO | None = None) -> None:
+    def says(self, line: str) -> None:
         """Write a line that stays, above the one that is rewritten."""
         with self._lock:
             if self._open:
-                self._stream.write(_CLEARED)
-                self._stream.flush()
+                self._put(_CLEARED)
                 self._open = False
             self._end_output()
-            print(line, file=stream or self._stream, flush=True)
+            self._put(f"{line}\n")
 
     def prints(self, text: str) -> None:
         """Write the output of a command on a machine to standard output: raw into a pipe. A
@@ -118,10 +117,11 @@ class Follower:
                 return
             terminal = sys.stdout.isatty()
             shown = "\r".join(map(plain, text.split("\r"))) if terminal else text
+            codec = getattr(sys.stdout, "encoding", None) or "utf-8"
             try:
-                sys.stdout.write(shown)
+                sys.stdout.write(shown.encode(codec, "backslashreplace").decode(codec))
                 sys.stdout.flush()
-            except BrokenPipeError:  # the run goes on
+            except OSError:  # the run goes on
                 self.read_enough = True
             self._partial = terminal and not text.endswith("\n")
 
@@ -139,8 +139,7 @@ class Follower:
 
     def _tick(self) -> None:
         while not self._over.wait(TICK_S):
-            with suppress(ValueError, OSError):  # nobody reads any more
-                self.look()
+            self.look()
 
     def _line(self) -> str:
         """What is done now, the newest first; bytes before words."""
@@ -158,25 +157,30 @@ class Follower:
         line = short(line).replace("\n", " ")
         self._written_s = self._clock()
         if not self._rewrites:
-            print(line, file=self._stream, flush=True)
+            self._put(f"{line}\n")
             return
-        self._stream.write(_CLEARED + _cut(line, _columns(self._stream) - 1))
-        self._stream.flush()
+        self._put(_CLEARED + _cut(line, _columns(self._stream) - 1))
         self._open = True
+
+    def _put(self, text: str) -> None:
+        """Nobody may read any more, such as after a hang-up: no run fails for that."""
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
 
     def _end_output(self) -> None:
         if self._partial:
             self._partial = False
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.write("\n")
+                sys.stdout.flush()
 
     def _close(self) -> None:
         """Leave the line that was rewritten as it is now."""
         if self._open:
             if line := self._line():
                 self._write(line)
-            self._stream.write("\n")
-            self._stream.flush()
+            self._put("\n")
             self._open = False
 
 

@@ -213,6 +213,25 @@ def test_what_is_said_between_two_things_holds_until_the_next_one(
     assert stream.lines == ["job 1 waits", "renting a machine", "renting a machine, 10 s"]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_goes_on_where_nobody_reads_what_it_does(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Gone(Stream):
+        def write(self, text: str) -> int:
+            raise OSError(5, "the terminal has hung up")
+
+    follower = Follower(Gone(terminal=terminal), clock)
+    with PlainRunner(), followed_by(follower):
+        rent("w")
+        follower.moves("restoring w", 0, GB)
+        _seconds(30, clock, follower.look)
+        follower.says("torpor: warning: the store is slow")
+        follower.moves("restoring w", GB, GB)
+
+
 def test_words_of_a_market_change_no_terminal(pipe: tuple[Stream, Follower]) -> None:
     stream, follower = pipe
     follower.begins("a", "machine m\x1b]52;c;aa\x07\n1 is starting")
