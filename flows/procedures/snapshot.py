@@ -269,11 +269,13 @@ class Snapshot:
             self._workspace, self._remote, verified, self._machine, self._session, last_look
         )
         check_guards(self._guards, ending)
-        if self._beside is not None and not self._beside.is_at_rest():
-            raise StillChanging(
-                f"files beside the workspace changed on machine {self._machine.id} after they were "
-                "stored: the machine was not destroyed. Hibernate again"
-            )
+        if self._beside is not None:
+            if not self._beside.is_at_rest():
+                raise StillChanging(
+                    f"files beside the workspace changed on machine {self._machine.id} after they "
+                    "were stored: the machine was not destroyed. Hibernate again"
+                )
+            check_guards(self._guards, ending)  # a job may have begun during that look
         return warrant
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:

@@ -11,22 +11,36 @@ import re
 from typing import Final
 
 _FOLDERS: Final = (
-    r"\.?secrets?|\.?credentials?|\.ssh|\.aws|\.azure|\.gnupg|\.kube|\.docker|\.oci"
-    r"|\.password-store|\.huggingface|\.modal"
-    r"|\.config/(gcloud|gh|rclone|doctl|hub|op|sops)"
+    r"\.?secrets?|\.?credentials?|\.ssh|\.aws|\.azure|\.gnupg|\.?kube|\.docker|\.oci"
+    r"|\.password-store|\.huggingface|\.modal|\.?gcloud|\.mc|\.terraform\.d|\.dbt|\.torpor"
+    r"|\.?runpod|\.config/(gh|rclone|doctl|hub|op|sops)"
 )
 _FILES: Final = (
     r"\.?_?netrc|\.git-credentials|\.pypirc|\.npmrc|\.yarnrc\.yml|\.pgpass|\.my\.cnf|\.s3cfg|\.boto"
-    r"|\.dockercfg|\.vault-token|\.htpasswd|\.modal\.toml|\.condarc"
-    r"|\.env(rc)?|\.env\.(?!(example|sample|template|dist)$)[^/]+|[^/]+\.env"
-    r"|[^/]+\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx|ovpn|asc|gpg|tfstate|tfvars)"
-    r"|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|kubeconfig|rclone\.conf|kaggle\.json"
-    r"|\.?(credentials?|secrets?|tokens?|passwords?|passwd|api[-_]?keys?)"
-    r"(\.(txt|json|ya?ml|toml|ini|cfg|csv))?"
-    r"|[^/]*(client[-_]?secret|service[-_]?account|application_default_credentials)[^/]*\.json"
-    r"|\.?[^/]*_history|\.lesshst|\.viminfo"
+    r"|\.dockercfg|\.vault-token|\.htpasswd|\.modal\.toml|\.condarc|\.terraformrc|\.Renviron"
+    r"|\.?passwd-s3fs|\.env(rc)?|\.env[-.](?!(example|sample|template|dist)$)[^/]+|[^/]+\.env"
+    r"|[^/]+\.(pem|key|der|p12|pfx|ppk|jks|keystore|kdbx|ovpn|asc|gpg|tfstate|tfvars)"
+    r"|kubeconfig|rclone\.conf|kaggle\.json|(auth|sa|adc)\.json|(wandb|gh)/(settings|hosts\.yml)"
+    r"|\.?(stored_)?(tokens?|passwd)(\.(txt|json|ya?ml|toml|ini|cfg|csv|pickle))?|secrets\.py"
+    r"|(logins|signons)\.(json|sqlite)|key[34]\.db|cookies(\.(sqlite|txt))?|Login Data|Web Data"
+    r"|wallet\.dat|mnemonic[^/]*|\.?[^/]*_history|\.(z|bash)?_?history|\.histfile|\.lesshst|\.viminfo"
 )
-_CREDENTIAL: Final = re.compile(f"(.*/)?(({_FOLDERS})(/.*)?|({_FILES}))", re.IGNORECASE | re.DOTALL)
+_WORDS: Final = (
+    r"secrets?|credentials?|passwords?|passphrase|seed[-_]?phrase"
+    r"|(api|access|private|deploy|root|secret|ssh|aws|gcp|openai|anthropic|wandb|hf)[-_]?keys?"
+    r"|(access|auth|api|bearer|bot|refresh|hf|hub|github|gitlab|slack|wandb)[-_]?tokens?"
+    r"|id_(rsa|dsa|ecdsa|ed25519)|service[-_]?account|application_default"
+)
+_WORK: Final = (
+    r"(pub|py|ipynb|md|rst|html|c|cc|cpp|h|rs|go|java|js|ts|jsonl|parquet|npy|bin|pt|safetensors)"
+)
+"""Endings of code and data, whose names may have such a word in them."""
+_COPY: Final = r"(~|\.(bak|old|orig|save|swp|\d+))*"
+_CREDENTIAL: Final = re.compile(
+    f"(.*/)?(({_FOLDERS})(/.*)?|({_FILES}){_COPY}"
+    rf"|(?![^/]*\.{_WORK}$)([^/]*[^a-z/])?({_WORDS})([^a-z/][^/]*)?)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def is_credential(path: str) -> bool:
