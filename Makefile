@@ -81,7 +81,7 @@ automations: setup
 	$(BIN)/python -m deployments.automations $(if $(NOTIFY),--notify $(NOTIFY))
 
 down:
-	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
+	@test ! -e $(READY) || $(BIN)/python -m torpor_cli down $(if $(MACHINES),--machines) $(if $(YES),--yes)
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
 

@@ -1,33 +1,24 @@
-"""``make down``: end everything that ``make up`` started. Files, blocks and snapshots stay."""
+"""``torpor down``: end everything that ``torpor up`` started. Files, blocks and snapshots stay."""
 
 from __future__ import annotations
-
-import argparse
-import sys
-from collections.abc import Sequence
 
 from deployments import server, supervisor, worker
 from deployments.installation import Installation
 from deployments.local_machines import running_machines, stop_machines
-from deployments.processes import end
+from deployments.processes import end, running
+from torpor.control.own_server import api_url, recorded_port
 from torpor.control.store import embedded
-from torpor.shared.errors import TorporError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make down", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--machines",
-        action="store_true",
-        help="also end the processes of local machines; their files stay",
-    )
-    options = parser.parse_args(arguments)
-    try:
-        down(Installation.here(), machines=options.machines)
-    except TorporError as error:
-        print(f"torpor: {error}", file=sys.stderr)
-        return 1
-    return 0
+def runs(installation: Installation) -> bool:
+    """Whether anything runs that looks after machines, or knows of them."""
+    return bool(running(installation, supervisor.ROLE, server.ROLE, *worker.ROLES))
+
+
+def own_server(installation: Installation) -> str | None:
+    """The address of the installation's own server; None where it does not run."""
+    here = running(installation, server.ROLE)
+    return api_url(recorded_port(installation.folder)) if here else None
 
 
 def down(installation: Installation, *, machines: bool = False, wait_s: float = 0.0) -> None:
@@ -49,9 +40,5 @@ def down(installation: Installation, *, machines: bool = False, wait_s: float = 
         for machine in running_machines(installation):
             print(
                 f"  machine {machine.id} still runs, as a rented one would; "
-                "`make down MACHINES=1` ends its processes too and keeps its files"
+                "`torpor down --machines` ends its processes too and keeps its files"
             )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -72,10 +72,12 @@ class AllMachines(msgspec.Struct, frozen=True):
         return [(f.machine, f.rental) for f in self.findings if f.machine and f.workspace == name]
 
 
-def patient(blocks: Mapping[str, OpenWorkspace]) -> dict[str, OpenWorkspace]:
-    """The same workspaces, each of whose stores may hold up this look for STORE_S. The budgets open
-    the stores once more."""
-    patience = StorePatience(STORE_S)
+def patient(
+    blocks: Mapping[str, OpenWorkspace], most_s: float = STORE_S
+) -> dict[str, OpenWorkspace]:
+    """The same workspaces, each of whose stores may hold up this look for ``most_s``. The budgets
+    open the stores once more."""
+    patience = StorePatience(most_s)
     return {
         block: replace(
             one,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+
+from torpor.shared.errors import InvalidInput, RunCancelled
 
 if TYPE_CHECKING:
     from deployments.installation import Installation
@@ -89,16 +92,61 @@ def _say_who_is_told(notify: Sequence[str] | None) -> None:
         print("            torpor up --notify slack-webhook/NAME")
 
 
-def down(*, machines: Annotated[bool, Parameter(negative=())] = False) -> None:
-    """End everything that `up` started. Files, blocks and snapshots stay.
+def down(
+    *,
+    machines: Annotated[bool, Parameter(negative=())] = False,
+    yes: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """End everything that `up` started, after a question where machines are rented: they run on.
+    Files, blocks and snapshots stay.
 
     Args:
         machines: Also end the processes of local machines; their files stay.
+        yes: Do not ask, and do not look whether machines are rented.
     """
     from deployments.down import down as end
+    from deployments.down import own_server, runs
     from deployments.installation import Installation
 
-    end(Installation.here(), machines=machines)
+    installation = Installation.here()
+    if not yes and runs(installation):
+        _ask_to_leave_rented(own_server(installation))
+    end(installation, machines=machines)
+
+
+def _ask_to_leave_rented(own: str | None) -> None:
+    """Ask before rented machines lose those who look after them. ``own``: the installation's server
+    where it runs. InvalidInput if nobody can answer, RunCancelled after a no."""
+    from torpor.control.own_server import API_URL
+    from torpor_cli.output import print_rows
+    from torpor_cli.server import connected
+
+    if own:
+        os.environ[API_URL] = own  # whatever else this shell means: this one is about to end
+    try:
+        with connected():
+            from tasks.rented import rented_now
+
+            rented = rented_now()
+    except Exception as error:  # noqa: BLE001 - a server that fails must not keep torpor from ending
+        said = f"Nobody can say which machines are rented: {error}"
+    else:
+        if not rented.rows():
+            return
+        print_rows(rented.rows(), wide=True)
+        said = f"{rented.title()}."
+    said += (
+        " They cost money while torpor is down, and watch, schedules and budgets stop: nothing "
+        "hibernates them. `torpor hibernate WORKSPACE` stores and ends one first."
+    )
+    if not sys.stdin.isatty():
+        raise InvalidInput(
+            f"{said} Nobody is at the terminal to answer, and nothing was ended: add --yes "
+            "(`make down YES=1`) to leave them running"
+        )
+    print(said)
+    if input("End torpor all the same? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise RunCancelled("torpor runs on: nothing was ended")
 
 
 def boot() -> None:

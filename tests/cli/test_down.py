@@ -1,0 +1,125 @@
+"""`torpor down` asks before rented machines run on with nobody who looks after them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+
+from tasks.rented import RentedNow
+from torpor.control.rental.records import Rental
+from torpor.shared.errors import InvalidInput, RunCancelled, TorporError
+from torpor.shared.values import Label, MachineId, WorkspaceName
+from torpor_cli import installation
+from torpor_cli.exit_codes import WRONG_USE, explained
+
+RENTED = Rental(
+    label=Label("me", WorkspaceName("mywork"), "a" * 16),
+    provider="vast://1",
+    state="handed over",
+    created_unix=0.0,
+    price_usd_h=0.5,
+    machine=MachineId("77"),
+)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """`machines` of each time that torpor was ended. It runs, on a terminal, and rents one."""
+    times: list[bool] = []
+    monkeypatch.setattr(
+        "deployments.down.down", lambda installation, machines: times.append(machines)
+    )
+    monkeypatch.setattr("deployments.down.runs", lambda installation: True)
+    monkeypatch.setattr("deployments.down.own_server", lambda installation: None)
+    monkeypatch.setattr("torpor_cli.server.connected", nullcontext)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    _rents(monkeypatch, lambda: RentedNow([RENTED], {}))
+    return times
+
+
+def _rents(monkeypatch: pytest.MonkeyPatch, now: Callable[[], RentedNow]) -> None:
+    monkeypatch.setattr("tasks.rented.rented_now", now)
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    def answered(asked: str) -> str:
+        print(asked)
+        return answer
+
+    monkeypatch.setattr("builtins.input", answered)
+
+
+def test_it_shows_each_machine_with_its_price_and_ends_after_a_yes_alone(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _answers(monkeypatch, "")
+    with pytest.raises(RunCancelled, match="nothing was ended"):
+        installation.down()
+    assert ended == []
+    said = capsys.readouterr().out
+    shown = ("mywork", "vast://1", "77", "0.500", "1 machine is rented", "12.00 $ a day")
+    warned = ("watch, schedules and budgets stop", "torpor hibernate WORKSPACE", "[y/N]")
+    for words in shown + warned:
+        assert words in said, words
+    _answers(monkeypatch, "y")
+    installation.down(machines=True)
+    assert ended == [True]
+
+
+def test_without_a_terminal_it_wants_a_yes(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match="add --yes") as refused:
+        installation.down()
+    assert explained(refused.value)[0] == WRONG_USE
+    assert ended == []
+    installation.down(yes=True)
+    assert ended == [False]
+
+
+@pytest.mark.parametrize("away", [TorporError("the server is away"), ValueError("what is it")])
+def test_it_asks_where_nobody_can_say_what_is_rented(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch, away: Exception
+) -> None:
+    def nobody_says() -> RentedNow:
+        raise away
+
+    _rents(monkeypatch, nobody_says)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match=f"Nobody can say which machines are rented: {away}"):
+        installation.down()
+    _rents(monkeypatch, lambda: RentedNow([], {"mywork": "its store is away"}))
+    with pytest.raises(InvalidInput, match="whether machines are rented for mywork"):
+        installation.down()
+    assert ended == []
+
+
+def test_it_asks_nothing_where_nothing_is_rented_or_nothing_runs(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _rents(monkeypatch, lambda: RentedNow([], {}))
+    installation.down()
+    monkeypatch.setattr("deployments.down.runs", lambda installation: False)
+    _rents(monkeypatch, lambda: RentedNow([RENTED], {}))
+    installation.down()
+    assert ended == [False, False]
+
+
+def test_it_asks_the_server_that_is_about_to_end_whatever_the_shell_means(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
+    monkeypatch.setattr("deployments.down.own_server", lambda installation: "http://own/api")
+
+    def now() -> RentedNow:
+        asked.append(os.environ["PREFECT_API_URL"])
+        return RentedNow([], {})
+
+    _rents(monkeypatch, now)
+    installation.down()
+    assert (asked, ended) == (["http://own/api"], [False])
