@@ -309,3 +309,17 @@ def test_nothing_goes_for_a_snapshot_whose_receipt_is_withdrawn_meanwhile(lags: 
     succession = Succession(store, DEMO, PLAIN) if lags else before
     assert succession.end([good], "no rule keeps it").deleted == []
     assert good in snapshot_ids(store, DEMO)
+
+
+def test_what_a_replica_stored_again_is_held_when_its_origin_is_deleted_by_name(
+    store: MemoryStore,
+) -> None:
+    """Nothing else names the replica's snapshot: it has no work of its own, and is no tip."""
+    history = History(store)
+    origin = history.backup(MANY)
+    replica = put_save(store, 5000, [origin], holds=MANY, content=origin)
+    verified_save(store, replica, "backup")
+    history.backup(FEW)
+    assert [*history.held] == [origin]
+    history.delete_by_name(origin)
+    assert [*history.held] == [replica]

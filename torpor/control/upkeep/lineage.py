@@ -320,10 +320,19 @@ class Lines:
         one = self._read(snapshot) if snapshot in self._times else None
         if one is None or one.line.content == snapshot:
             return []
-        if one.line.content in self._times:
-            return [one.line.content]
-        same = [name for name in self._equal(one.line.content) if name != snapshot]
-        return same[:1]
+        same = self.equal_to(snapshot)
+        return [] if same is None else [same]
+
+    def equal_to(self, snapshot: SnapshotId) -> SnapshotId | None:
+        """Another snapshot that is known to be equal to it: the one that it is a copy of, if that
+        exists."""
+        one = self._read(snapshot) if snapshot in self._times else None
+        if one is None:
+            return None
+        if one.line.content != snapshot and one.line.content in self._times:
+            return one.line.content
+        same = (name for name in self._equal(one.line.content) if name != snapshot)
+        return next(same, None)
 
     def going_back(self, snapshot: SnapshotId) -> Iterator[Stored]:
         """What a snapshot goes on from, as far as it exists, newest first."""

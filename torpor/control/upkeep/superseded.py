@@ -129,15 +129,17 @@ class Succession:
 
     def named(self, snapshot: SnapshotId) -> list[Held]:
         """What is pinned before a user's deletion of a snapshot that was named, whatever it alone
-        holds: what comes before it, where that alone holds then what others lack."""
-        before = self.lines.before(snapshot)
-        if before is None:
-            return []
-        held = self._hold_for(before, snapshot, self._newest_heirs(snapshot))
+        holds: what comes before it, or is equal to it, as another machine may have stored the same
+        again, where that alone holds then what others lack."""
+        before, equal = self.lines.before(snapshot), self.lines.equal_to(snapshot)
+        held: list[Held] = []
+        if before is not None:
+            held += self._hold_for(before, snapshot, self._newest_heirs(snapshot))
         self.lines.remove(snapshot)
         self._newest = {}
-        for heir in self.lines.heirs(before):
-            held += self._hold_for(before, heir, self._newest_heirs(before))
+        for left in (one for one in (before, equal) if one is not None):
+            for heir in self.lines.heirs(left):
+                held += self._hold_for(left, heir, self._newest_heirs(left))
         return held
 
     def why_stays(self, snapshot: SnapshotId) -> Stays | None:
