@@ -44,7 +44,8 @@ FEW: Final = 8
 CATALOG: Final = "catalog"
 """Its name beside the receipts, whose listing shows whether there is one."""
 MOST_PLAIN: Final = 32 * MIB
-"""The newest 4,500 snapshots at least, whatever their lineages; older ones are read each time."""
+"""The newest 4,500 snapshots at least, where their lineages name one another; older ones are read
+by each look."""
 _MOST_BYTES: Final = 2 * MOST_PLAIN
 _ENTRY_BYTES: Final = 1024  # beside lists and names, at most
 _NAME_BYTES: Final = 32
