@@ -131,6 +131,8 @@ class Succession:
         """What is pinned before a user's deletion of a snapshot that was named, whatever it alone
         holds: what comes before it, or is equal to it, as another machine may have stored the same
         again, where that alone holds then what others lack."""
+        if not self.lines.exists(snapshot):
+            return []  # its manifest is gone: nothing is compared with it any more
         before, equal = self.lines.before(snapshot), self.lines.equal_to(snapshot)
         held: list[Held] = []
         if before is not None:
