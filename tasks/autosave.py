@@ -15,11 +15,10 @@ from tasks.runner import runner
 from tasks.standing_by import STANDBY_S
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.jobs.standby import AGAIN_S, OWN_SAVES, book_for
+from torpor.control.jobs.standby import OWN_SAVES, book_for, renewed_s
 from torpor.control.remote.seam import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
-from torpor.control.store.marks import COMMIT_S
 from torpor.control.upkeep.autosaves import delete_superseded, thin
 from torpor.control.upkeep.lineage import Stored
 from torpor.control.upkeep.pins import holds
@@ -37,8 +36,6 @@ MINUTE_S: Final = 60.0
 OLD_S: Final = 900.0
 OLD_INTERVALS: Final = 3
 """A machine's newest save is too old after these intervals, and no sooner than after OLD_S."""
-MOST_SAVES: Final = COMMIT_S // 60
-"""Scheduled saves on one book: one each minute, until its grants end."""
 _SHOWN: Final = 3
 """Saves that a report names in full."""
 
@@ -61,8 +58,8 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
         return
     try:
         state = _look(opened, session)
-        if not state.job:
-            _hand_over(opened, session, machine, state.line)
+        if not _drives(opened, state.job):
+            _hand_over(opened, session, machine, state)
     except TorporError as error:
         runner().log.warning(
             "machine %s does not save its workspace by itself yet: %s", machine.id, error
@@ -77,16 +74,20 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         return NO_SAVES
     try:
         state = _look(opened, session)
-        if state.job:
-            return _told_of_job(opened, state.job)
+        if _drives(opened, state.job):
+            return Saves(f"job {state.job} saves it")
         ends_s = state.until_unix - time.time()
-        lasts = state.lives and ends_s >= AGAIN_S and state.left > OWN_SAVES
+        is_fresh = ends_s >= state.lasts_s - renewed_s(state.lasts_s)
+        lasts = state.lives and is_fresh and state.left > OWN_SAVES
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
-            _hand_over(opened, session, machine, state.line)
+            opened.store.probe()  # how long grants may last
+            _hand_over(opened, session, machine, state)
             _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
     except TorporError as error:
         return Saves(f"its own saves cannot go on: {error}", fail=True)
+    if state.job:
+        return Saves(f"job {state.job}, which is over, saved it until now: its own saves begin")
     told = _told(state)
     if is_gone and not told.fail:
         why = "it was deleted, or is on its way. It saves again"
@@ -166,17 +167,23 @@ def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
     return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=LOOK_S)
 
 
+def _drives(opened: OpenWorkspace, job: str) -> bool:
+    """Whether that job, whose supervisor can save the workspace, is not over: then its run gives it
+    the grants."""
+    return bool(job) and any(one.id == job for one in opened.jobs.open())
+
+
 def _hand_over(
-    opened: OpenWorkspace, session: Agent, machine: Machine, line: SnapshotId | None
+    opened: OpenWorkspace, session: Agent, machine: Machine, state: AutosaveState
 ) -> None:
-    spec, store = opened.spec, opened.store
+    """The supervisor of a job that is over may have grants left, and loses them."""
+    spec, store, line = opened.spec, opened.store, state.line
     every_s = MINUTE_S * spec.save_minutes
     basis = line if line and _is_there(opened, line) else None
-    count = OWN_SAVES + min(MOST_SAVES, int(COMMIT_S / every_s) + 1)
-    book = book_for(store, spec, opened.key, "", basis, count=count)
+    book = book_for(store, spec, opened.key, "", basis, every_s=every_s)
     notices = opened.markets.of(machine.provider).abilities.notices
     session.call(
-        Autosave(book, every_s, list(notices)),
+        Autosave(book, list(notices), instead_of=state.job),
         request_id=f"{runner().run}:autosave:{secrets.token_hex(8)}",
         within_s=STANDBY_S,
     )
@@ -184,18 +191,6 @@ def _hand_over(
 
 def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
     return opened.store.head(manifest_key(opened.spec.name, snapshot)) is not None
-
-
-def _told_of_job(opened: OpenWorkspace, job: str) -> Saves:
-    """The supervisor of an ended job may have grants left: it saves for a notice alone."""
-    if any(one.id == job for one in opened.jobs.open()):
-        return Saves(f"job {job} saves it")
-    return Saves(
-        f"job {job} is not open any more, and its supervisor on the machine saves only when the "
-        "machine is taken away: autosave begins when its grants have ended, within an hour. If it "
-        "does not, end the job's processes on the machine",
-        fail=True,
-    )
 
 
 def _told(state: AutosaveState) -> Saves:

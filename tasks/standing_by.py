@@ -9,7 +9,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
 from torpor.control.jobs.records import Job
-from torpor.control.jobs.standby import book_for
+from torpor.control.jobs.standby import book_for, renewed_s
 from torpor.control.remote.seam import Agent
 from torpor.control.store.receipts import agent_of
 from torpor.control.upkeep.lineage import Choice, Lines, OwnLine, choose
@@ -30,12 +30,15 @@ def stand_by(
     job: str,
     basis: SnapshotId | None,
     manifest: Manifest | None = None,
-) -> None:
-    """Hand the machine all it needs to save by itself for the next hour. ``basis``: the newest
-    snapshot of this machine, or what it was woken from; ``manifest``: its manifest, if at hand."""
-    book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest)
+    every_s: float = 0.0,
+) -> float:
+    """Hand the machine all it needs to save by itself; returns in how many seconds it needs that
+    again. ``basis``: the newest snapshot of this machine, or what it was woken from; ``manifest``:
+    its manifest, if at hand; ``every_s``: how often it saves where nobody else does."""
+    book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest, every_s)
     request_id = f"{runner().run}:standby:{secrets.token_hex(8)}"
     session.call(book, request_id=request_id, within_s=STANDBY_S)
+    return renewed_s(book.lasts_s)
 
 
 def own_line(job: Job) -> OwnLine:

@@ -56,7 +56,7 @@ def _book(lab: Lab, minutes: int = 5) -> StandBy:
     name = lab.opened.spec.name
     book = book_for(lab.store, lab.opened.spec, lab.opened.key, "", None)
     early = new_snapshot_id(datetime.now(timezone.utc) - timedelta(minutes=minutes))
-    grant = lab.store.grant("PUT", manifest_key(name, early), expires_s=COMMIT_S, replaces=True)
+    grant = lab.store.grant("PUT", manifest_key(name, early), expires_s=COMMIT_S)
     return msgspec.structs.replace(book, saves=[SaveGrant(early, int(time.time()), grant)])
 
 

@@ -29,7 +29,7 @@ from tests.fixtures.plain_flows import (
     wake_plainly,
 )
 from tests.saves.judge import Judge, Save, Tree, Version
-from torpor.control.jobs.standby import AGAIN_S, book_for
+from torpor.control.jobs.standby import book_for, renewed_s
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.autosaves import thin
@@ -320,13 +320,13 @@ class Round:
         line = WorkspaceState(own.near.home, DEMO).past().line
         there = snapshot_ids(self._lab.store, DEMO)
         basis = line.snapshot if line and line.snapshot in there else None
-        own.book = book_for(self._lab.store, self._opened.spec, None, "", basis, count=16)
+        own.book = book_for(self._lab.store, self._opened.spec, None, "", basis, every_s=3600.0)
         own.given_unix, own.made = time.time(), []
 
     def _watch(self, machine: MachineId) -> str:
         """New grants where half of their time is over, and the end of superfluous saves."""
         for own in self._machines.values():
-            if time.time() - own.given_unix > AGAIN_S:
+            if own.book and time.time() - own.given_unix > renewed_s(own.book.lasts_s):
                 own.book = None
         return f"deleted {thin(self._lab.store, DEMO, PLAIN)}"
 

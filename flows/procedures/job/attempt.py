@@ -29,7 +29,6 @@ from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.log_lines import Lines, Text
 from torpor.control.jobs.policy import save_interval_s
 from torpor.control.jobs.records import FORGOTTEN, Attempt, End, log_path
-from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
@@ -57,6 +56,8 @@ SURE_S: Final = 60.0
 this time."""
 SAVE_AGAIN_S: Final = 60.0
 """After a save that failed."""
+LATE_S: Final = 60.0
+"""A save of this run that is so late is made by the machine: nobody may drive the job."""
 
 
 class Attending:
@@ -402,9 +403,11 @@ class Saves:
 
     def _stand_by(self, basis: SnapshotId | None, manifest: Manifest | None = None) -> bool:
         """Hand the machine what it needs to save by itself; whether it has got that."""
-        self._book_due = time.monotonic() + BOOK_S
+        job = self._driven.job
+        every_s = save_interval_s(job, self._spot, self._count) + LATE_S
         try:
-            stand_by(self._opened, self._session, self._driven.job.id, basis, manifest)
+            again_s = stand_by(self._opened, self._session, job.id, basis, manifest, every_s)
+            self._book_due = time.monotonic() + again_s
         except AgentLost:
             raise
         except TorporError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -12,25 +13,22 @@ import pytest
 from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable, steps_after
 from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE, Engine
-from tests.fixtures.manifests import entry
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import JOB, book_of, saved, stored
-from tests.fixtures.trees import let_settle
 from torpor.control.jobs.standby import (
-    AGAIN_S,
-    FEWEST_PACKS,
-    MOST_PACKS,
+    MOST_SAVES,
     OWN_SAVES,
+    PACKS,
+    renewed_s,
 )
 from torpor.control.safety import check_whole, verify_snapshot
-from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.lineage import OwnLine, choose
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, StoreUnavailable
-from torpor.shared.format.manifest import FILE, Extent
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
-from torpor.shared.values import GIB, MIB, PROGRAMS, SnapshotId, StoredObject
+from torpor.shared.values import PROGRAMS, SnapshotId, StoredObject, made_at
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
 
 
@@ -83,40 +81,44 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
     assert len(names) == OWN_SAVES
     assert [base, *names] == sorted({base, *names})
     for grant in [*(save.grant for save in book.saves), *book.packs]:
-        assert grant.verb == "PUT"
-        assert grant.expires_unix == int(store.now) + COMMIT_S
-        assert not grant.once  # a supervisor from before an upgrade would not send the condition
+        assert (grant.verb, grant.once) == ("PUT", True)
+        assert grant.expires_unix == int(store.now) + OWN_COMMIT_S
     for save in book.saves:
         assert save.grant.key == manifest_key(WORKSPACE, save.snapshot)
-    assert len({grant.key for grant in book.packs} - packs(store)) == FEWEST_PACKS
+    assert len({grant.key for grant in book.packs} - packs(store)) == PACKS
     assert (book.job, book.parent, book.roots) == (JOB, base, [str(machine.root)])
     assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log", f"{PROGRAMS}/*.log"], [])
-    assert AGAIN_S < COMMIT_S
+    assert renewed_s(book.lasts_s) < book.lasts_s == OWN_COMMIT_S
     same = book_of(machine, machine.root, None)
     assert (same.parent, same.known[0].root) == (base, book.known[0].root)
 
 
-def test_a_big_workspace_gets_more_packs_within_a_line(
+def test_a_book_with_a_save_each_minute_fits_into_a_line(machine: NearAgent) -> None:
+    book = book_of(machine, machine.root, None, every_s=60.0)
+    assert len(book.saves) == OWN_SAVES + MOST_SAVES
+    assert len(request_line("id", book)) * 4 < MAX_LINE_BYTES  # real grants are longer
+
+
+def test_a_save_is_named_by_when_it_is_due(machine: NearAgent) -> None:
+    """Half a day of saves would else be named by when the control side was last there."""
+    book = book_of(machine, machine.root, machine.hibernated(), every_s=1800.0)
+    times = [made_at(save.snapshot).timestamp() for save in book.saves]
+    assert {later - first for first, later in itertools.pairwise(times[1:])} == {1800.0}
+    assert [save.created_unix for save in book.saves[1:]] == times[1:]
+
+
+def test_grants_that_can_replace_what_was_verified_end_within_the_hour(
     machine: NearAgent, store: SteppedStore
 ) -> None:
-    basis = machine.hibernated()
-    manifest = read_manifest(store, find_snapshot(store, WORKSPACE, basis), machine.seal)
-    huge = entry(FILE, b"huge", size=200 * GIB, extents=(Extent(0, 0, 4 * MIB),) * (50 * 1024))
-    manifest = msgspec.structs.replace(manifest, entries=[*manifest.entries, huge])
-    book = book_of(machine, machine.root, basis, manifest)
-    assert len(book.packs) == MOST_PACKS
-    assert len(request_line("id", book)) * 8 < MAX_LINE_BYTES  # real grants are longer
-
-
-def test_a_hole_gets_no_packs(machine: NearAgent, store: SteppedStore) -> None:
-    with (machine.root / "huge").open("wb") as sparse:
-        sparse.truncate(200 * GIB)
-    let_settle()
-    assert len(book_of(machine, machine.root, machine.hibernated()).packs) == FEWEST_PACKS
+    store.real.takes_conditions = False
+    book = book_of(machine, machine.root, machine.hibernated(), every_s=600.0)
+    assert {one.expires_unix for one in book.packs} == {int(store.now) + COMMIT_S}
+    assert (book.lasts_s, len(book.saves)) == (COMMIT_S, OWN_SAVES + 7)
+    assert renewed_s(book.lasts_s) == COMMIT_S / 2
 
 
 def test_a_machine_without_a_snapshot_can_save_too(machine: NearAgent) -> None:
-    assert len(book_of(machine, machine.root, None).packs) == MOST_PACKS
+    assert len(book_of(machine, machine.root, None).packs) == PACKS
     save = saved(machine, book_of(machine, machine.root, None))
     verify_snapshot(machine.store, stored(machine, save), machine.seal)
 

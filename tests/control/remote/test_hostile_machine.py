@@ -38,7 +38,6 @@ from torpor.shared.format.manifest import Chunk, Pack
 from torpor.shared.format.names import new_pack_key, packs_prefix
 from torpor.shared.values import (
     MIB,
-    Capabilities,
     Grant,
     IdleRules,
     ObjectKey,
@@ -240,22 +239,13 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
     assert [type(asked) for asked in agent.asked] == [BeginRestore, ListPacks]
 
 
-class _Forgetful(MemoryStore):
-    """A store that honours no condition of a PUT."""
-
-    def probe(self) -> Capabilities:
-        return Capabilities(conditional_put=False, etag_is_md5=True)
-
-    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
-        return super().grant(verb, key, expires_s=expires_s, replaces=True)
-
-
 @pytest.mark.parametrize(("honours", "hours"), [(True, 2), (False, 1)])
 def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     honours: bool, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a part that takes longer gets new ones, as long as it gets anywhere."""
-    store = MemoryStore() if honours else _Forgetful()
+    store = MemoryStore()
+    store.takes_conditions = honours
     asked: list[StorePart] = []
     hour = itertools.count(step=3600)
     monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(hour)))

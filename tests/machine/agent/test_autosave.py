@@ -24,14 +24,14 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.machine.pipeline import upload
 from torpor.machine.sampler.save_lock import end_save, is_saving, saving
-from torpor.machine.supervisor.autosave import (
+from torpor.machine.supervisor.saves import RESERVE, Orders, Rescued, RescueSaves
+from torpor.machine.supervisor.schedule import (
     CLOCK_REST,
     MOST_CORES,
     REST,
     Schedule,
     usable_cores,
 )
-from torpor.machine.supervisor.saves import RESERVE, Orders, Rescued, RescueSaves
 from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.job import Notice, OwnSave
 

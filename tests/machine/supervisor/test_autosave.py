@@ -15,7 +15,7 @@ import pytest
 
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.processes import ask
-from torpor.machine.supervisor import autosave
+from torpor.machine.supervisor import autosave, schedule
 from torpor.machine.supervisor.autosave import AutosaveFolder, Autosaver
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
@@ -28,7 +28,7 @@ from torpor.shared.wire.request import Request, parse_answer
 DEMO = WorkspaceName("demo")
 
 
-def _book() -> StandBy:
+def book(every_s: float) -> StandBy:
     snapshot = SnapshotId("20261120T000000Z-00000000")
     key = ObjectKey(f"workspaces/{DEMO}/snapshots/{snapshot}")
     grant = Grant(key, "PUT", "https://store", 0)
@@ -47,6 +47,7 @@ def _book() -> StandBy:
         packs=[],
         save_argv=[],
         save_timeout_s=PATIENCE_S,
+        every_s=every_s,
     )
 
 
@@ -64,7 +65,7 @@ def test_a_save_after_a_notice_says_when_it_began_though_none_was_due(
     clock_s = [100.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: clock_s[0])
     monkeypatch.setattr(autosave, "time", clock)
-    process = Autosaver(tmp_path, Autosave(_book(), 600.0, []), save)
+    process = Autosaver(tmp_path, Autosave(book(600.0), []), save)
     unsaved_s = []
 
     def seen() -> AutosaveState:
@@ -103,13 +104,13 @@ def test_the_next_save_does_not_rest_after_one_that_stored_nothing(
     """Else a first save of an hour, whose grants did not suffice, would go on two days later."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: -1)
-    monkeypatch.setattr(autosave, "CLOCK_REST", 1e6)
+    monkeypatch.setattr(schedule, "CLOCK_REST", 1e6)
     folder = AutosaveFolder(tmp_path, DEMO)
     folder.make()
     begun = tmp_path / "begun"
     line = msgspec.json.encode(said).decode()
     code = f"open({str(begun)!r}, 'a').write('.'); print({line!r})"
-    process = Autosaver(tmp_path, Autosave(_book(), 0.1, []), [sys.executable, "-c", code])
+    process = Autosaver(tmp_path, Autosave(book(0.1), []), [sys.executable, "-c", code])
 
     def seen() -> None:
         try:
@@ -117,7 +118,7 @@ def test_the_next_save_does_not_rest_after_one_that_stored_nothing(
                 until(lambda: _look(folder).error, "the first save has failed")
                 assert _look(folder).unsaved_s > 0.0
                 assert begun.read_text() == "."
-                _asked(folder, Autosave(_book(), 0.1, []))
+                _asked(folder, Autosave(book(0.1), []))
             until(lambda: begun.exists() and begun.read_text() >= "..", "the next save begins")
         finally:
             _asked(folder, Bye())

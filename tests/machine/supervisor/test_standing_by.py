@@ -9,12 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.metadata import EVENTS, Metadata
 from tests.fixtures.own_saves import book_of, stored
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
+from tests.fixtures.world import until_gone
 from torpor.control.safety import verify_snapshot
+from torpor.control.upkeep.lineage import Lines
 from torpor.machine.agent.log import LOG_FILE
+from torpor.machine.sampler.save_lock import end_save, is_saving
 from torpor.shared.errors import MachineError, WorkspaceBusy
 from torpor.shared.values import Grant
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
@@ -141,6 +145,55 @@ def test_the_save_command_is_none_of_the_jobs_processes(machine: Machine) -> Non
     assert "TORPOR_JOB" not in machine.file("env")
 
 
+# -- while nobody drives the job
+
+
+def test_a_job_that_nobody_drives_is_saved_on_schedule_and_so_is_its_result(
+    machine: Machine,
+) -> None:
+    """Its save command runs before each save. A later save of its driver makes these superfluous,
+    so they are autosaves."""
+    machine.shell(f"{WAITS}; echo result > result")
+    words = ["sh", "-c", f"date +%N >> {machine.work}/state"]
+    book = machine.stands_by(every_s=0.2, save_argv=words)
+    first = saved(machine)
+    second = until(lambda: _another(machine, first), "it has saved again")
+    assert files_of(machine, second) >= {b"state", b"logs/job.log"}
+    (machine.work / "go").touch()
+    machine.ended()
+
+    def has_result() -> bool:
+        save = machine.state().saved
+        return save is not None and b"result" in files_of(machine, save)
+
+    until(has_result, "its result is saved")
+    machine.stop()
+    assert machine.state().notice is None
+    assert {first.snapshot, second.snapshot} < {save.snapshot for save in book.saves}
+    store, name = machine.agent.store, book.workspace
+    lines = Lines.of(store, name, machine.agent.seal)
+    assert second.snapshot in {one.snapshot for one in lines.going_back(lines.tips()[0].snapshot)}
+    assert all(one.autosave for one in lines.going_back(lines.tips()[0].snapshot))
+
+
+def _another(machine: Machine, before: OwnSave) -> OwnSave | None:
+    save = machine.state().saved
+    return save if save != before else None
+
+
+def test_a_save_command_ends_with_a_scheduled_save_that_gives_way(machine: Machine) -> None:
+    """The run that the save gives way to has a save command too, which writes the same files."""
+    machine.shell(WAITS)
+    machine.stands_by(
+        every_s=0.2, save_argv=["sh", "-c", f"echo $$ > {machine.work}/pid; sleep 600"]
+    )
+    pid = int(machine.file("pid"))
+    until(lambda: is_saving(machine.home), "it saves")
+    end_save(machine.home, WORKSPACE)
+    until_gone([pid])
+    machine.stop()
+
+
 # -- after the end of the command
 
 
@@ -210,8 +263,10 @@ def test_nonsense_at_the_socket_hinders_nothing(machine: Machine) -> None:
 def test_no_autosave_process_lives_beside_a_job_that_saves_the_workspace(machine: Machine) -> None:
     """Its saves would be newer than the job's save with the frozen command, and lack that."""
     call = machine.agent.call
-    book = msgspec.structs.replace(book_of(machine.agent, machine.work, None), job="")
-    request = Autosave(book, 600.0, [])
+    book = msgspec.structs.replace(
+        book_of(machine.agent, machine.work, None), job="", every_s=600.0
+    )
+    request = Autosave(book, [])
 
     def seen() -> AutosaveState:
         return call(LookAtAutosave(book.workspace))
@@ -225,9 +280,7 @@ def test_no_autosave_process_lives_beside_a_job_that_saves_the_workspace(machine
         with pytest.raises(WorkspaceBusy, match=f"job {JOB} saves workspace {book.workspace}"):
             call(request)
         assert not seen().lives
-        machine.stop()
-        until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
-        call(request)
+        call(msgspec.structs.replace(request, instead_of=JOB))  # the job is over
         assert (seen().lives, seen().job) == (True, "")
     finally:
         call(EndAutosave(book.workspace))
@@ -237,14 +290,16 @@ def test_autosave_takes_over_from_a_job_whose_grants_have_ended(machine: Machine
     """Its command runs on and nobody drives it. A notice is left to the autosave process, and the
     driver of a job that is continued ends that process."""
     call = machine.agent.call
-    book = msgspec.structs.replace(book_of(machine.agent, machine.work, None), job="")
+    book = msgspec.structs.replace(
+        book_of(machine.agent, machine.work, None), job="", every_s=600.0
+    )
     machine.shell(WAITS)
     own = machine.stands_by()
     over = [_ending(save, time.time() - 1) for save in own.saves]
     call(msgspec.structs.replace(own, saves=over))
     try:
         assert call(LookAtAutosave(book.workspace)).job == ""
-        call(Autosave(book, 600.0, []))
+        call(Autosave(book, []))
         assert call(LookAtAutosave(book.workspace)).lives
         machine.shuts_down()
         state = until(lambda: _after_a_save(machine), "it has tried to save")

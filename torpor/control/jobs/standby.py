@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Set
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Final
 
 import msgspec
 
 from torpor.control.safety import compare_packs, stored_packs
-from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
     find_snapshot,
@@ -24,10 +24,9 @@ from torpor.control.store.snapshots import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import OWN_SAVE
-from torpor.shared.format.manifest import Manifest, Pack, content_bytes
+from torpor.shared.format.manifest import Manifest, Pack
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
 from torpor.shared.values import (
-    MIB,
     Compression,
     Grant,
     ObjectKey,
@@ -42,18 +41,15 @@ from torpor.shared.wire.job import SaveGrant, StandBy
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 OWN_SAVES: Final = 4
-"""Saves that a machine may make on one book: a notice may be withdrawn, or follow a recommendation,
-and a save may fail."""
-AGAIN_S: Final = COMMIT_S / 2
-"""A machine gets a new book this often, so that its grants last half an hour at least."""
-FEWEST_PACKS: Final = 256
-"""16 GiB of packs: a program may write far more than the workspace held."""
-MOST_PACKS: Final = 1024
-"""64 GiB of packs. They are 0.7 MB of grants, which the machine's supervisor holds; the names of
-young packs are half as much again."""
+"""Saves that a machine may make on one book beside those of its schedule: a notice may be
+withdrawn, or follow a recommendation, and a save may fail."""
+MOST_SAVES: Final = OWN_COMMIT_S // 60
+"""Scheduled saves on one book: one each minute, until its grants end."""
+PACKS: Final = 2048
+"""128 GiB of packs: a program may write far more than the workspace held. They are 1.4 MB of
+grants, which the machine's supervisor holds; the names of young packs are half a megabyte."""
+_MOST_YOUNG: Final = 8192
 _YOUNG_S: Final = 24 * 3600.0
-_MOST_YOUNG: Final = 8 * MOST_PACKS
-_PACK_BYTES: Final = 48 * MIB  # of content that does not compress, in the emptiest pack
 
 
 def book_for(
@@ -63,33 +59,27 @@ def book_for(
     job: str,
     basis: SnapshotId | None,
     manifest: Manifest | None = None,
-    count: int = OWN_SAVES,
+    every_s: float = 0.0,
 ) -> StandBy:
-    """Leave to save the workspace for an hour, ``count`` times. ``basis``: the snapshot that the
-    machine's disk was last equal to, None for the newest one; ``manifest``: its manifest, where the
-    caller has it.
+    """Leave to save the workspace for ``lasts_s``, after notices and every ``every_s`` seconds; 0:
+    after notices alone. ``basis``: the snapshot that the machine's disk was last equal to, None for
+    the newest one; ``manifest``: its manifest, where the caller has it.
 
     The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
-    manifests, which end COMMIT_S later; then read the marks; then list the packs.
-
-    The grants to write are not ``once``: a supervisor keeps the bundle that it began with, which
-    may be older than that and would send no condition, and the store would refuse its save. They
-    end within COMMIT_S.
+    manifests, which end ``lasts_s`` later; then read the marks; then list the packs.
     """
-    saves = _sign_saves(store, spec, count)
+    end_s = lasts_s(store, spec.name)
+    saves = _sign_saves(store, spec, every_s, end_s)
     known: list[KnownSnapshot] = []
     packs: list[Pack] = []
-    most_packs = MOST_PACKS
     basis = basis or newest_snapshot(store, spec.name)
     if basis is not None:
         stored = find_snapshot(store, spec.name, basis)
         if manifest is None:
             manifest = read_manifest(store, stored, Seal(key))
         packs = manifest.packs
-        grant = _grant(store, "GET", manifest_key(spec.name, basis))
+        grant = _grant(store, "GET", manifest_key(spec.name, basis), end_s)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
-        full_bytes = sum(content_bytes(manifest.entries, len(manifest.roots)))
-        most_packs = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
     marked = marked_packs(store, spec.name)
     there = stored_packs(store, spec.name)
     gone = set(compare_packs(there, spec.name, packs)[0])
@@ -107,13 +97,27 @@ def book_for(
         parent=basis,
         lost=lost,
         saves=saves,
-        packs=[_grant(store, "PUT", new_pack_key(spec.name)) for _ in range(most_packs)],
+        packs=[_grant(store, "PUT", new_pack_key(spec.name), end_s) for _ in range(PACKS)],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
         young=_young(there.values(), set(named), marked),
         resume_argv=spec.resume if spec.quiesce else [],
         authority=store.authority,
+        every_s=every_s,
+        lasts_s=end_s,
     )
+
+
+def lasts_s(store: ObjectStore, workspace: WorkspaceName) -> int:
+    """How long a machine may save on one book. A grant that could replace what was verified ends
+    within COMMIT_S."""
+    probe = _grant(store, "PUT", new_pack_key(workspace), COMMIT_S)
+    return OWN_COMMIT_S if probe.once else COMMIT_S
+
+
+def renewed_s(lasts: float) -> float:
+    """How old a book that ``lasts`` so long may become before its machine gets a new one."""
+    return min(lasts / 2, float(COMMIT_S))
 
 
 def is_own_save(
@@ -148,21 +152,25 @@ def _young(
     return [pack.key for pack in young[:_MOST_YOUNG]]
 
 
-def _sign_saves(store: ObjectStore, spec: WorkspaceSpec, count: int) -> list[SaveGrant]:
-    """Grants for manifests whose names sort after every snapshot, and one after the other."""
+def _sign_saves(
+    store: ObjectStore, spec: WorkspaceSpec, every_s: float, end_s: int
+) -> list[SaveGrant]:
+    """Grants for manifests whose names sort after every snapshot, and one after the other: one for
+    each time at which a save is due, and OWN_SAVES more."""
     newest = newest_snapshot(store, spec.name)
     now = datetime.now(timezone.utc)
+    due = min(MOST_SAVES, int(end_s / every_s) + 1) if every_s else 0
     saves = []
-    for _ in range(count):
-        newest = new_snapshot_id(now, newest)
-        key = manifest_key(spec.name, newest)
-        grant = _grant(store, "PUT", key)
-        saves.append(SaveGrant(newest, int(now.timestamp()), grant))
+    for number in range(OWN_SAVES + due):
+        at = now + timedelta(seconds=number * every_s)
+        newest = new_snapshot_id(at, newest)
+        grant = _grant(store, "PUT", manifest_key(spec.name, newest), end_s)
+        saves.append(SaveGrant(newest, int(at.timestamp()), grant))
     return saves
 
 
-def _grant(store: ObjectStore, verb: str, key: ObjectKey) -> Grant:
+def _grant(store: ObjectStore, verb: str, key: ObjectKey, end_s: int) -> Grant:
     """A save itself tries again, and soon: before a machine ends, seconds count. No request of it
     waits for a store that is away."""
-    grant = store.grant(verb, key, expires_s=COMMIT_S, replaces=verb == "PUT")
+    grant = store.grant(verb, key, expires_s=end_s)
     return msgspec.structs.replace(grant, patience_s=0.0)

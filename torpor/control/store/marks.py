@@ -23,11 +23,14 @@ from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, lear
 COMMIT_S: Final = 3600
 """A run writes its manifest within this time after it has read the marks; then the store refuses
 the grant."""
-SHORTEST_GRACE_S: Final = 6 * 3600
-"""The shortest time from a mark to its sweep: COMMIT_S, a quarter of an hour for a wrong clock of a
-control side, two GiB of manifest at 1 MiB/s, and the same time again."""
-LATEST_COMMIT_S: Final = SHORTEST_GRACE_S // 2
-"""A manifest that appears this long after a mark of one of its packs does not verify."""
+OWN_COMMIT_S: Final = 12 * 3600
+"""So long a machine that saves by itself may write manifests after the marks were read for it,
+where no grant can replace an object: it may be without its control side for half a day."""
+LATEST_COMMIT_S: Final = 13 * 3600
+"""A manifest that appears this long after a mark of one of its packs does not verify: OWN_COMMIT_S,
+a quarter of an hour for a wrong clock of a control side, and two GiB of manifest at 1 MiB/s."""
+SHORTEST_GRACE_S: Final = 24 * 3600
+"""The shortest time from a mark to its sweep: LATEST_COMMIT_S, and almost the same time again."""
 MOST_MARKED: Final = 200_000
 """Packs in one mark: 12 TiB of them, 9 MiB of text. The others wait for the next prune."""
 _MOST_BYTES: Final = 32 * MIB

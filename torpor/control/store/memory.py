@@ -48,6 +48,7 @@ class MemoryStore:
         self.signer = Signer(secrets.token_bytes(ROOT_BYTES), "")
         self.authority = ""
         self._server: _GrantServer | None = None
+        self.takes_conditions = True
 
     @property
     def address(self) -> str:
@@ -62,7 +63,8 @@ class MemoryStore:
 
     def probe(self) -> Capabilities:
         self._check()
-        return Capabilities(conditional_put=True, conditional_replace=True, etag_is_md5=True)
+        takes = self.takes_conditions
+        return Capabilities(conditional_put=takes, conditional_replace=takes, etag_is_md5=True)
 
     def clock_ahead_s(self) -> float:
         ahead_s = self._now() - time.time() if self._own_clock else 0.0
@@ -125,7 +127,7 @@ class MemoryStore:
             with self._lock:
                 self._objects.pop(key, None)
 
-    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
         self._check(key)
         if verb not in ("PUT", "GET"):
             raise InvalidInput(f"a grant is for PUT or GET, not for {verb!r}")
@@ -136,7 +138,7 @@ class MemoryStore:
                 self._server = _GrantServer(self)
             base = self._server.url
         expires_unix = int(time.time()) + expires_s
-        once = verb == "PUT" and not replaces
+        once = verb == "PUT" and self.takes_conditions
         signature = self.signature(verb, f"/{key}", expires_unix, "*" if once else None)
         url = f"{base}/{key}?Expires={expires_unix}&Signature={signature}"
         verb = cast(Literal["PUT", "GET"], verb)

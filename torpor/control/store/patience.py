@@ -135,8 +135,8 @@ class _PatientStore:
         named = [*keys]
         self._asked(lambda: self._store.delete(named))
 
-    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
-        return self._store.grant(verb, key, expires_s=expires_s, replaces=replaces)
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
+        return self._store.grant(verb, key, expires_s=expires_s)
 
     def _asked(self, call: Callable[[], _Answer]) -> _Answer:
         with self._held.one_call():

@@ -333,14 +333,14 @@ class S3Store:
         while batch := [*islice(left, DELETE_BATCH)]:
             self._requests.delete(batch)
 
-    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
         if verb not in ("PUT", "GET"):
             raise InvalidInput(f"a grant is for PUT or GET, not for {verb!r}")
         if not 1 <= expires_s <= LONGEST_GRANT_S:
             raise InvalidInput(f"a grant lasts 1 to {LONGEST_GRANT_S} s, not {expires_s} s")
         params = {"Bucket": self._bucket, "Key": self._full(key)}
         honoured = self._capabilities is not None and self._capabilities.conditional_put
-        once = verb == "PUT" and honoured and not replaces
+        once = verb == "PUT" and honoured
         if once:
             params["IfNoneMatch"] = "*"
         expires_unix = int(time.time()) + expires_s

@@ -76,7 +76,6 @@ class ObjectStore(Protocol):
     def delete(self, keys: Iterable[ObjectKey]) -> None:
         """Delete; a key that is already gone is fine."""
 
-    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
         """Presign one verb (PUT or GET) on one object for ``expires_s`` (1 s to 7 days). Where
-        ``probe`` has seen that the store honours it, a PUT is ``once``: it replaces nothing, unless
-        ``replaces``."""
+        ``probe`` has seen that the store honours it, a PUT is ``once``: it replaces nothing."""

@@ -29,8 +29,8 @@ def delete_superfluous(
 ) -> Thinned:
     """Delete those of the job's ``saves`` that the ``verified`` one goes on from and that are
     superseded (superseded.py). The newest ``keep`` stay, with the verified one. One that its user
-    has pinned stays, and is the job's no more. SnapshotMissing, and nothing is deleted, if the
-    verified one is gone."""
+    has pinned stays, and is the job's no more. So go the autosaves that its machine made while
+    nobody drove the job. SnapshotMissing, and nothing is deleted, if the verified one is gone."""
     succession = Succession.of(store, verified, seal)
     succession.hold(verified.snapshot)
     lines, workspace = succession.lines, verified.workspace
@@ -42,8 +42,9 @@ def delete_superfluous(
     pinned = pin_times(store, workspace).keys()
     unpinned = [save for save in old if save not in pinned]
     wanted = unpinned[: max(0, len(unpinned) - (keep - 1))]
+    own = [one.snapshot for one in lines.going_back(verified.snapshot) if one.autosave]
     why = f"snapshot {verified.snapshot} of its job is verified"
-    deleted = succession.end(wanted, why).deleted
+    deleted = succession.end({*wanted, *own} - pinned, why).deleted
     gone = {*deleted, *pinned & set(old)}
     return Thinned(
         deleted,

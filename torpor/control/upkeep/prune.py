@@ -38,7 +38,7 @@ from torpor.shared.format.names import (
 )
 from torpor.shared.values import GIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
-GRACE_S: Final = 24 * 3600
+GRACE_S: Final = SHORTEST_GRACE_S
 """Between the mark and the deletion: a day in which a deleted snapshot can be put back."""
 YOUNG_S: Final = 72 * 3600
 """Packs younger than this are left alone: an unfinished run may have written them."""

@@ -15,10 +15,11 @@ from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor.autosave import AutosaveFolder, autosave_folders
-from torpor.machine.supervisor.folder import job_that_saves
-from torpor.shared.errors import MachineError, WorkspaceBusy, from_wire
+from torpor.machine.supervisor.folder import JobFolder, ProcessFolder, job_that_saves
+from torpor.shared.errors import InvalidInput, MachineError, WorkspaceBusy, from_wire
 from torpor.shared.values import WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
+from torpor.shared.wire.job import StandBy
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
 from torpor.shared.wire.request import Nothing, Request, parse_answer
@@ -31,6 +32,8 @@ _POLL_S: Final = 0.02
 def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
     """``start`` is the argv that starts a process. One of another bundle is replaced."""
     workspace = workspace_name(request.book.workspace)
+    if request.book.every_s <= 0:
+        raise InvalidInput(f"workspace {workspace} cannot be saved every {request.book.every_s} s")
     folder = AutosaveFolder(call.home, workspace)
     folder.make()
     lock = folder.take()
@@ -41,7 +44,10 @@ def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
         lock = _dismissed(folder, workspace, call)
     try:
         # With the lock: a job that gets its grants after this look ends what is started here.
-        if job := job_that_saves(call.home, workspace):
+        job = job_that_saves(call.home, workspace)
+        if job and job == request.instead_of:
+            _take_grants_of(JobFolder(call.home, job), request.book, call)
+        elif job:
             raise WorkspaceBusy(f"job {job} saves workspace {workspace} on this machine")
         start_process(start, lock, request_line(call.request_id, request), call)
     finally:
@@ -87,6 +93,14 @@ def used_bundles(home: Path) -> set[Path]:
     return used
 
 
+def _take_grants_of(folder: JobFolder, book: StandBy, call: Call) -> None:
+    """Its supervisor saves nothing from now on, but for a save that runs."""
+    none = msgspec.structs.replace(
+        book, job=folder.job, key=None, known=[], saves=[], packs=[], young=[], every_s=0.0
+    )
+    _ask(folder, call.request_id, none)
+
+
 def _dismissed(folder: AutosaveFolder, workspace: WorkspaceName, call: Call) -> int:
     """The lock of the folder, whose process has left."""
     give_up = time.monotonic() + LEAVE_S
@@ -104,13 +118,11 @@ def _dismissed(folder: AutosaveFolder, workspace: WorkspaceName, call: Call) -> 
     return lock
 
 
-def _ask(folder: AutosaveFolder, request_id: str, request: Request[Any]) -> dict[str, Any]:
+def _ask(folder: ProcessFolder, request_id: str, request: Request[Any]) -> dict[str, Any]:
     with folder.connect() as peer:
         said = ask(peer, request_line(request_id, request))
     if said is None:
-        raise MachineError(
-            f"the process that saves workspace {folder.path.name} did not answer: ask again"
-        )
+        raise MachineError(f"the process of {folder.path} did not answer: ask again")
     if said.error is not None:
         raise from_wire(said.error)
     return dict(said.result or {})

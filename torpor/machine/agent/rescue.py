@@ -81,6 +81,8 @@ NICE: Final = 10
 """How far a scheduled save stands behind the user's programs."""
 TRIES_S: Final = 300.0
 """How long the store is tried, at least; a machine may live longer than its market said."""
+COMMAND_ENDS_S: Final = 2.0
+"""How long a save that gives way waits for its save command to be ended."""
 _AGAIN_S: Final = 1.0
 _POLL_S: Final = 0.1
 
@@ -97,14 +99,15 @@ def rescue_by_stdin(home: Path) -> int:
     else:
         keep_freed_chunks()
         ends = threading.Event()
+        rescue = Rescue(home, orders, log.write, ends.is_set)
         if orders.freeze is not None:
             signal.signal(signal.SIGTERM, lambda _number, _frame: ends.set())
         if orders.scheduled:
             watch_owed(home)  # before this process stands behind the user's programs
             os.nice(NICE)
-            signal.signal(signal.SIGTERM, _give_way)
+            signal.signal(signal.SIGTERM, lambda _number, _frame: _give_way(rescue))
         with saving(home, orders.book.workspace) if orders.scheduled else nullcontext():
-            done = _scrubbed(Rescue(home, orders, log.write, ends.is_set), orders, log)
+            done = _scrubbed(rescue, orders, log)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if done.error or not done.unsent:
         log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
@@ -117,8 +120,9 @@ def _unheard(_number: int, _frame: object) -> None:
     """Go on."""
 
 
-def _give_way(_number: int, _frame: object) -> None:
-    """End at once: what the save has stored is in the journal."""
+def _give_way(rescue: Rescue) -> None:
+    """End at once, with the save command: what the save has stored is in the journal."""
+    rescue.end_save_command()
     os.write(1, encode_line(msgspec.to_builtins(Rescued(None, gave_way=True))))
     os._exit(1)
 
@@ -164,6 +168,14 @@ class Rescue:
         self._number = 0
         self._new_bytes = 0
         self._resumed: list[ObjectKey] = []
+        self._gives_way = threading.Event()
+        self._save_command = threading.Lock()  # held while the save command runs
+
+    def end_save_command(self) -> None:
+        """End it where it runs, and let none begin any more: another run's would write the same
+        files."""
+        self._gives_way.set()
+        self._save_command.acquire(timeout=COMMAND_ENDS_S)
 
     def run(self) -> Rescued:
         """Raises TorporError where nothing could be saved."""
@@ -243,12 +255,17 @@ class Rescue:
         if self._left_s is not None:
             left_s = self._left_s - (time.monotonic() - self._began)
             most_s = min(most_s, max(left_s, 0.0) / 2)
-        try:
-            run_hook(argv, most_s, lambda: None, SAVE)
-        except HookFailed as error:
-            self._say(str(error))
-            return str(error)
+        with self._save_command:
+            try:
+                run_hook(argv, most_s, self._check_goes_on, SAVE)
+            except HookFailed as error:
+                self._say(str(error))
+                return str(error)
         return ""
+
+    def _check_goes_on(self) -> None:
+        if self._gives_way.is_set():
+            raise RunCancelled("the save gives way to a run")
 
     def _take_workspace(self) -> SnapshotRun:
         """Hold the workspace. A run of the agent may be about to end: wait for it. If the time runs
@@ -316,7 +333,8 @@ class Rescue:
             except GrantExpired as error:
                 raise GrantExpired(
                     f"{error}. The machine could not save by itself: the control side has not been "
-                    "there for an hour, or the workspace has grown beyond its grants"
+                    f"there for {self._book.lasts_s / 3600:g} h, or the workspace has grown beyond "
+                    "its grants"
                 ) from None
             except (StoreUnavailable, StoreCorrupt, AgentLost) as error:
                 if time.monotonic() >= give_up:
@@ -418,7 +436,8 @@ class Rescue:
 
     def _statistics(self) -> dict[str, int]:
         statistics = {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1}
-        return statistics if self._book.job else {**statistics, AUTOSAVE: 1}
+        of_the_job = self._book.job and not self._scheduled
+        return statistics if of_the_job else {**statistics, AUTOSAVE: 1}
 
 
 def _signal_agent(home: Path, number: signal.Signals) -> None:

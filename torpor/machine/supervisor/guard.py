@@ -1,5 +1,5 @@
-"""Hears that the machine will be taken away, and has the workspace saved for each notice. A save
-that is due is heard like one."""
+"""Hears that the machine will be taken away, and has the workspace saved for each notice and when
+a save is due."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,7 @@ from torpor.machine.checkpoint.tree import frozen_for
 from torpor.machine.supervisor.freezing import NOTICES, Freeze, why_too_late
 from torpor.machine.supervisor.notices import Notices
 from torpor.machine.supervisor.saves import Rescued, RescueSaves
+from torpor.machine.supervisor.schedule import Schedule, usable_cores
 from torpor.shared.wire.job import Notice, NoticeSource, StandBy
 
 
@@ -32,6 +34,7 @@ class Guard:
 
     ``save`` is the argv of a process that makes one; ``wake`` is called when there is news.
     ``freeze``: how the command is frozen where there is time for it, ``held_bytes``: its memory.
+    ``rests``: scheduled saves take little of the machine. Its methods are called on one thread.
     """
 
     def __init__(
@@ -41,8 +44,13 @@ class Guard:
         wake: Callable[[], None],
         freeze: Freeze | None = None,
         held_bytes: Callable[[], int] = lambda: 0,
+        *,
+        rests: bool,
     ) -> None:
         self._saves = RescueSaves(save)
+        self.schedule: Final = Schedule(0.0, usable_cores(), rests=rests)
+        self._ends_s = 0.0
+        self._failed = False
         self._wake = wake
         self._freeze, self._held_bytes = freeze, held_bytes
         self._freezes = self._shuts_down = False
@@ -61,7 +69,13 @@ class Guard:
 
     def stand_by(self, book: StandBy) -> None:
         """Save with what ``book`` gives from now on. It stays in memory."""
+        if not self._saves.has_made(book.known):
+            self.schedule.restart()  # somebody else has stored the workspace
         self._saves.stand_by(book)
+        self._ends_s = time.monotonic() + book.lasts_s  # this machine's time of day may be wrong
+        self.schedule.every(book.every_s)
+        if self._failed:
+            self.schedule.rest_no_longer()
         self.stands_until_unix = max((save.grant.expires_unix for save in book.saves), default=0)
 
     def hear(self, notice: Notice) -> None:
@@ -71,6 +85,15 @@ class Guard:
         self._unsaved.put(notice)
         self._wake()
 
+    def save_if_due(self) -> None:
+        """Begin a scheduled save, unless another one runs, or the command stays frozen: what is
+        stored after that would lack it."""
+        frozen = self._freeze is not None and frozen_for(Path(self._freeze.images)) is not None
+        if self.saves_now or frozen or self.is_over or self.schedule.wait_s > 0:
+            return
+        self.schedule.begin()
+        self.hear(Notice("schedule", "a save is due", time.time()))
+
     def news(self) -> list[News]:
         """Each notice, with the outcome of its save, that was not returned before."""
         found = []
@@ -79,6 +102,12 @@ class Guard:
                 found.append(self._news.get_nowait())
             except Empty:
                 return found
+            if isinstance(done := found[-1], Rescued):
+                self.schedule.end(done.sent_s)
+                if done.gave_way:  # to a run, which stores all of it
+                    self.schedule.rest_no_longer()
+                else:
+                    self._failed = done.saved is None and not done.unchanged
 
     @property
     def saves_now(self) -> bool:
@@ -98,6 +127,11 @@ class Guard:
     def left(self) -> int:
         """How many manifests may still be written."""
         return self._saves.left
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of the grants is over, by this machine's own measure."""
+        return time.monotonic() >= self._ends_s
 
     @property
     def stands_by(self) -> bool:

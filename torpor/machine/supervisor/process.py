@@ -2,8 +2,9 @@
 asks. It starts the command, waits for it, and writes how it ended.
 
 It also stands by: with what ``job.standby`` gave it, in memory only, it has the workspace saved
-when the machine will be taken away, also once the command has ended. A SIGTERM is a machine that
-shuts down. It leaves after the command's end when it is asked to, or cannot save.
+when the machine will be taken away, and as often as that says where nobody else does, also once the
+command has ended. A SIGTERM is a machine that shuts down. It leaves after the command's end when it
+is asked to, or cannot save.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Supervisor:
         freezes = self._images is not None and self._kept.runs
         freeze = Freeze(request.job, request.images, request.criu) if freezes else None
         wake = self._requests.wake
-        self._guard = Guard(request.notices, save, wake, freeze, self._held_bytes)
+        self._guard = Guard(request.notices, save, wake, freeze, self._held_bytes, rests=False)
         self._look_at_orphans()
 
     def run(self) -> None:
@@ -98,6 +99,7 @@ class Supervisor:
                 self._shuts_down = saves and self._guard.freezes_now
                 if not saves:
                     self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
+            self._guard.save_if_due()
             for news in self._guard.news():
                 self._hear(news)
             self._look_at_command(freezes=self._guard.freezes_now)
@@ -230,7 +232,8 @@ class Supervisor:
 
     def _hear(self, news: News) -> None:
         if isinstance(news, Notice):
-            self._keep(notice=news, save_error="", not_frozen=self._unable)
+            if news.kind != "schedule":
+                self._keep(notice=news, save_error="", not_frozen=self._unable)
         elif isinstance(news, Frozen):
             was, done = self._kept.state, news.done
             state = msgspec.structs.replace(
@@ -239,7 +242,7 @@ class Supervisor:
             self._kept = msgspec.structs.replace(self._kept, state=state)
             self._look_at_command()  # where it was ended for that, one write says both
             self._keep()
-        else:
+        elif not news.gave_way:
             self._keep(saved=news.saved or self._kept.state.saved, save_error=news.error)
 
     # -- requests

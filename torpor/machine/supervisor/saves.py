@@ -7,7 +7,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -16,9 +16,8 @@ from torpor.machine.supervisor.freezing import Freeze
 from torpor.shared.values import learned
 from torpor.shared.wire.job import Notice, OwnSave, StandBy
 from torpor.shared.wire.protocol import encode_line
+from torpor.shared.wire.snapshot import KnownSnapshot
 
-LONGEST_S: Final = 3600.0
-"""After this time the grants of a save have ended, and its process is ended too."""
 UNKNOWN_S: Final = 30.0
 """How long the machine is taken to live if its market does not say: the shortest of all notices."""
 NOTICE_S: Final = {"aws-spot": 120.0, "azure": 900.0}
@@ -77,12 +76,24 @@ class RescueSaves:
         self._saving = threading.Lock()
         self._book: StandBy | None = None
         self._given_unix = 0.0
+        self._given_s = 0.0
+        self._signed_unix = 0  # by the control side's clock
         self._made: list[str] = []
 
     def stand_by(self, book: StandBy) -> None:
         """Replace the book. A save that runs goes on with the one that it has."""
         with self._lock:
             self._book, self._given_unix, self._made = book, self._now(), []
+            self._given_s = time.monotonic()
+            self._signed_unix = book.saves[0].created_unix if book.saves else 0
+
+    def has_made(self, known: Sequence[KnownSnapshot]) -> bool:
+        """Whether the newest of the ``known`` snapshots is what the book that it has knows, or a
+        save on that book."""
+        with self._lock:
+            book = self._book
+            before = set() if book is None else {one.root for one in book.known[:1]}
+            return {one.root for one in known[:1]} <= before | set(self._made)
 
     @property
     def left(self) -> int:
@@ -113,7 +124,8 @@ class RescueSaves:
                     "the machine cannot save by itself: the control side has handed over no grants "
                     "for it, or all of them are used",
                 )
-            done = self._run(encode_line(msgspec.to_builtins(orders)))
+            line = encode_line(msgspec.to_builtins(orders))
+            done = self._run(line, orders.book.lasts_s)
             self._take_back(orders, done)
             return done
 
@@ -125,14 +137,18 @@ class RescueSaves:
             if book is None or not book.saves:
                 return None
             scheduled = notice.kind == "schedule"
+            now_unix = self._signed_unix + time.monotonic() - self._given_s
+            due = [save.created_unix for save in book.saves]
+            while len(due) > 1 and due[0] < due[1] <= now_unix:
+                book, due = msgspec.structs.replace(book, saves=book.saves[1:]), due[1:]
             share = len(book.packs) if len(book.saves) == 1 else (len(book.packs) + 1) // 2
             if scheduled:
                 share = max(share, len(book.packs) - RESERVE)
             replace = msgspec.structs.replace
             self._book = replace(book, saves=book.saves[1:], packs=book.packs[share:])
             mine = replace(book, saves=book.saves[:1], packs=book.packs[:share])
-            goes_on = scheduled or (notice.kind == "aws-rebalance" and not book.job)
-            if goes_on:  # nobody's work is paused where the machine is not about to end
+            is_about_to_end = notice.kind not in ("schedule", "aws-rebalance")
+            if not book.job and not is_about_to_end:  # nobody's work is paused for that
                 mine = replace(mine, save_argv=[])
             left_s = self.left_s(notice)
             return Orders(mine, self._given_unix, left_s, list(self._made), scheduled)
@@ -161,7 +177,8 @@ class RescueSaves:
             return UNKNOWN_S  # this machine's clock is not the market's
         return max(left_s, 0.0)
 
-    def _run(self, orders: bytes) -> Rescued:
+    def _run(self, orders: bytes, longest_s: float) -> Rescued:
+        """After ``longest_s`` the grants have ended, and the process is ended too."""
         try:
             process = subprocess.Popen(
                 self._start,
@@ -172,12 +189,12 @@ class RescueSaves:
         except OSError as error:
             return Rescued(None, f"the machine's own save could not be started: {error}")
         try:
-            said, _ = process.communicate(orders, LONGEST_S)
+            said, _ = process.communicate(orders, longest_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             return Rescued(
-                None, f"the machine's own save took over {LONGEST_S:.0f} s and was ended"
+                None, f"the machine's own save took over {longest_s:.0f} s and was ended"
             )
         try:
             return msgspec.convert(json.loads(said), learned(Rescued))

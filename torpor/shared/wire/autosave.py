@@ -23,7 +23,8 @@ class AutosaveState(msgspec.Struct, frozen=True):
     found nothing new; ``unsaved_s``: how long ago that was, or the begin of the process where it
     has saved nothing. ``error``: why the last try failed. ``interval_s``: the time between the last
     two tries, or to the next one where that is longer. ``left``: manifests that it may still write.
-    ``until_unix``: when its grants end, by the control side's clock."""
+    ``until_unix``: when its grants end, by the control side's clock, and ``lasts_s``: how long they
+    last in all."""
 
     lives: bool
     job: str = ""
@@ -35,6 +36,7 @@ class AutosaveState(msgspec.Struct, frozen=True):
     interval_s: float = 0.0
     left: Count = 0
     until_unix: Moment = 0.0
+    lasts_s: Moment = 0.0
 
 
 class LookAtAutosave(Request[AutosaveState], frozen=True):
@@ -53,9 +55,10 @@ class EndAutosave(Request[Nothing], frozen=True):
 
 
 class Autosave(Request[Nothing], frozen=True):
-    """Save the workspace of ``book`` every ``every_s`` seconds, and when the machine will be taken
-    away, until the grants end. Starts a process for it, or hands the book to the one that lives;
-    one of another bundle is replaced. WorkspaceBusy while a job on the machine saves the workspace.
+    """Save the workspace of ``book`` as often as it says, and when the machine will be taken away,
+    until the grants end. Starts a process for it, or hands the book to the one that lives;
+    one of another bundle is replaced. WorkspaceBusy while a job on the machine saves the workspace,
+    unless it is the job ``instead_of``, which is over: its supervisor loses its grants.
 
     The next save comes 50 times as long after the last one as that kept all cores or the line busy,
     and 10 times as long as it took, or later. After one that failed it comes with the next book,
@@ -63,5 +66,5 @@ class Autosave(Request[Nothing], frozen=True):
 
     op = "autosave"
     book: StandBy
-    every_s: float
     notices: list[NoticeSource]
+    instead_of: str = ""

@@ -166,7 +166,8 @@ class TryFreezing(Request[Tried], frozen=True):
 
 
 class SaveGrant(msgspec.Struct, frozen=True):
-    """Leave to write one manifest by the time that ``grant`` expires."""
+    """Leave to write one manifest by the time that ``grant`` expires. ``created_unix``: when it is
+    to be used, by the control side's clock, which its name says too."""
 
     snapshot: SnapshotId
     created_unix: int
@@ -176,13 +177,16 @@ class SaveGrant(msgspec.Struct, frozen=True):
 class StandBy(Request[Nothing], frozen=True):
     """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
 
-    ``job``: empty for the saves of no job. ``saves``: one for each save, used in order. ``packs``:
+    ``job``: empty for the saves of no job. ``saves``: one for each save, used in order; one whose
+    successor's time has come is left out. ``packs``:
     grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name.
     ``young``: packs that none of those names and a manifest may: a save that did not end may have
     stored them. The key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
     ``resume_argv``: the counterpart of ``save_argv``, owed from before that runs; empty for none. A
     supervisor of an older bundle does not know it. ``authority`` as in BeginsRun; that supervisor
-    does not know it either.
+    does not know it either. ``every_s``: save so often, unless a newer book shows that somebody
+    else has stored the workspace meanwhile; 0: only after a notice. ``lasts_s``: seconds until the
+    grants end. An older supervisor knows neither, and saves only after a notice.
     """
 
     op = "job.standby"
@@ -203,3 +207,5 @@ class StandBy(Request[Nothing], frozen=True):
     young: list[ObjectKey] = msgspec.field(default_factory=list)
     resume_argv: list[str] = msgspec.field(default_factory=list)
     authority: str = ""
+    every_s: float = 0.0
+    lasts_s: float = 3600.0
