@@ -179,9 +179,10 @@ def test_a_backup_starts_no_autosave_on_the_machine_of_a_job(
     hibernate_plainly(lab.opened)
     opened, stands_by, hand_over = lab.wanting(save_minutes=5), Event(), attempt.stand_by
 
-    def note(*given: Any) -> None:
-        hand_over(*given)
+    def note(*given: Any) -> float:
+        again_s = hand_over(*given)
         stands_by.set()
+        return again_s
 
     def run() -> None:
         with PlainRunner(opened, wait_factor=0.1):

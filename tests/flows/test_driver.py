@@ -490,7 +490,7 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
             self.begun += 1
 
     machine, rental = handed_over(lab.opened)
-    monkeypatch.setattr(attempt, "stand_by", lambda *_: None)
+    monkeypatch.setattr(attempt, "stand_by", lambda *_: 60.0)
     began = [attempt_on(machine, rental, began_unix=time.time() - 7200.0)]
     jobs = lab.opened.jobs
     left = left_job(lab, attempts=began, newest_unix=time.time() - ago_s)
@@ -508,9 +508,10 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
 ) -> None:
     """What the machine would save by itself is based on the save before, until it is told."""
 
-    def stand_by(*_: Any) -> None:
+    def stand_by(*_: Any) -> float:
         if not handed_over_book:
             raise StoreUnavailable("the store is away")
+        return 60.0
 
     def save(*_: Any, **__: Any) -> Any:
         report = SimpleNamespace(lost=[])

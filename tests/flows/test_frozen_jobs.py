@@ -150,9 +150,10 @@ def running(
         made = Running(world, metadata, threads)
         hand_over = attempt.stand_by
 
-        def note(*given: Any) -> None:
-            hand_over(*given)
+        def note(*given: Any) -> float:
+            again_s = hand_over(*given)
             made.stands_by.set()
+            return again_s
 
         monkeypatch.setattr(attempt, "stand_by", note)
         yield made

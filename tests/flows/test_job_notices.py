@@ -40,6 +40,7 @@ from torpor.control.jobs.report import JobReport
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot
+from torpor.control.upkeep.lineage import Lines
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.errors import JobFailed
 from torpor.shared.values import MIB, MachineId
@@ -118,6 +119,41 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     assert begun[1] >= noticed_at
 
 
+def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: World) -> None:
+    """A laptop is closed, and the market takes the machine without a notice."""
+    machine = world.rent().id
+    place = world.workspace(machine)
+    place.mkdir()
+    (place / "training.py").write_text(Path(training.__file__).read_text())
+    with patch.object(attempt, "LATE_S", 0.5):
+        assert killed_in_a_child(lambda: _die_once_it_stands_by(world, save_minutes=0.01))
+    (left,) = _jobs(world).open()
+    assert (left.saves, left.newest) == (0, None)
+    reached = _step(place)
+    until(lambda: _step(place) > reached + 3, "the command goes on")
+    began_unix, step = time.time(), _step(place)
+
+    def saved_since() -> bool:
+        state = JobFolder(world.home(machine) / ".torpor", left.id).look()[0]
+        return state.saved is not None and state.saved.made_unix > began_unix + 10.0
+
+    until(saved_since, "the machine has saved itself more than once since")
+    world.lose_machines()
+    until(lambda: not _jobs(world).open()[0].driven, "its driver counts as gone")
+    report = _run(world, [], job=left.id)
+    assert report.job.state == "succeeded"
+    first, second = report.job.attempts
+    assert (first.end, first.saved, second.end) == ("machine lost", True, "command ended")
+    woken = world.workspace(MachineId(wake_plainly(world.opened).machine))
+    assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_LONG)
+    log = (woken / f".torpor-jobs/{left.id}.log").read_text()
+    begun = [int(line.rsplit(" ", 1)[1]) for line in log.splitlines() if "goes on from" in line]
+    assert begun[0] == 0 and begun[1] >= step
+    lines = Lines.of(world.direct, WORKSPACE, world.seal)
+    line = [*lines.going_back(str(report.job.final))]
+    assert not any(one.autosave for one in line)  # the verified ones have their work
+
+
 @pytest.mark.parametrize("goes", [True, False], ids=["goes", "stays"])
 def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes: bool) -> None:
     """A machine that shuts down sends SIGTERM to the supervisor and to the command alike."""
@@ -127,9 +163,10 @@ def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes:
     (place / "training.py").write_text(Path(training.__file__).read_text())
     hand_over, stands_by = attempt.stand_by, threading.Event()
 
-    def note(*given: Any) -> None:
-        hand_over(*given)
+    def note(*given: Any) -> float:
+        again_s = hand_over(*given)
         stands_by.set()
+        return again_s
 
     with (
         ThreadPoolExecutor(1) as thread,
@@ -214,16 +251,17 @@ def _run(world: World, command: list[str], **options: Any) -> JobReport:
     return report
 
 
-def _die_once_it_stands_by(world: World) -> None:
+def _die_once_it_stands_by(world: World, save_minutes: float = 1000) -> None:
     """Drive a job until its machine has what it needs to save by itself."""
     hand_over = attempt.stand_by
 
-    def die(*given: Any) -> None:
+    def die(*given: Any) -> float:
         hand_over(*given)
         os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it lives")
 
     with patch.object(attempt, "stand_by", die):
-        _run(world, _TRAINING, save_minutes=1000)
+        _run(world, _TRAINING, save_minutes=save_minutes)
 
 
 def _jobs(world: World) -> Jobs:

@@ -293,9 +293,10 @@ def test_a_higher_priority_takes_the_machine_of_a_job_which_saves_and_goes_on_la
 
     stand_by, stands_by = attempt.stand_by, threading.Event()
 
-    def note(*given: Any) -> None:
-        stand_by(*given)
+    def note(*given: Any) -> float:
+        again_s = stand_by(*given)
         stands_by.set()
+        return again_s
 
     monkeypatch.setattr(attempt, "stand_by", note)
 
