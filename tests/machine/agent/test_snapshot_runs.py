@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import random
 import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,10 +29,12 @@ from tests.fixtures.snapshots import (
     store_rest,
 )
 from tests.fixtures.trees import content, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.agent.call import Call
 from torpor.machine.pipeline import upload
 from torpor.shared.errors import (
     AgentLost,
+    GrantExpired,
     MachineError,
     ManifestInvalid,
     RunCancelled,
@@ -40,7 +46,8 @@ from torpor.shared.errors import (
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import decode_manifest, encode_manifest
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_key
-from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.transfer.transfer import Transfer
+from torpor.shared.values import MIB, Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
@@ -213,6 +220,56 @@ def test_a_pass_goes_on_where_its_grants_were_used_up(engine: Engine, wide: Path
         new_bytes += seen.new_bytes
     assert (seen.passes, new_bytes) == (1, WIDE_FILES * 4 * MIB)
     comes_back(engine, commit_at_rest(run), wide)
+
+
+def _puts(monkeypatch: pytest.MonkeyPatch, ended: Callable[[int], bool]) -> list[ObjectKey]:
+    """The packs that are sent; those whose number has ``ended`` are refused."""
+    put, sent = Transfer.put, list[ObjectKey]()
+
+    def late(transfer: Transfer, grant: Grant, *args: Any) -> None:
+        sent.append(grant.key)
+        if ended(len(sent)):
+            raise GrantExpired("an hour is over")
+        put(transfer, grant, *args)
+
+    monkeypatch.setattr(Transfer, "put", late)
+    return sent
+
+
+def test_a_grant_that_ends_in_the_middle_of_a_pass_is_replaced(
+    engine: Engine, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine.begin([wide])
+    with monkeypatch.context() as patch:
+        sent = _puts(patch, lambda number: number == 3)
+        seen = run.store(1)
+    assert (seen.passes, seen.new_bytes) == (1, WIDE_FILES * 4 * MIB)
+    assert packs_of(engine) == {*sent} - {sent[2]}
+    comes_back(engine, commit_at_rest(run), wide)
+
+
+def test_grants_that_all_have_ended_end_the_passes(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine.begin([was])
+    with monkeypatch.context() as patch:
+        sent = _puts(patch, lambda number: True)
+        with pytest.raises(GrantExpired, match="has stored none with the last ones: an hour is"):
+            run.store(3)
+    assert len(sent) == 3
+    assert run.store(3).passes == 2
+
+
+def test_a_pass_waits_for_workers_that_others_have(engine: Engine, was: Path) -> None:
+    run = engine.begin([was])
+    with ThreadPoolExecutor(1) as threads:
+        with ExitStack() as busy:
+            for _ in range(engine.runs.workers):
+                busy.enter_context(engine.runs.worker(lambda: None))
+            stored = threads.submit(run.store, 1)
+            with pytest.raises(TimeoutError):
+                stored.result(0.5)
+        assert stored.result(PATIENCE_S).passes == 1
 
 
 def test_passes_end_when_nothing_is_new_or_when_all_are_made(engine: Engine, was: Path) -> None:
