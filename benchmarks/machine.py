@@ -7,7 +7,6 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,10 +94,7 @@ class BenchMachine:
         remote = RemoteSnapshot(self._attached(), store, spec, None, secrets.token_hex(8))
         remote.begin()
         try:
-            parts = remote.scan(1).parts
-            with ThreadPoolExecutor(len(parts)) as pool:
-                sent = [*pool.map(lambda plan: remote.store_part(1, plan).stored_bytes, parts)]
-            return self._since(started), sum(sent)
+            return self._since(started), remote.store(1).stored_bytes
         finally:
             remote.end(committed=False)
 

@@ -21,7 +21,7 @@ from tasks.adoption import (
 from tasks.autosave import start_autosave
 from tasks.flow import flow
 from tasks.runner import runner
-from tasks.snapshot import begin_snapshot, look_for_losses, scan
+from tasks.snapshot import begin_snapshot, look_for_losses, look_for_new
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.losses import judge_losses
@@ -93,13 +93,13 @@ def _look_around(opened: OpenWorkspace, session: Agent) -> tuple[int, list[str]]
     remote = RemoteSnapshot(session, opened.store, opened.spec, opened.key, runner().run)
     begin_snapshot(remote)
     try:
-        seen = scan(remote, 1)
+        seen = look_for_new(remote)
         losses = look_for_losses(remote, rented=False, whole=True, wait_s=LOOK_TO_REFUSE_S)
     finally:
         with suppress(TorporError):  # an agent that cannot be reached ends the run itself
             remote.end(committed=False)
     lost = judge_losses(losses, opened.spec)
-    return sum(part.bytes for part in seen.parts), lost.lines
+    return seen.unread, lost.lines
 
 
 def _warnings(opened: OpenWorkspace, found: Adoptable, host_key: str) -> list[str]:

@@ -3,37 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
-from tasks.progress import Progress
+from tasks.phases import phase
+from tasks.progress import Progress, doing
 from tasks.retries import ONCE, WHILE_BUSY
 from tasks.run_table import current_flow
 from tasks.runner import runner
 from tasks.step import step
+from tasks.waiting import waits_of
 from tasks.workspace import StoredWorkspace
-from torpor.control.deploy.bases import is_base
+from torpor.control.deploy.bases import is_base, shown_name
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.values import Machine, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport
+from torpor.shared.values import Machine, ObjectKey, StoredSnapshot, WorkspaceName
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.snapshot import Committed, Stored
 
 begin_snapshot = step("begin snapshot", retries=WHILE_BUSY, says="beginning a snapshot")(
     RemoteSnapshot.begin
 )
-scan = step(
-    "scan", run_name="scan {number}", phase="scan", says="looking for what is new, pass {number}"
-)(RemoteSnapshot.scan)
+look_for_new = step("look for what is new", phase="scan", says="looking for what is new")(
+    RemoteSnapshot.walk
+)
 
 
-@step("store part", run_name="store part {plan.part} of pass {number}")
-def store_part(
-    snapshot: RemoteSnapshot, number: int, plan: PartPlan, progress: Progress
-) -> PartReport:
-    """Read, encode and send one part; what the store already has is not sent again."""
-    return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
+@step("store", run_name="store from pass {number}")
+def store(snapshot: RemoteSnapshot, number: int, passes: int, lost: Sequence[ObjectKey]) -> Stored:
+    """Have the machine look for what is new and store it, until it is at rest, in up to ``passes``
+    passes. The first is pass ``number`` of the snapshot. ``lost`` packs are stored again."""
+    with _Shown(snapshot.spec.name, number) as shown:
+        return snapshot.store(passes, lost, shown.event)
+
+
+class _Shown:
+    """Shows passes: what is looked for, then how much of it is stored, each a phase of the run."""
+
+    def __init__(self, name: WorkspaceName, number: int) -> None:
+        self._name = name
+        self._before = number - 1
+        self._turn = 1
+        self._bar: Progress | None = None
+        self._shown = ExitStack()
+
+    def __enter__(self) -> _Shown:
+        self._look()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            (bar.give_up if error is not None else bar.done)()
+        self._shown.close()
+
+    def event(self, event: Event) -> None:
+        if event.away is not None:
+            waits_of(runner()).hear(event.away)
+            return
+        if event.turn > self._turn:
+            self.__exit__(None, None, None)
+            self._turn = event.turn
+            self._look()
+        if event.turn == self._turn and event.total:
+            if self._bar is None:
+                self._store(event.total)
+            else:
+                self._bar.event(self._turn, event)
+
+    def _look(self) -> None:
+        self._shown.enter_context(phase("scan"))
+        self._shown.enter_context(
+            doing(f"looking for what is new, pass {self._before + self._turn}")
+        )
+
+    def _store(self, total_bytes: int) -> None:
+        self._shown.close()
+        self._shown.enter_context(phase("store"))
+        self._bar = Progress(
+            f"hibernate-{self._name}-progress",
+            f"storing {shown_name(self._name)}, pass {self._before + self._turn}",
+            total_bytes,
+        )
 
 
 look_for_losses = step("look for losses", phase="look")(RemoteSnapshot.losses)

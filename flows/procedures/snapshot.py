@@ -10,14 +10,13 @@ from typing import Final, Self
 
 import msgspec
 
-from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.autosave import delete_autosaves, end_autosave, start_autosave
 from tasks.guards import Ending, Guard, ask_first, check_guards
 from tasks.jobs import check_not_frozen
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
-from tasks.phases import phase, seconds_by_phase
+from tasks.phases import seconds_by_phase
 from tasks.programs import Quiet, check_frozen, quiesce
 from tasks.progress import doing
 from tasks.runner import runner
@@ -29,12 +28,10 @@ from tasks.snapshot import (
     log_losses,
     log_stored,
     look_for_losses,
-    scan,
-    store_part,
+    store,
     verify,
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.deploy.bases import shown_name
 from torpor.control.losses import Lost, judge_losses, not_kept, with_home, with_missed
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
@@ -51,14 +48,13 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, OwnFiles, PartReport, Scanned
+from torpor.shared.wire.snapshot import Committed, OwnFiles, Stored
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
 rounds count."""
-PAUSE_S: Final = 0.25
-"""Between two passes while files change. A file that changed less than 0.1 s before a pass is
-unsettled in it (2.1 s where times are whole seconds), and a small workspace is scanned sooner."""
+BEFORE_QUIET: Final = 2
+"""Passes while the programs run: the second stores little, so that they pause for little."""
 KEPT_PASSES: Final = 3
 """A machine that is kept need not come to rest: what changes is named in the snapshot."""
 MAX_ROUNDS: Final = 3
@@ -148,8 +144,8 @@ class Snapshot:
         self._quiet = Quiet()
         self._freezes = self._ends and workspace.spec.freezes
         self._hook = bool(workspace.spec.quiesce)  # which runs once
-        self._parts: list[PartReport] = []
-        self._last: Scanned
+        self._new_bytes = self._stored_bytes = 0
+        self._last: Stored
         self._stored: StoredSnapshot
         self._committed: Committed
         self._verified: Verified | None = None
@@ -180,22 +176,18 @@ class Snapshot:
             runner().log.warning("machine %s: %s", self._machine.id, words)
 
     def store_changes(self) -> None:
-        """Scan and store until nothing is new, and until no program writes if the machine ends.
-        The guards are asked before the quiesce command runs."""
+        """Store until nothing is new, and until no program writes if the machine ends. The guards
+        are asked before the quiesce command runs."""
         if self._ends and self._looks:
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
         lost: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
-        most = left if self._ends else min(left, KEPT_PASSES)
         rested = not (self._hook or self._freezes)  # an earlier round's programs may run again
-        for number in range(1, most + 1):
-            self._passes += 1
-            self._read_unix = time.time()
-            seen = scan(self._remote, self._passes, lost)
+        last = self._passes + (left if self._ends else min(left, KEPT_PASSES))
+        while self._passes < last:
+            left = last - self._passes
+            seen = self._store(left if rested else min(left, BEFORE_QUIET), lost)
             lost, self._restless = [], seen.unaccepted
-            self._store_parts(seen)
-            if seen.unaccepted_count and number < 2:
-                continue
             if not rested:
                 check_guards(self._guards, Ending(self._machine, self._lost))
                 self._quiet = quiesce(
@@ -207,9 +199,8 @@ class Snapshot:
                 )
                 rested, self._hook = True, False
                 continue
-            if seen.unaccepted_count and (self._ends or number < most):
-                time.sleep(PAUSE_S)
-                continue
+            if seen.unaccepted_count and self._ends:
+                break
             if self._looks:
                 waits = self._adopted or self._workspace.spec.left_behind == "refuse"
                 self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if waits else LOOK_S)
@@ -233,11 +224,10 @@ class Snapshot:
 
     def commit(self) -> None:
         """Write the manifest. StillChanging if the machine ends and files changed meanwhile."""
-        new_bytes = sum(part.new_bytes for part in self._parts)
         self._lost = with_missed(self._lost, self._last.missed)
-        if not new_bytes:
+        if not self._new_bytes:
             check_guards(self._guards, Ending(self._machine, self._lost, nothing_new=True))
-        statistics = {"new_bytes": new_bytes, "passes": self._passes}
+        statistics = {"new_bytes": self._new_bytes, "passes": self._passes}
         self._stored, self._committed = commit(self._remote, statistics)
         if self._ends and self._committed.unaccepted_count:
             raise StillChanging(
@@ -317,8 +307,8 @@ class Snapshot:
             passes=self._passes,
             files=committed.files,
             bytes=committed.bytes,
-            new_bytes=sum(part.new_bytes for part in self._parts),
-            stored_bytes=sum(part.stored_bytes for part in self._parts),
+            new_bytes=self._new_bytes,
+            stored_bytes=self._stored_bytes,
             total_stored_bytes=sum(chunk.stored for chunk in self._verified.manifest.chunks),
             packs=len(self._verified.manifest.packs),
             encoding=committed.encoding,
@@ -375,15 +365,11 @@ class Snapshot:
         own = OwnFiles(spec.paths, spec.accept_lost, rented, list(self._volumes))
         return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
 
-    def _store_parts(self, seen: Scanned) -> None:
-        if not seen.parts:
-            return
-        name = self._workspace.spec.name
-        with phase("store"):
-            self._parts += do_parts(
-                f"hibernate-{name}-progress",
-                f"storing {shown_name(name)}, pass {self._passes}",
-                sum(plan.bytes for plan in seen.parts),
-                seen.parts,
-                lambda plan, bar: store_part.submit(self._remote, self._passes, plan, bar),
-            )
+    def _store(self, passes: int, lost: Sequence[ObjectKey]) -> Stored:
+        began_unix = time.time()
+        seen = store(self._remote, self._passes + 1, passes, lost)
+        self._read_unix = max(began_unix, time.time() - max(0.0, seen.ago_s))
+        self._passes += seen.passes
+        self._new_bytes += seen.new_bytes
+        self._stored_bytes += seen.stored_bytes
+        return seen

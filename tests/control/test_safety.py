@@ -255,7 +255,7 @@ def test_a_hidden_pack_that_reads_wrong_is_damage(kept: Kept) -> None:
     kept.change_pack(lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]))
     kept.store.hide_md5(kept.pack())
     run = kept.engine.begin([kept.was])
-    run.scan(1)
+    run.store(1)
     with pytest.raises(SnapshotDamaged, match="has 1 of 1 packs missing"):
         verify_snapshot(kept.store, kept.stored, kept.seal, run.reread)
 

@@ -70,7 +70,7 @@ def _stack() -> Stack:
         "run on machine",  # before the record that an environment is being made here
         "start attempt 1",  # of the setup command
         "begin snapshot",  # the server has answered
-        "store part",
+        "store",
         "commit",
         "keep environment",
         "expire environments",

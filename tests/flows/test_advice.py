@@ -19,6 +19,7 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.passes import before_each_walk
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import not_handed_over
 from torpor.control.reports import HibernateReport
@@ -170,23 +171,33 @@ def _add_to_paths(desk: Desk) -> None:
 
 
 def _write_at(desk: Desk, step: str, name: str = "run[1].log", most: int = 100) -> None:
-    """A program writes before each of these steps, ``most`` times."""
+    """A program writes before each of these steps, ``most`` times. ``walk``: before each pass."""
     left = [most]
 
-    def before(label: str) -> None:
-        if label.startswith(step) and left[0]:
+    def write() -> None:
+        if left[0] and desk.before is not _nothing:
             left[0] -= 1
             with (desk.work / name).open("a") as file:
                 file.write("one more line\n")
 
+    def before(label: str) -> None:
+        if label.startswith(step):
+            write()
+
     (desk.work / name).write_text("a line\n")
-    if step != "scan":
+    if step == "walk":
+        before_each_walk(desk.patch, write)
+    else:
         desk.patch.setattr("flows.procedures.snapshot.MAX_PASSES", 100)
     desk.before = before
 
 
+def _nothing(step: str) -> None:
+    """No program writes."""
+
+
 def _stop_writing(desk: Desk) -> None:
-    desk.before = lambda step: None
+    desk.before = _nothing
 
 
 def _accept_changed(desk: Desk) -> None:
@@ -218,7 +229,7 @@ def _empty(desk: Desk) -> None:
 
 def _empty_while_it_is_read(desk: Desk) -> None:
     def before(step: str) -> None:
-        if step.startswith("scan"):
+        if step.startswith("store"):
             shutil.rmtree(desk.work / "nvme", ignore_errors=True)
             for file in desk.work.iterdir():
                 file.unlink()
@@ -227,7 +238,7 @@ def _empty_while_it_is_read(desk: Desk) -> None:
 
 
 def _fill_again(desk: Desk) -> None:
-    desk.before = lambda step: None
+    desk.before = _nothing
     _fill(desk.work)
 
 
@@ -320,13 +331,13 @@ _REFUSALS: dict[str, Refusal] = {
         _unmount, "Bring them back", lambda desk: _disks(desk, "workspace/nvme")
     ),
     "restless, stopped": Refusal(
-        lambda desk: _write_at(desk, "scan"), "Stop the program", _stop_writing
+        lambda desk: _write_at(desk, "walk"), "Stop the program", _stop_writing
     ),
     "restless, accepted": Refusal(
-        lambda desk: _write_at(desk, "scan"), "accept them in `accept_changed`", _accept_changed
+        lambda desk: _write_at(desk, "walk"), "accept them in `accept_changed`", _accept_changed
     ),
     "restless, excluded": Refusal(
-        lambda desk: _write_at(desk, "scan"), "exclude .* lost with the machine", _exclude
+        lambda desk: _write_at(desk, "walk"), "exclude .* lost with the machine", _exclude
     ),
     "written later, stopped": Refusal(
         lambda desk: _write_at(desk, "confirm"), "stop the program", _stop_writing

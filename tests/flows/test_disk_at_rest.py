@@ -12,6 +12,7 @@ import flows
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import Lab
+from tests.fixtures.passes import before_each_store, before_each_walk
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.trees import let_settle
 from torpor.control.reports import HibernateReport
@@ -68,20 +69,20 @@ def test_a_file_that_was_changed_a_moment_ago_comes_to_rest(
 
 
 def test_a_disk_that_never_rests_is_read_ten_times_and_what_was_paused_is_resumed(
-    lab: Lab, root: Path
+    lab: Lab, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said, passes = root.parent / "said", []
     resume = ["sh", "-c", f"echo resumed >> {said}; exit 3"]
     opened = lab.wanting(quiesce=["sh", "-c", f"echo paused >> {said}"], resume=resume)
 
-    def before(step: str) -> None:
-        if step.startswith("scan"):
-            passes.append(step)
-            _append(root / "notes.txt")
+    def write() -> None:
+        passes.append(said.exists())
+        _append(root / "notes.txt")
 
+    before_each_walk(monkeypatch, write)
     with pytest.raises(StillChanging, match=r"rest in 10 passes, last: notes.txt"):
-        _hibernate(opened, before)
-    assert len(passes) == 10
+        hibernate_plainly(opened)
+    assert passes == [False] * 2 + [True] * 8
     assert said.read_text() == "paused\nresumed\n"
 
 
@@ -106,12 +107,11 @@ def test_the_report_names_accepted_files_that_changed_and_the_moment_that_the_sn
     assert ", as of 20" in _row(report, "snapshot")
 
 
-def test_a_wake_names_the_files_that_changed_while_they_were_stored(lab: Lab, root: Path) -> None:
-    def before(label: str) -> None:
-        if label.startswith("store part"):
-            _append(root / "app.log")
-
-    report = _hibernate(lab.opened, before, accept_changed=["*.log"])
+def test_a_wake_names_the_files_that_changed_while_they_were_stored(
+    lab: Lab, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_each_store(monkeypatch, lambda: _append(root / "app.log"))
+    report = hibernate_plainly(lab.opened, accept_changed=["*.log"])
     assert report.accepted == ["app.log"]
     woken = wake_plainly(lab.opened)
     assert "app.log changed while they were stored, so each may mix two states" in woken.warnings[0]

@@ -3,12 +3,10 @@ than it decided."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import random
 import time
-import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from flows.procedures.restore import begun, restore_all
 from flows.procedures.snapshot import Snapshot
@@ -61,12 +60,10 @@ from torpor.shared.wire.snapshot import (
     ListPacks,
     PackClaim,
     Packs,
-    PartPlan,
-    PartReport,
     Program,
     Quiesced,
-    Scanned,
-    StorePart,
+    Store,
+    Stored,
 )
 
 A = TypeVar("A")
@@ -106,7 +103,7 @@ class Hostile:
 
     @property
     def grants(self) -> list[list[Grant]]:
-        return [asked.packs for asked in self.asked if isinstance(asked, (StorePart, FetchPart))]
+        return [asked.packs for asked in self.asked if isinstance(asked, (Store, FetchPart))]
 
 
 def _honest(**fixed: msgspec.Struct | Answer) -> Answer:
@@ -122,6 +119,7 @@ def _honest(**fixed: msgspec.Struct | Answer) -> Answer:
 @pytest.fixture(autouse=True)
 def _few_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_PACKS", FEW)
+    monkeypatch.setattr(snapshot, "PACKS_AT_ONCE", FEW)
 
 
 WORKS = [
@@ -191,20 +189,20 @@ def test_no_answer_gets_past_our_errors_and_limits(
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("answer", "says"),
     [
-        ([PartPlan(0, 10**7 * 64 * MIB, 10**7)], "gets at most 3"),
-        ([PartPlan(0, 64 * MIB, 10**9)], "asks for 1000000000 packs for 67108864 bytes"),
-        ([PartPlan(n, 1, 1) for n in range(FEW + 1)], "into 4 parts instead of at most 3"),
-        ([PartPlan(0, 1, 1)] * 2, "twice"),
+        (Stored(0, 0, 0, 0, 0, []), "0 of 3 passes"),
+        (Stored(4, 0, 0, 0, 0, []), "4 of 3 passes"),
+        (Stored(3, 0, 0, 0, 0, [], packs=1), "3 of 3 passes"),
     ],
+    ids=["none", "too many", "all, and asks for more"],
 )
-def test_a_plan_beyond_the_limits_is_refused(
-    memory_store: MemoryStore, parts: list[PartPlan], says: str
+def test_passes_that_no_agent_makes_are_refused(
+    memory_store: MemoryStore, answer: Stored, says: str
 ) -> None:
-    agent = Hostile(_honest(Scan=Scanned(0, 0, [], parts)))
-    with pytest.raises(MachineError, match=f"machine hostile .*{says}"):
-        RemoteSnapshot(agent, memory_store, SPEC, None, "run").scan(1)
+    agent = Hostile(_honest(Store=answer))
+    with pytest.raises(MachineError, match=f"machine hostile says that it has made {says}"):
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").store(3)
 
 
 @pytest.mark.parametrize("named", [[], ["1" * 12, "0" * 12], ["0" * 12] * 2, ["x"]])
@@ -243,53 +241,70 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
 def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     honours: bool, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a part that takes longer gets new ones, as long as it gets anywhere."""
+    """And a pass that takes longer gets new ones, as long as it gets anywhere."""
+    monkeypatch.setattr(snapshot, "PACKS_AT_ONCE", 200)
     store = MemoryStore()
     store.takes_conditions = honours
-    asked: list[StorePart] = []
-    hour = itertools.count(step=3600)
-    monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(hour)))
+    asked: list[Store] = []
 
-    def part(request: Any) -> PartReport:
+    def stores(request: Any) -> Stored:
         asked.append(request)
-        if len(asked) < 3:
-            store.put(request.packs[0].key, b"a pack")
-            raise GrantExpired("an hour is over")
-        if len(asked) == 3:
-            return PartReport(1, 1)
-        raise GrantExpired("and nothing was stored")
+        if len(asked) == 4:
+            return Stored(1, 4, 3, 0, 0, [])
+        done = replace(_ASKS, new_bytes=1, stored_bytes=1, packs=113)  # for two hours at 1 MiB/s
+        if not request.packs:
+            return done
+        key = request.packs[7].key
+        store.put(key, b"a pack")
+        return replace(done, stored=key, why="an hour is over")
 
-    run = RemoteSnapshot(Hostile(_honest(StorePart=part)), store, SPEC, None, "run")
-    plan = PartPlan(0, 7200 * MIB, 3)
-    assert run.store_part(1, plan) == PartReport(1, 1)
-    with pytest.raises(GrantExpired, match="nothing was stored"):
-        run.store_part(1, plan)
-    assert len(asked) == 4
+    run = RemoteSnapshot(Hostile(_honest(Store=stores)), store, SPEC, None, "run")
+    done = run.store(2)
+    assert (done.passes, done.new_bytes, done.stored_bytes) == (1, 7, 6)
     grants = [grant for request in asked for grant in request.packs]
-    assert len({grant.key for grant in grants}) == len(grants) == 12
+    assert len({grant.key for grant in grants}) == len(grants) == 3 * 113
     for grant in grants:
-        assert abs(grant.expires_unix - time.time() - hours * 3600) < 60
+        assert abs(grant.expires_unix - time.time() - hours * 3600) < 120
     store.close()
 
 
-@pytest.mark.parametrize(("lasted_s", "turns"), [(10, 1), (3600, FEW)], ids=["early", "in time"])
-def test_a_machine_that_always_says_that_its_grants_have_expired_gets_few(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, lasted_s: int, turns: int
+_ASKS = Stored(0, 0, 0, 0, 0, [], packs=1 << 50, why="an hour is over")
+
+
+@pytest.mark.parametrize("says", ["nothing", "a pack of another", "a pack that is not there"])
+def test_a_machine_that_asks_for_grants_again_and_again_gets_few(
+    memory_store: MemoryStore, says: str
 ) -> None:
-    """It stores one byte each time."""
-    clock = itertools.count(step=lasted_s)
-    monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    other = new_pack_key(WORKSPACE)
+    memory_store.put(other, b"x")
 
-    def part(request: Any) -> PartReport:
+    def asks(request: Any) -> Stored:
         assert len(agent.asked) <= 10 * FEW, "it goes on for ever"
-        memory_store.put(request.packs[0].key, b"x")
-        raise GrantExpired("an hour is over")
+        mine = request.packs[0].key if request.packs else other
+        told = {"nothing": "", "a pack of another": other}.get(says, mine)
+        return replace(_ASKS, stored=told)
 
-    agent = Hostile(_honest(StorePart=part))
-    run = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
-    with pytest.raises(GrantExpired):
-        run.store_part(1, PartPlan(0, 64 * MIB, FEW))
-    assert len(agent.asked) == turns
+    agent = Hostile(_honest(Store=asks))
+    with pytest.raises(GrantExpired, match=r"has stored none .*: an hour is over"):
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").store(2)
+    assert [len(grants) for grants in agent.grants] == [0, FEW, FEW]
+
+
+def test_a_machine_that_stores_one_byte_each_time_is_stopped(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MOST_REQUESTS", 20)
+
+    def asks(request: Any) -> Stored:
+        if not request.packs:
+            return _ASKS
+        memory_store.put(request.packs[0].key, b"x")
+        return replace(_ASKS, stored=request.packs[0].key)
+
+    agent = Hostile(_honest(Store=asks))
+    with pytest.raises(GrantExpired, match="asked 20 times for more grants"):
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").store(2)
+    assert len(agent.asked) == 20
 
 
 def test_a_served_address_is_no_more_than_that() -> None:

@@ -168,7 +168,7 @@ def test_what_no_manifest_names_goes_after_a_mark_and_a_grace_time(
 def test_packs_of_an_unfinished_run_are_left_alone(machine: NearAgent, store: ClockedStore) -> None:
     machine.hibernated()
     fill(machine, 2, "new")
-    run = steps_after(machine, "store part")
+    run = steps_after(machine, "store")
     machine.restart()  # kill -9
     run.close()
     store.advance(YOUNG_S - 1)
@@ -190,7 +190,7 @@ def test_a_run_does_not_commit_what_was_marked_since_it_began(
     delete(store, base)
     assert len(prune(machine, without_snapshots=True).plan.unnamed) == 1
     done = list(steps)
-    assert "store part 0 of pass 3" in done  # what the base held was stored again
+    assert "store from pass 3" in done  # what the base held was stored again
     store.advance(GRACE_S)
     assert prune(machine).freed.packs == 1
     assert restorable(machine, tmp_path) == 1
@@ -272,10 +272,10 @@ def test_a_marked_pack_is_named_by_no_later_snapshot_though_another_names_it(
 def test_the_next_snapshot_stores_mostly_dead_packs_again_within_a_bound(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
-    for number in range(12):
+    for number in range(7):
         fill(machine, number, f"file-{number}", 1024 * KIB)
     first = machine.hibernated()
-    for number in range(1, 12):
+    for number in range(1, 7):
         (machine.root / f"file-{number}").unlink()
     second = machine.hibernated()
     delete(store, first)
@@ -290,7 +290,7 @@ def test_the_next_snapshot_stores_mostly_dead_packs_again_within_a_bound(
     delete(store, second)
     assert prune(machine).plan.unnamed == done.plan.retired
     store.advance(GRACE_S)
-    assert prune(machine).freed.bytes > 10 * 1024 * KIB
+    assert prune(machine).freed.bytes > 5 * 1024 * KIB
     assert list_snapshots(store, WORKSPACE)[0].snapshot == third
     assert marked_packs(store, WORKSPACE) == set()
 

@@ -146,9 +146,9 @@ def test_a_hibernation_goes_on_from_an_own_save_and_still_names_what_vanished(
     (saver.was / "d").rmdir()
     own, reads[:] = saver.saved(), []
     run = saver.engine.begin([saver.was])
-    seen = run.scan(1)
+    seen = run.store(1)
     run.end(committed=False)
-    assert (reads, seen.parts) == ([], [])
+    assert (reads, seen.new_bytes) == ([], 0)
     assert seen.missed.vanished
     assert check_whole(saver.engine.store, stored(saver.engine, own), saver.engine.seal)
 

@@ -244,8 +244,7 @@ def test_a_run_that_is_given_up_gives_the_gpu_back(
     engine: Engine, weights: Path, make_python: MakePython, at_once: None
 ) -> None:
     run = using(engine, make_python()).begin([weights])
-    for part in run.scan(1).parts:
-        run.store_part(1, part)
+    run.store(1)
     assert gpu_module._lent.locked()
     before = threading.active_count()
     engine.restart()

@@ -99,8 +99,8 @@ def test_what_nobody_verified_is_part_of_the_line_all_the_same(
 ) -> None:
     _change(was, "second")
     run = engine.begin([was])
-    scan_and_store(run, 1)
-    run.scan(2)
+    scan_and_store(run)
+    run.store(1)
     second, _ = commit(run)
     engine.restart()  # killed before the snapshot was verified
     _change(was, "third")

@@ -196,7 +196,7 @@ def test_what_the_agent_knows_of_the_workspace_stays(recovery: Recovery) -> None
     recovery.restore(b"small")
     let_settle()
     run = recovery.engine.begin([recovery.was])
-    assert run.scan(1).unaccepted_count == 1
+    assert run.store(1).unaccepted_count == 1
     with pytest.raises(WorkspaceBusy):
         recovery.run(b"small").begin()
     run.end(committed=False)

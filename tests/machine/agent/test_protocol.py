@@ -20,7 +20,7 @@ from torpor.shared.wire.protocol import (
     parse_said,
 )
 from torpor.shared.wire.request import Event, parse_request
-from torpor.shared.wire.snapshot import StorePart
+from torpor.shared.wire.snapshot import Store
 
 _GRANT = {
     "key": "packs/1",
@@ -29,14 +29,24 @@ _GRANT = {
     "expires_unix": 1,
 }
 
+_STORE = {
+    "run": "r",
+    "passes": 2,
+    "packs": [],
+    "resumed": [],
+    "lost": ["packs/0"],
+    "accepted": [],
+    "accept_lost": [],
+}
+
 
 def test_a_request_parses_and_hides_its_arguments() -> None:
-    args = {"run": "r", "pass": 1, "part": 2, "packs": [_GRANT], "of a later version": 3}
-    envelope = parse_line(json.dumps({"id": "r1", "op": "snapshot.part", "args": args}).encode())
+    args = _STORE | {"packs": [_GRANT], "of a later version": 3}
+    envelope = parse_line(json.dumps({"id": "r1", "op": "snapshot.store", "args": args}).encode())
     assert isinstance(envelope, Envelope)
-    assert (envelope.id, envelope.op, envelope.args) == ("r1", "snapshot.part", args)
-    request = parse_request(StorePart, envelope.args)
-    assert (request.run, request.number, request.part) == ("r", 1, 2)
+    assert (envelope.id, envelope.op, envelope.args) == ("r1", "snapshot.store", args)
+    request = parse_request(Store, envelope.args)
+    assert (request.run, request.passes, request.lost) == ("r", 2, ["packs/0"])
     assert request.packs[0].url == _GRANT["url"]
     for shown in (repr(envelope), repr(request), repr(request.packs)):
         assert "s3.example" not in shown
@@ -45,15 +55,15 @@ def test_a_request_parses_and_hides_its_arguments() -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        {"run": "r", "pass": 1, "part": 2},
-        {"run": "r", "pass": "1", "part": 2, "packs": []},
-        {"run": "r", "pass": 1, "part": 2, "packs": [_GRANT | {"key": "../etc/passwd"}]},
-        {"run": "r", "pass": 1, "part": 2, "packs": [_GRANT | {"verb": "DELETE"}]},
+        {"run": "r", "passes": 2},
+        _STORE | {"passes": "2"},
+        _STORE | {"packs": [_GRANT | {"key": "../etc/passwd"}]},
+        _STORE | {"packs": [_GRANT | {"verb": "DELETE"}]},
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(args: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        parse_request(StorePart, args)
+        parse_request(Store, args)
 
 
 def test_a_name_of_any_bytes_survives_the_wire() -> None:

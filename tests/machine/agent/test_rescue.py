@@ -78,7 +78,7 @@ class Saver:
         self.change()
         before = packs_of(self.engine)
         run = self.engine.begin([self.was])
-        scan_and_store(run, 1)
+        scan_and_store(run)
         run.end(committed=False)
         return packs_of(self.engine) - before
 

@@ -18,7 +18,7 @@ from tests.fixtures.snapshots import (
     commit_at_rest,
     manifest_of,
     scan_and_store,
-    store_parts,
+    store_rest,
 )
 from tests.fixtures.trees import content, let_settle
 from torpor.machine.agent.known import KnownFiles
@@ -76,9 +76,9 @@ def test_a_file_that_changes_between_walk_and_read_is_flagged_and_read_again(
     engine: Engine, was: Path, name: str, change: str
 ) -> None:
     run = engine.begin([was])
-    scan = run.scan(1)
+    seen = run.walk()
     CHANGED[change](was / name)
-    store_parts(run, 1, scan)
+    store_rest(engine, run, seen)
     flagged, committed = commit(run)
     assert committed.unaccepted == [name]
     entries = manifest_of(engine, flagged).entries
@@ -88,10 +88,10 @@ def test_a_file_that_changes_between_walk_and_read_is_flagged_and_read_again(
     # the index does not believe it either: the next snapshot reads it, and it alone
     let_settle()
     run = engine.begin([was])
-    again = run.scan(1)
+    again = run.walk()
     assert (again.unaccepted_count, again.unaccepted) == (1, [name])
-    store_parts(run, 1, again)
-    snapshot = commit_at_rest(run, 2)
+    store_rest(engine, run, again)
+    snapshot = commit_at_rest(run)
     run.end(committed=True)
     comes_back(engine, snapshot, was)
 
@@ -102,48 +102,48 @@ def test_a_file_that_goes_between_walk_and_read_is_left_out(
     engine: Engine, was: Path, name: str, change: str
 ) -> None:
     run = engine.begin([was])
-    scan = run.scan(1)
+    seen = run.walk()
     GONE[change](was / name)
-    store_parts(run, 1, scan)
+    store_rest(engine, run, seen)
     snapshot, _ = commit(run)
     assert name.encode() not in [e.path for e in manifest_of(engine, snapshot).entries]
     assert run.confirm().unaccepted_count >= 1
     let_settle()
-    again = run.scan(2)
-    store_parts(run, 2, again)
-    comes_back(engine, commit_at_rest(run, 3), was)
+    again = run.walk()
+    store_rest(engine, run, again)
+    comes_back(engine, commit_at_rest(run), was)
 
 
 def test_a_rewrite_right_after_reading_is_found_by_the_next_pass(engine: Engine, was: Path) -> None:
     fresh = was / "fresh"
     fresh.write_bytes(b"one")
     run = engine.begin([was])
-    scan = run.scan(1)
-    store_parts(run, 1, scan)
+    seen = run.walk()
+    store_rest(engine, run, seen)
     before = fresh.stat()
     fd = os.open(fresh, os.O_WRONLY)
     os.pwrite(fd, b"two", 0)
     os.close(fd)
     os.utime(fresh, ns=(0, before.st_mtime_ns))
-    again = run.scan(2)
+    again = run.walk()
     assert "fresh" in again.unaccepted
-    store_parts(run, 2, again)
+    store_rest(engine, run, again)
     let_settle()
-    scan_and_store(run, 3)
-    comes_back(engine, commit_at_rest(run, 4), was)
+    scan_and_store(run)
+    comes_back(engine, commit_at_rest(run), was)
 
 
 def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: Path) -> None:
     (was / "d/app.log").write_bytes(b"line\n" * 100)
     let_settle()
     run = engine.begin([was], "*.log")
-    scan = run.scan(1)
-    assert sorted(scan.unaccepted) == ["big", "d/other", "small"]
-    assert scan.unaccepted_count == 3
-    assert sum(part.bytes for part in scan.parts) == 5 * MIB + 3000 + 2000 + 500
+    seen = run.walk()
+    assert sorted(seen.unaccepted) == ["big", "d/other", "small"]
+    assert seen.unaccepted_count == 3
+    assert seen.unread == 5 * MIB + 3000 + 2000 + 500
     _append(was / "d/app.log")
     _append(was / "small")
-    store_parts(run, 1, scan)
+    store_rest(engine, run, seen)
     committed = commit(run)[1]
     assert (committed.unaccepted, committed.accepted) == (["small"], ["d/app.log"])
     assert run.confirm() == Confirmed(1, ["small"], 1, ["d/app.log"])
@@ -179,8 +179,8 @@ def test_the_last_look_finds_what_changed_since_the_commit(
     engine: Engine, was: Path, change: str
 ) -> None:
     run = engine.begin([was])
-    scan_and_store(run, 1)
-    run.scan(2)
+    scan_and_store(run)
+    run.store(1)
     commit(run)
     assert run.confirm() == Confirmed(0, [])
     make, name = CONFIRMED[change]
@@ -192,10 +192,10 @@ def test_the_last_look_finds_what_changed_since_the_commit(
 
 def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
-    scan_and_store(run, 1)
+    scan_and_store(run)
     os.rename(was, was.with_name("unmounted"))
     was.mkdir()
-    assert run.scan(2).unaccepted_count == 0
+    assert run.store(1).unaccepted_count == 0
     with pytest.raises(WorkspaceInvalid, match="has become empty while it was read"):
         commit(run)
     assert engine.snapshots() == []
@@ -215,7 +215,7 @@ def test_small_files_that_were_only_touched_are_read_and_not_stored_again(
     (root / "7").write_bytes(b"other" * 50)
     let_settle()
     run = engine.begin([root])
-    assert scan_and_store(run, 1) == 250
+    assert scan_and_store(run) == 250
     snapshot, _ = commit(run)
     run.end(committed=True)
     comes_back(engine, snapshot, root)
@@ -238,15 +238,13 @@ def test_the_last_store_of_a_program_that_ends_after_the_read_is_kept(
     run = engine.begin([was])
     with Mapper(file) as program:
         with program.busy():
-            scan = run.scan(1)
+            seen = run.walk()
         let_settle()
-        store_parts(run, 1, scan)
+        store_rest(engine, run, seen)
         last = program.end()
-    number = 2
-    while (scan := run.scan(number)).parts:
+    while (seen := run.walk()).packs:
         let_settle()
-        store_parts(run, number, scan)
-        number += 1
+        store_rest(engine, run, seen)
     snapshot, _ = commit(run)
     assert run.confirm().unaccepted == []
     run.end(committed=True)
@@ -259,8 +257,8 @@ def test_a_store_after_the_last_read_is_seen_by_the_last_look(engine: Engine, wa
     with Mapper(was / "big") as program:
         program.store()
         let_settle()
-        store_parts(run, 1, run.scan(1))
-        assert run.scan(2).unaccepted == []
+        scan_and_store(run)
+        assert run.store(1).unaccepted == []
         commit(run)
         program.store()
     assert run.confirm().unaccepted == ["big"]
@@ -277,7 +275,7 @@ def test_a_name_that_the_manifest_lacks_is_seen_by_the_last_look(
         return names.without({names.find(0, b"big")})
 
     run = engine.begin([was])
-    store_parts(run, 1, run.scan(1))
+    scan_and_store(run)
     monkeypatch.setattr(KnownFiles, "complete", lacking)
     commit(run)
     assert run.confirm().unaccepted == ["big"]
@@ -292,9 +290,8 @@ def test_who_alone_keeps_a_file_from_counting_as_unchanged_is_named(
     with Mapper(was / "big") as program:
         let_settle()
         says = re.escape(f"big ({program.name} has it mapped for writing") + ", .*: end that .*"
-        store_parts(run, 1, run.scan(1))
-        (again,) = (seen := run.scan(2)).unaccepted
-        store_parts(run, 2, seen)
+        scan_and_store(run)
+        (again,) = run.store(1).unaccepted
         commit(run)
         (last,) = run.confirm().unaccepted
     for name in (again, last):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import random
 import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,13 +26,16 @@ from tests.fixtures.snapshots import (
     manifest_of,
     packs_of,
     scan_and_store,
-    store_parts,
+    store_rest,
 )
 from tests.fixtures.trees import content, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.agent.call import Call
+from torpor.machine.pipeline import upload
 from torpor.shared.errors import (
     AgentLost,
     GrantExpired,
+    MachineError,
     ManifestInvalid,
     RunCancelled,
     SnapshotDamaged,
@@ -39,25 +46,27 @@ from torpor.shared.errors import (
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import decode_manifest, encode_manifest
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_key
-from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.transfer.transfer import Transfer
+from torpor.shared.values import MIB, Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
     EndSnapshot,
     ListPacks,
-    PartPlan,
-    PartReport,
-    StorePart,
+    Store,
 )
 
 KEY = bytes(range(32))
 WIDE_FILES = 20
-"""Of 4 MiB: two parts, two packs."""
+"""Of 4 MiB."""
+WIDE_PACKS = 10
+"""One of each share, which holds at least 8 MiB."""
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace of two parts, which does not change."""
+    """A workspace of several shares, which does not change."""
     wide = tmp_path_factory.mktemp("wide") / "was"
     wide.mkdir()
     for number in range(WIDE_FILES):
@@ -69,22 +78,22 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- packs are written once
 
 
-def test_a_part_that_is_asked_for_twice_with_the_same_grants_writes_no_pack_twice(
+def test_a_request_that_comes_again_with_the_same_grants_writes_no_pack_twice(
     engine: Engine, was: Path
 ) -> None:
     run = engine.begin([was])
-    (part,) = run.scan(1).parts
-    keys = [new_pack_key(WORKSPACE) for _ in range(part.packs)]
-    store = StorePart(run.run, 1, part.part, [engine.grant("PUT", key) for key in keys])
-    engine.call(store)
+    keys = [new_pack_key(WORKSPACE) for _ in range(2)]
+    store = Store(run.run, 1, [engine.grant("PUT", key) for key in keys], [], [], [], [])
+    assert (engine.call(store).passes, engine.store.head(keys[1])) == (1, None)
     first = engine.store.get(keys[0], max_bytes=64 * MIB)
     (was / "small").write_bytes(content(9, 3000))  # what is new has to go into some pack
     engine.call(store)
     assert engine.store.get(keys[0], max_bytes=64 * MIB) == first
     assert engine.store.head(keys[1]) is not None
-    with pytest.raises(GrantExpired, match="more packs than it has grants for"):
-        (was / "small").write_bytes(content(10, 3000))
-        engine.call(store)
+    (was / "small").write_bytes(content(10, 3000))
+    more = engine.call(store)
+    assert (more.passes, more.packs, more.new_bytes, more.stored) == (0, 2, 0, keys[0])
+    assert "more packs than it has grants for" in more.why
 
 
 # -- one run at a time
@@ -142,19 +151,17 @@ def test_an_ended_run_does_no_more_work(engine: Engine, was: Path) -> None:
 
 
 @pytest.mark.parametrize("same_run", [True, False], ids=["same run", "new run"])
-@pytest.mark.parametrize(
-    "killed_after", ["begin", "scan", "first part", "parts", "packs", "commit"]
-)
+@pytest.mark.parametrize("killed_after", ["begin", "scan", "first pack", "pass", "packs", "commit"])
 def test_nothing_is_stored_twice_when_the_agent_was_killed(
     engine: Engine, wide: Path, killed_after: str, same_run: bool
 ) -> None:
     run = engine.begin([wide])
     stored = 0
     if killed_after != "begin":
-        scan = run.scan(1)
-        assert len(scan.parts) == 2
-        parts = {"scan": 0, "first part": 1}.get(killed_after, 2)
-        stored = sum(run.store_part(1, part).new_bytes for part in scan.parts[:parts])
+        seen = run.walk()
+        if killed_after != "scan":
+            packs_given = 1 if killed_after == "first pack" else seen.packs
+            stored = store_rest(engine, run, seen, packs_given)
     if killed_after in ("packs", "commit"):
         run.lost_packs()
     if killed_after == "commit":
@@ -170,11 +177,10 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
     if killed_after != "begin":
         with pytest.raises(AgentLost):
             engine.call(ListPacks(run.run))
-        assert run.store_part(1, PartPlan(0, 0, 1)).new_bytes == 0
-    assert stored + scan_and_store(run, 2) == WIDE_FILES * 4 * MIB
-    snapshot = commit_at_rest(run, 3)
+    assert stored + scan_and_store(run) == WIDE_FILES * 4 * MIB
+    snapshot = commit_at_rest(run)
     assert packs <= packs_of(engine) == named(engine, snapshot)
-    assert len(packs_of(engine)) == 2
+    assert len(packs_of(engine)) == WIDE_PACKS
 
 
 def named(engine: Engine, snapshot: SnapshotId) -> set[ObjectKey]:
@@ -182,36 +188,127 @@ def named(engine: Engine, snapshot: SnapshotId) -> set[ObjectKey]:
     return {pack_key(WORKSPACE, pack.id) for pack in manifest_of(engine, snapshot).packs}
 
 
-def test_a_part_that_was_cancelled_midway_is_continued(engine: Engine, was: Path) -> None:
+def test_a_pass_that_was_cancelled_midway_is_made_again(engine: Engine, was: Path) -> None:
     for number in range(20):
         (was / f"more-{number}").write_bytes(random.Random(number + 50).randbytes(MIB))
     run = engine.begin([was])
-    scan = run.scan(1)
-    grants = [engine.grant("PUT", new_pack_key(WORKSPACE)) for _ in range(3)]
-    call = Call("id", engine.home, lambda event: call.cancel())
+    grants = [engine.grant("PUT", new_pack_key(WORKSPACE)) for _ in range(9)]
+
+    def cancel(event: Event) -> None:
+        if event.bytes:
+            call.cancel()
+
+    call = Call("id", engine.home, cancel)
     with pytest.raises(RunCancelled):
-        engine.table.serve(StorePart(run.run, 1, scan.parts[0].part, grants), call)
+        engine.table.serve(Store(run.run, 1, grants, [], [], [], []), call)
     assert packs_of(engine) == set()
     let_settle()
-    store_parts(run, 1, scan)
-    scan_and_store(run, 2)
-    comes_back(engine, commit_at_rest(run, 3), was)
+    scan_and_store(run)
+    comes_back(engine, commit_at_rest(run), was)
 
 
-def test_a_repeated_part_stores_nothing_again(engine: Engine, was: Path) -> None:
+def test_a_pass_goes_on_where_its_grants_were_used_up(engine: Engine, wide: Path) -> None:
+    run, new_bytes = engine.begin([wide]), 0
+    seen = run.walk()
+    for packs in (1, 3, 20):
+        assert seen.packs
+        keys = [new_pack_key(WORKSPACE) for _ in range(packs)]
+        grants = [engine.grant("PUT", key) for key in keys]
+        before = packs_of(engine)
+        seen = engine.call(Store(run.run, 1, grants, [], [], [], []))
+        assert (seen.stored in packs_of(engine) - before) is bool(seen.packs)
+        new_bytes += seen.new_bytes
+    assert (seen.passes, new_bytes) == (1, WIDE_FILES * 4 * MIB)
+    comes_back(engine, commit_at_rest(run), wide)
+
+
+def _puts(monkeypatch: pytest.MonkeyPatch, ended: Callable[[int], bool]) -> list[ObjectKey]:
+    """The packs that are sent; those whose number has ``ended`` are refused."""
+    put, sent = Transfer.put, list[ObjectKey]()
+
+    def late(transfer: Transfer, grant: Grant, *args: Any) -> None:
+        sent.append(grant.key)
+        if ended(len(sent)):
+            raise GrantExpired("an hour is over")
+        put(transfer, grant, *args)
+
+    monkeypatch.setattr(Transfer, "put", late)
+    return sent
+
+
+def test_a_grant_that_ends_in_the_middle_of_a_pass_is_replaced(
+    engine: Engine, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine.begin([wide])
+    with monkeypatch.context() as patch:
+        sent = _puts(patch, lambda number: number == 3)
+        seen = run.store(1)
+    assert (seen.passes, seen.new_bytes) == (1, WIDE_FILES * 4 * MIB)
+    assert packs_of(engine) == {*sent} - {sent[2]}
+    comes_back(engine, commit_at_rest(run), wide)
+
+
+def test_grants_that_all_have_ended_end_the_passes(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = engine.begin([was])
-    (part,) = run.scan(1).parts
-    run.store_part(1, part)
-    packs = packs_of(engine)
-    assert run.store_part(1, part) == PartReport(0, 0)
-    assert packs_of(engine) == packs
+    with monkeypatch.context() as patch:
+        sent = _puts(patch, lambda number: True)
+        with pytest.raises(GrantExpired, match="has stored none with the last ones: an hour is"):
+            run.store(3)
+    assert len(sent) == 3
+    assert run.store(3).passes == 2
+
+
+def test_a_pass_waits_for_workers_that_others_have(engine: Engine, was: Path) -> None:
+    run = engine.begin([was])
+    with ThreadPoolExecutor(1) as threads:
+        with ExitStack() as busy:
+            for _ in range(engine.runs.workers):
+                busy.enter_context(engine.runs.worker(lambda: None))
+            stored = threads.submit(run.store, 1)
+            with pytest.raises(TimeoutError):
+                stored.result(0.5)
+        assert stored.result(PATIENCE_S).passes == 1
+
+
+def test_passes_end_when_nothing_is_new_or_when_all_are_made(engine: Engine, was: Path) -> None:
+    run, turns = engine.begin([was]), set[int]()
+
+    def change(event: Event) -> None:
+        turns.add(event.turn)
+        if event.total:
+            with (was / "small").open("ab") as file:
+                file.write(b"more")
+
+    changing = run.store(3, on_event=change)
+    assert (changing.passes, changing.unaccepted, turns) == (3, ["small"], {1, 2, 3})
+    let_settle()
+    calm = run.store(5)
+    assert (calm.passes, calm.unaccepted_count) == (2, 0)
+    comes_back(engine, commit_at_rest(run), was)
+
+
+def test_a_share_that_fails_stops_the_others(
+    engine: Engine, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise MachineError("the disk is broken")
+
+    run = engine.begin([wide])
+    with monkeypatch.context() as broken:
+        broken.setattr(upload, "read_at", fail)
+        with pytest.raises(MachineError, match="the disk is broken"):
+            run.store(1)
+    assert packs_of(engine) == set()
+    assert scan_and_store(run) == WIDE_FILES * 4 * MIB
 
 
 @pytest.mark.parametrize("lost", ["the end of the journal", "the pack"])
 def test_a_pack_that_cannot_be_resumed_is_stored_again(
     engine: Engine, wide: Path, lost: str
 ) -> None:
-    scan_and_store(engine.begin([wide]), 1)
+    scan_and_store(engine.begin([wide]))
     before = packs_of(engine)
     engine.restart()
     if lost == "the pack":
@@ -222,16 +319,16 @@ def test_a_pack_that_cannot_be_resumed_is_stored_again(
         journal = engine.home / "workspaces" / WORKSPACE / "journal"
         os.truncate(journal, journal.stat().st_size - 3)
     run = engine.begin([wide])
-    scan_and_store(run, 2)
+    scan_and_store(run)
     assert len(packs_of(engine) - before) == 1
-    there = named(engine, commit_at_rest(run, 3))
-    assert len(there) == 2
+    there = named(engine, commit_at_rest(run))
+    assert len(there) == WIDE_PACKS
     assert there <= packs_of(engine)
 
 
 def test_a_commit_that_comes_again_writes_the_same_bytes(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
-    scan_and_store(run, 1)
+    scan_and_store(run)
     snapshot = SnapshotId("20261120T234913Z-00000001")
     key = manifest_key(WORKSPACE, snapshot)
     ask = Commit(run.run, snapshot, 1, {"passes": 7}, [], engine.grant("PUT", key))
@@ -257,24 +354,24 @@ def test_a_pack_that_is_lost_is_stored_again(
     if knows == "another machine's":
         engine = machines(engine.store, engine.home.with_name("other-home"))
     run = engine.begin([wide])
-    scan = run.scan(1)
-    assert (scan.unaccepted_count == 0) is (knows == "its parent's")
-    assert (store_parts(run, 1, scan) == 0) is (knows != "this run's")
+    seen = run.store(1)
+    assert (seen.unaccepted_count == 0) is (knows == "its parent's")
+    assert (seen.new_bytes == 0) is (knows != "this run's")
     lost, *rest = sorted(packs_of(engine))
     engine.store.delete([lost])
     assert run.lost_packs() == [lost]
-    scan = run.scan(2, [lost])
-    assert 0 < scan.unaccepted_count < WIDE_FILES
-    assert store_parts(run, 2, scan) == sum(part.bytes for part in scan.parts)
-    snapshot = commit_at_rest(run, 3)
+    seen = run.store(1, [lost])
+    assert 0 < seen.unaccepted_count < WIDE_FILES
+    assert seen.new_bytes == seen.unaccepted_count * 4 * MIB
+    snapshot = commit_at_rest(run)
     assert {*rest} < named(engine, snapshot) == packs_of(engine)
-    assert len(packs_of(engine)) == 2
+    assert len(packs_of(engine)) == WIDE_PACKS
     comes_back(engine, snapshot, wide)
 
 
 def test_packs_that_are_not_as_written_are_found_by_reading(engine: Engine, wide: Path) -> None:
     run = engine.begin([wide])
-    scan_and_store(run, 1)
+    scan_and_store(run)
     packs = sorted(packs_of(engine))
     grants = [engine.grant("GET", key) for key in packs]
     assert run.reread(grants) == []
@@ -319,12 +416,11 @@ def test_an_index_that_may_be_wrong_is_not_believed(engine: Engine, was: Path, d
         blob[len(blob) // 2] ^= 0xFF
         (folder / doubt).write_bytes(blob)
     run = engine.begin([was])
-    scan = run.scan(1)
-    assert scan.unaccepted_count == 3 or (doubt == "seen" and not scan.unaccepted_count)
-    new_bytes = store_parts(run, 1, scan)
+    seen = run.store(1)
+    assert seen.unaccepted_count == 3 or (doubt == "seen" and not seen.unaccepted_count)
     if doubt == "its snapshot is gone":
-        assert new_bytes == sum(part.bytes for part in scan.parts)
-    run.scan(2)
+        assert seen.new_bytes == 5 * MIB + 3000 + 2000
+    run.store(1)
     comes_back(engine, commit(run)[0], was)
 
 
@@ -336,15 +432,15 @@ def test_an_index_of_an_earlier_version_is_believed(engine: Engine, was: Path) -
     root, roots, packed = msgspec.msgpack.decode(seen.read_bytes())
     signatures = [[*one] if any(one) else None for one in struct.iter_unpack("=Q3q", packed)]
     seen.write_bytes(msgspec.msgpack.encode([root, roots, signatures]))
-    assert engine.begin([was]).scan(1).unaccepted_count == 0
+    assert engine.begin([was]).store(1).unaccepted_count == 0
 
 
 def test_the_index_is_not_believed_when_it_was_not_committed(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
-    scan_and_store(run, 1)
+    scan_and_store(run)
     commit(run)
     run.end(committed=False)
-    assert engine.begin([was]).scan(1).unaccepted_count == 3
+    assert engine.begin([was]).store(1).unaccepted_count == 3
 
 
 @pytest.mark.parametrize(("first", "then"), [(KEY, None), (None, KEY), (KEY, b"o" * 32)])
@@ -356,7 +452,7 @@ def test_another_key_is_reported_at_once(
     engine.store_key = then
     run = engine.begin([was])
     with pytest.raises(WrongKey, match="store block"):
-        run.scan(1)
+        run.store(1)
 
 
 def test_a_known_manifest_that_lies_is_refused(engine: Engine, was: Path) -> None:
@@ -364,7 +460,7 @@ def test_a_known_manifest_that_lies_is_refused(engine: Engine, was: Path) -> Non
     engine.store.put(manifest_key(WORKSPACE, lie.snapshot), encode_manifest(lie, Seal(None))[0])
     run = engine.begin([was])
     with pytest.raises(ManifestInvalid, match="in pack -1, which is not there"):
-        run.scan(1)
+        run.store(1)
 
 
 def test_a_known_manifest_that_was_replaced_is_refused(engine: Engine, was: Path) -> None:
@@ -373,7 +469,7 @@ def test_a_known_manifest_that_was_replaced_is_refused(engine: Engine, was: Path
     run = engine.begin([was])
     engine.store.put(key, encode_manifest(honest(run="bbb"), Seal(None))[0])
     with pytest.raises(SnapshotDamaged, match="is not the snapshot that the control side read"):
-        run.scan(1)
+        run.store(1)
 
 
 def test_a_sealed_store_shows_nothing_of_the_workspace(engine: Engine, was: Path) -> None:
@@ -403,6 +499,6 @@ def test_what_cannot_be_read_is_named(
         says = f"{was / unreadable}.* cannot be read: Permission denied; log in as its owner or as "
         with pytest.raises(WorkspaceInvalid, match=says):
             run = Engine(memory_store, tmp_path / "nobodys").begin([was])
-            scan_and_store(run, 1)
+            scan_and_store(run)
 
     as_nobody(tmp_path, store)

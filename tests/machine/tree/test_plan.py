@@ -87,7 +87,7 @@ def test_every_byte_is_in_one_job_and_every_job_in_one_part(
                 covered[file] += sizes[file]
     assert list(covered.values()) == sizes
 
-    parts = share_out(jobs, max_parts)
+    parts = share_out(jobs, max_parts, PART_BYTES)
     assert [job for part in parts for job in part] == jobs
     assert all(parts)
     total = sum(sizes)

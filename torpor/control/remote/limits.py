@@ -1,5 +1,5 @@
-"""What a machine may ask for. Its host may be hostile: each part of a plan that it sends becomes a
-task run, and each pack of it a grant."""
+"""What a machine may ask for. Its host may be hostile: each part of a restore becomes a task run,
+and each pack a grant."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from typing import Final
 
 from torpor.shared.errors import MachineError
 from torpor.shared.format.names import pack_id_of, pack_key
-from torpor.shared.format.sizes import packs_needed
 from torpor.shared.values import ObjectKey, WorkspaceName
 from torpor.shared.wire.restore import RestorePart
-from torpor.shared.wire.snapshot import PartPlan
 
 MOST_PACKS: Final = 16_384
 """The most packs of one part: their grants fit in one request. They hold 900 GiB."""
-
-
-def check_plan(machine: str, parts: Sequence[PartPlan], most: int) -> None:
-    """MachineError unless these are at most ``most`` parts, and as many packs as they need."""
-    _check_count(machine, len(parts), most)
-    if len({part.part for part in parts}) < len(parts):
-        raise hostile(machine, "names a part of its plan twice")
-    for part in parts:
-        if part.packs > packs_needed(part.bytes):
-            raise hostile(machine, f"asks for {part.packs} packs for {part.bytes} bytes")
-        _check_packs(machine, part.packs)
 
 
 def check_fetches(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from torpor.control.remote.limits import check_plan, hostile, is_pack_of
+import msgspec
+
+from torpor.control.remote.limits import hostile, is_pack_of
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.marks import COMMIT_S, marked_packs
@@ -15,6 +16,7 @@ from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import list_snapshots
 from torpor.shared.errors import AgentLost, GrantExpired, MachineError
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, packs_prefix
+from torpor.shared.format.sizes import PACK_BYTES
 from torpor.shared.values import (
     Grant,
     ObjectKey,
@@ -24,6 +26,7 @@ from torpor.shared.values import (
     new_snapshot_id,
 )
 from torpor.shared.wire.losses import LookForLosses, Losses
+from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
@@ -36,20 +39,21 @@ from torpor.shared.wire.snapshot import (
     ListPacks,
     OwnFiles,
     PackClaim,
-    PartPlan,
-    PartReport,
     Program,
     Quiesce,
     RereadPacks,
-    Scan,
-    Scanned,
-    StorePart,
+    Store,
+    Stored,
 )
 
 KNOWN_SNAPSHOTS: Final = 8
 """How many earlier snapshots a new one may refer to. The agent reads their manifests."""
 PUT_S: Final = 3600
 """How long a grant lasts that can replace what it wrote."""
+PACKS_AT_ONCE: Final = 1024
+"""The most grants for packs in one request: for 60 GiB."""
+MOST_REQUESTS: Final = 1000
+"""How often passes get more grants: for 60 TB, or for 1000 hours where a grant lasts one."""
 
 
 class _Leave(NamedTuple):
@@ -65,7 +69,7 @@ class RemoteSnapshot(RemoteRun):
     files in a home instead.
 
     Every method may raise AgentLost; the next pass then uses what is already stored. Call one
-    method at a time, except ``store_part``.
+    method at a time.
     """
 
     def __init__(
@@ -108,32 +112,21 @@ class RemoteSnapshot(RemoteRun):
         )
         self._resumed = self._still_there(begun.resumable)
 
-    def scan(self, number: int, lost: Sequence[ObjectKey] = ()) -> Scanned:
-        """Walk the workspace; ``lost`` packs must be stored again. Passes count from 1."""
-        self._leave = None
-        seen = self._held(
-            Scan(
-                self.run,
-                number,
-                self.spec.parts,
-                self.spec.part_bytes,
-                self._resumed,
-                list(lost),
-                self.spec.may_change,
-                self.spec.accept_lost,
-            )
-        )
-        check_plan(self.machine, seen.parts, self.spec.parts)
-        return seen
+    def walk(self) -> Stored:
+        """Have the machine look for what is new, and store nothing."""
+        return self._held(self._store_request(1))
 
-    def store_part(self, number: int, plan: PartPlan, on_event: OnEvent = None) -> PartReport:
-        """Store one part of pass ``number``; with new grants each time. Idempotent."""
+    def store(
+        self, passes: int, lost: Sequence[ObjectKey] = (), on_event: OnEvent = None
+    ) -> Stored:
+        """Have the machine make up to ``passes`` passes, with new grants whenever it needs more;
+        ``lost`` packs must be stored again. Idempotent."""
+        self._leave = None
         try:
-            return self._store_part(number, plan, on_event)
+            return self._store_passes(passes, lost, on_event)
         except AgentLost:
-            # The agent may be alive and still fill the packs of the first request.
             self._begin_again()
-            return self._store_part(number, plan, on_event)
+            return self._store_passes(passes, lost, on_event)
 
     def quiesce(
         self, programs: Sequence[Program] = (), criu: str = "", *, hook: bool = True
@@ -221,33 +214,63 @@ class RemoteSnapshot(RemoteRun):
         resumes what the hook stopped if the machine is ``kept``. Returns what went wrong there."""
         return self._call(EndSnapshot(self.run, committed, kept)).resume_error
 
-    def _store_part(self, number: int, plan: PartPlan, on_event: OnEvent) -> PartReport:
-        """A part may take longer than its grants last. It gets new ones at most once for each of
-        its packs, and only if they lasted and a pack was stored: a hostile machine may say
-        GrantExpired at any time."""
-        for left in reversed(range(max(1, plan.packs))):
-            grants = self._pack_grants(plan)
-            signed_s = time.monotonic()
-            try:
-                return self._call(StorePart(self.run, number, plan.part, grants), on_event)
-            except GrantExpired:
-                too_early = time.monotonic() - signed_s < PUT_S / 2
-                if not left or too_early or self._store.head(grants[0].key) is None:
-                    raise
-        raise AssertionError("the last turn returns or raises")
+    def _store_passes(self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent) -> Stored:
+        """A hostile machine may ask for grants at any time. It gets more only if it has stored a
+        pack with those that it got last, but for once in each pass."""
+        made = new_bytes = stored_bytes = 0
+        packs: list[Grant] = []
+        trusts = passes
+        for _ in range(MOST_REQUESTS):
+            request = self._store_request(passes - made, packs, lost)
+            seen = self._call(request, _counted_from(made, passes, on_event))
+            made += seen.passes
+            new_bytes, stored_bytes = new_bytes + seen.new_bytes, stored_bytes + seen.stored_bytes
+            if made > passes or (made == passes if seen.packs else not made):
+                raise hostile(self.machine, f"says that it has made {made} of {passes} passes")
+            if not seen.packs:
+                return msgspec.structs.replace(
+                    seen, passes=made, new_bytes=new_bytes, stored_bytes=stored_bytes
+                )
+            if not self._has_stored_one_of(packs, seen.stored):
+                if not trusts:
+                    raise GrantExpired(
+                        f"machine {self.machine} asks for grants for packs again and again, and "
+                        f"has stored none with the last ones: {seen.why or 'it does not say why'}"
+                    )
+                trusts -= 1
+            lost, packs = (), self._pack_grants(min(seen.packs, PACKS_AT_ONCE))
+        raise GrantExpired(
+            f"machine {self.machine} has asked {MOST_REQUESTS} times for more grants for packs"
+        )
 
-    def _pack_grants(self, plan: PartPlan) -> list[Grant]:
+    def _store_request(
+        self, passes: int, packs: Sequence[Grant] = (), lost: Sequence[ObjectKey] = ()
+    ) -> Store:
+        return Store(
+            self.run,
+            passes,
+            list(packs),
+            self._resumed,
+            list(lost),
+            self.spec.may_change,
+            self.spec.accept_lost,
+        )
+
+    def _has_stored_one_of(self, packs: Sequence[Grant], stored: str) -> bool:
+        key = next((pack.key for pack in packs if pack.key == stored), None)
+        return key is not None and self._store.head(key) is not None
+
+    def _pack_grants(self, count: int) -> list[Grant]:
         """One for each new pack. A grant that could replace what was verified ends after PUT_S; one
-        that is good for one write lasts as long as the part may take."""
+        that is good for one write lasts as long as all of them may take."""
         grants = []
-        for _ in range(plan.packs):
+        for _ in range(count):
             key = new_pack_key(self.spec.name)
             grant = self._store.grant("PUT", key, expires_s=PUT_S)
-            grants.append(self._grant("PUT", key, plan.bytes) if grant.once else grant)
+            grants.append(self._grant("PUT", key, count * PACK_BYTES) if grant.once else grant)
         return grants
 
     def _begin_again(self) -> None:
-        """A restarted agent answers a part with ``lost``, and other requests with AgentLost."""
         self.begin()
 
     def _new_leave(self) -> _Leave:
@@ -275,3 +298,16 @@ class RemoteSnapshot(RemoteRun):
             if differs or (found and found.md5 is not None and found.md5 != claim.md5):
                 missing.append(claim.key)
         return missing
+
+
+def _counted_from(made: int, passes: int, on_event: OnEvent) -> OnEvent:
+    """``on_event``, with passes counted over all requests, up to ``passes``."""
+    if on_event is None:
+        return None
+    hears = on_event
+
+    def hear(event: Event) -> None:
+        turn = min(made + event.turn, passes) if event.turn else 0
+        hears(msgspec.structs.replace(event, turn=turn))
+
+    return hear

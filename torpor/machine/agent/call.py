@@ -39,12 +39,21 @@ class Call:
             self._emitted_at = now
         self._send(event)
 
+    def say(self, event: Event) -> None:
+        """Report what happens seldom and must not be missed. Never waits for a reader, either."""
+        self._send(event)
+
     def moved(self, size: int) -> None:
         """Report how many plain bytes the request has moved so far."""
         self.emit(Event(size))
 
     def cancel(self) -> None:
         self._cancelled.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raise RunCancelled if the request is cancelled meanwhile."""
+        self._cancelled.wait(seconds)
+        self.check()
 
     def cancelled(self) -> bool:
         return self._cancelled.is_set()

@@ -117,7 +117,7 @@ class KnownFiles:
                 path = names.entries[position].path
                 raise AgentLost(
                     f"{path.decode(errors='backslashreplace')} was not read in the last "
-                    "pass: a part of it was lost; make another pass"
+                    "pass: a share of it was lost; make another pass"
                 )
         if not missing:
             return names

@@ -20,6 +20,7 @@ from torpor.machine.agent.jobs import (
     stop_job,
     try_freezing,
 )
+from torpor.machine.agent.passes import Workers
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
@@ -66,8 +67,8 @@ from torpor.shared.wire.snapshot import (
     ListPacks,
     Quiesce,
     RereadPacks,
-    Scan,
-    StorePart,
+    Store,
+    Stored,
 )
 from torpor.shared.wire.sync import (
     BeginSync,
@@ -115,10 +116,12 @@ def operations(
     def first_worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call), first=True)
 
+    def store(run: SnapshotRun, request: Store, call: Call) -> Stored:
+        return run.store(request, call, Workers(runs.workers, runs.worker))
+
     snapshots = _Serving(runs, SnapshotRun)
     table.add(BeginSnapshot, snapshots.begins(SnapshotRun.begin))
-    table.add(Scan, snapshots.during(SnapshotRun.scan, AgentRun.alone))
-    table.add(StorePart, snapshots.during(SnapshotRun.part, worker))
+    table.add(Store, snapshots.during(store, AgentRun.alone))
     table.add(Quiesce, snapshots.during(SnapshotRun.quiesce, AgentRun.alone))
     table.add(LookForLosses, snapshots.during(SnapshotRun.losses))
     table.add(ListPacks, snapshots.during(SnapshotRun.packs, AgentRun.alone))

@@ -33,9 +33,10 @@ from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.memory import keep_freed_chunks
 from torpor.machine.agent.memory_room import room
 from torpor.machine.agent.os_trouble import os_trouble
+from torpor.machine.agent.passes import Workers
 from torpor.machine.agent.resume import watch_owed
 from torpor.machine.agent.snapshot import SnapshotRun
-from torpor.machine.agent.workers import WORKERS, workers_in
+from torpor.machine.agent.workers import workers_in
 from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.sampler.save_lock import saving
@@ -55,7 +56,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import AUTOSAVE
 from torpor.shared.format.names import pack_key
-from torpor.shared.values import MIB, ObjectKey, learned
+from torpor.shared.values import ObjectKey, learned
 from torpor.shared.wire.job import OwnSave
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
 from torpor.shared.wire.request import Event
@@ -63,15 +64,11 @@ from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
     Program,
-    Scan,
-    Scanned,
-    StorePart,
+    Store,
 )
 
 MOST_PASSES: Final = 3
 """As many passes as the control side makes for a machine that is kept; fewer if time is short."""
-PART_BYTES: Final = 8 * MIB
-"""The least that a part moves. Smaller than usual, so that little is still sent by every worker."""
 WAIT_S: Final = 600.0
 """How long a run that holds the workspace is waited for, where nobody has said that the machine
 ends. Otherwise a quarter of the time that is left, and then the agent is ended."""
@@ -165,7 +162,8 @@ class Rescue:
         self._began, self._began_unix = time.monotonic(), time.time()
         self._say = say
         self._call = Call("rescue", home, _unseen)
-        self._number = 0
+        self._passes = 0
+        self._lost = orders.book.lost
         self._new_bytes = 0
         self._resumed: list[ObjectKey] = []
         self._gives_way = threading.Event()
@@ -184,7 +182,7 @@ class Rescue:
         if self._gives_place():
             why = "the job's grants have ended, and autosave saves the workspace"
             return Rescued(None, why, packs=0, unsent=True)
-        with ThreadPoolExecutor(workers_in(room()), "rescue") as threads:
+        with ThreadPoolExecutor(2, "rescue") as threads:
             if not self._scheduled:  # which most often needs no manifest
                 threads.submit(record_environment)  # nvidia-smi may take seconds
             try:
@@ -201,7 +199,7 @@ class Rescue:
                 error = words.result()
                 try:
                     with run.serving(self._call):
-                        saved = (self._save_frozen if self._freeze else self._save)(run, threads)
+                        saved = (self._save_frozen if self._freeze else self._save)(run)
                 except GrantExpired as late:
                     if not self._has_stored(run):
                         raise
@@ -320,13 +318,13 @@ class Rescue:
             record.stored_unix >= self._began_unix for record in Journal(run.state.journal).read()
         )
 
-    def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave | None:
+    def _save(self, run: SnapshotRun) -> OwnSave | None:
         """Save; try again while the store does not answer. None for a scheduled save of a workspace
         that has not changed."""
         give_up = self._began + max(TRIES_S, 2 * (self._left_s or 0.0))
         while True:
             try:
-                self._passes(run, threads)
+                self._store(run)
                 if self._scheduled and run.is_unchanged():
                     return None
                 return self._commit(run)
@@ -342,7 +340,7 @@ class Rescue:
                 self._say(f"once more: {error}")
                 time.sleep(_AGAIN_S)
 
-    def _save_frozen(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave | None:
+    def _save_frozen(self, run: SnapshotRun) -> OwnSave | None:
         """Freeze the command, and save with that. The command is ended right before the manifest is
         sent: from then on it goes on nowhere but from what is frozen, whatever becomes of the save.
         Where it does not come so far, the command goes on here."""
@@ -360,7 +358,7 @@ class Rescue:
             if self._ends():  # the command may have heard of that, too
                 raise CheckpointFailed("the machine shuts down")
             try:
-                return self._save(run, threads)
+                return self._save(run)
             except RunCancelled:
                 if self._killed:
                     raise
@@ -382,40 +380,20 @@ class Rescue:
         run.end_frozen()
         self._killed = True
 
-    def _passes(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> None:
+    def _store(self, run: SnapshotRun) -> None:
         """Store what is new, until nothing is, or the time or the passes are used up."""
-        for left in reversed(range(MOST_PASSES)):
-            began = time.monotonic()
-            seen = self._scan(run)
-            parts = [
-                threads.submit(run.part, self._part(run, plan.part), self._call)
-                for plan in seen.parts
-            ]
-            wait(parts)  # also where one fails: the next pass begins when nobody works on this one
-            self._new_bytes += sum(part.result().new_bytes for part in parts)
-            self._stored_s += time.monotonic() - began
-            if not (left and seen.unaccepted_count and self._has_time_for(began)):
-                return
-
-    def _scan(self, run: SnapshotRun) -> Scanned:
-        self._number += 1
-        return run.scan(
-            Scan(
-                run.id,
-                self._number,
-                4 * WORKERS,
-                PART_BYTES,
-                self._resumed,
-                self._book.lost if self._number == 1 else [],
-                self._book.accepted,
-                [],
-            ),
-            self._call,
+        book, began = self._book, time.monotonic()
+        request = Store(
+            run.id, MOST_PASSES, book.packs, self._resumed, self._lost, book.accepted, []
         )
-
-    def _part(self, run: SnapshotRun, part: int) -> StorePart:
-        """Store one part. Every part gets all grants: the run gives out each once."""
-        return StorePart(run.id, self._number, part, self._book.packs)
+        workers = Workers(workers_in(room()), lambda check: nullcontext())
+        try:
+            stored = run.store(request, self._call, workers, goes_on=self._has_time_for, asks=False)
+        finally:
+            self._stored_s += time.monotonic() - began
+        self._lost = []
+        self._passes += stored.passes
+        self._new_bytes += stored.new_bytes
 
     def _has_time_for(self, began: float) -> bool:
         """Whether another pass as long as the last one, and the manifest with as much time again,
@@ -435,7 +413,7 @@ class Rescue:
         return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())
 
     def _statistics(self) -> dict[str, int]:
-        statistics = {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1}
+        statistics = {"new_bytes": self._new_bytes, "passes": self._passes, "own_save": 1}
         of_the_job = self._book.job and not self._scheduled
         return statistics if of_the_job else {**statistics, AUTOSAVE: 1}
 

@@ -107,12 +107,13 @@ class AgentRun:
         if self._ended is not None:
             raise RunCancelled(f"run {self.id} has ended: {self._ended}")
 
-    def transfer(self, call: Call) -> Transfer:
-        """A transfer for one request, over the run's connections."""
+    def transfer(self, call: Call, stopped: Callable[[], bool] = lambda: False) -> Transfer:
+        """A transfer for one request, over the run's connections. It is also cancelled once it is
+        ``stopped``."""
         return Transfer(
             connections=self.connections,
             on_away=lambda away: call.emit(Event(0, away)),
-            cancelled=lambda: call.cancelled() or self._ended is not None,
+            cancelled=lambda: call.cancelled() or self._ended is not None or stopped(),
         )
 
     def trial(self, use: GpuUse, roots: Sequence[bytes]) -> GpuTrial:
@@ -166,7 +167,7 @@ class RunRegistry:
 
     def __init__(self, home: Path, workers: int = WORKERS) -> None:
         self.home = home
-        self._workers = workers
+        self.workers = workers
         self._lock = threading.Lock()
         self._runs: dict[str, AgentRun] = {}
         self._left = threading.Condition()  # a worker, or the line of those that wait
@@ -210,7 +211,7 @@ class RunRegistry:
         with self._left:
             self._first_waiting += first
             try:
-                while self._busy == self._workers or (self._first_waiting and not first):
+                while self._busy == self.workers or (self._first_waiting and not first):
                     self._left.wait(_POLL_S)
                     check()
                 self._busy += 1

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from torpor.machine.agent.brought import new_directories
 from torpor.machine.agent.call import Call
@@ -22,6 +25,7 @@ from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.memory import return_freed
 from torpor.machine.agent.own_files import OwnNamesOnly
+from torpor.machine.agent.passes import Means, Pass, Workers
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
@@ -31,10 +35,10 @@ from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
-from torpor.machine.pipeline.upload import Source, store_part
+from torpor.machine.pipeline.upload import Source
 from torpor.machine.tree.equality import Equality
 from torpor.machine.tree.names import Names
-from torpor.machine.tree.plan import Job, cut, share_out
+from torpor.machine.tree.plan import cut
 from torpor.machine.tree.vanished import Gone, distinct, hidden, missing_places, vanished
 from torpor.machine.tree.walk import (
     Walk,
@@ -49,6 +53,7 @@ from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import (
     AgentLost,
+    GrantExpired,
     MachineError,
     ObjectExists,
     WorkspaceBusy,
@@ -65,12 +70,13 @@ from torpor.shared.format.manifest import (
     encode_manifest,
 )
 from torpor.shared.format.missed import Missing, missing_record
-from torpor.shared.format.names import pack_key
+from torpor.shared.format.names import pack_id_of, pack_key
 from torpor.shared.format.roots import USER_HOME
-from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
+from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.losses import LookForLosses, Losses, summary
+from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
@@ -83,20 +89,21 @@ from torpor.shared.wire.snapshot import (
     Missed,
     PackClaim,
     Packs,
-    PartPlan,
-    PartReport,
     Program,
     Quiesce,
     Quiesced,
     Reread,
     RereadPacks,
-    Scan,
-    Scanned,
     SnapshotBegun,
     SnapshotEnded,
-    StorePart,
+    Store,
+    Stored,
     Vanished,
 )
+
+PAUSE_S: Final = 0.25
+"""Between two passes while files change. A file that changed less than 0.1 s before a pass is
+unsettled in it (2.1 s where times are whole seconds), and a small workspace is walked sooner."""
 
 
 class _Begun(NamedTuple):
@@ -115,15 +122,6 @@ class _Begun(NamedTuple):
     own: OwnNamesOnly | None  # of a home
 
 
-class _Pass(NamedTuple):
-    """The last walk of the workspace, and what to read after it."""
-
-    number: int
-    seen: Walk
-    source: Source
-    parts: list[list[Job]]
-
-
 class _Written(NamedTuple):
     """The manifest of the last commit."""
 
@@ -139,8 +137,8 @@ class _Written(NamedTuple):
 
 
 class SnapshotRun(AgentRun):
-    """A run that makes one snapshot: begun, scanned in passes, and committed. Its requests come one
-    at a time, except parts."""
+    """A run that makes one snapshot: begun, stored in passes, and committed. Its requests are
+    served one at a time."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
@@ -151,7 +149,10 @@ class SnapshotRun(AgentRun):
         self._filling = threading.Lock()
         self._filled_packs: set[ObjectKey] = set()
         self._begun: _Begun | None = None
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
+        self._asking: Pass | None = None  # for grants
+        self._passes = 0  # that have ended
+        self._new_bytes = self._stored_bytes = 0  # since the last answer
         self._by_itself = False  # the machine, without a control side
         self._gone: list[Gone] | None = None  # by the first pass
         self._missing: list[Missing] = []  # by the last one
@@ -216,67 +217,39 @@ class SnapshotRun(AgentRun):
         )
         return self._begun.answer
 
-    def scan(self, request: Scan, call: Call) -> Scanned:
-        """Walk the roots and plan what to read."""
-        run = self._has_begun()
-        run.known.take_up(request.resumed)
-        run.known.lose(request.lost)
-        seen = self._walk(run, call)
-        if run.equality is not None:
-            run.equality.saw(run.known.held, seen)
-        if seen.unread:
-            run.known.learn(run.seal, self.transfer(call))
-        if self._gone is None:
-            verified = None if self._by_itself else run.known.before  # what nobody has may go
-            past = self.state.past()
-            mounted = past.new_disks(run.roots, run.excluded)
-            gone = hidden([run.known.held, run.known.before], seen, run.roots, mounted)
-            gone += vanished(verified, seen, run.roots, run.excluded) if verified else []
-            self._gone = distinct([*gone, *(loss for loss in past.gone if loss.stays_gone)])
-        run.known.saw(seen)
-        jobs = cut(seen.unread, run.roots)
-        source = Source(
-            run.roots,
-            seen.unread,
-            run.seal,
-            run.known.table,
-            Contents(seen, jobs),
-            Numbers(run.roots, seen.unread),
-            self._journal,
-            self._buffers,
-            run.encoder,
-        )
-        parts = share_out(jobs, request.max_parts, request.part_bytes)
-        self._pass = _Pass(request.number, seen, source, parts)
-        left, count = seen.unread.paths(), len(seen.unread)
-        if request.accepted:
-            names, _ = _split(left, request.accepted)
-            left, count = iter(names), len(names)
-        return Scanned(
-            skipped=len(seen.skipped),
-            unaccepted_count=count,
-            unaccepted=_shown(left, seen),
-            parts=[_planned(number, part) for number, part in enumerate(parts)],
-            parted_count=len(seen.parted),
-            parted=[f"{run.named_roots[root]}/{shown(path)}" for root, path in seen.parted[:SHOWN]],
-            missed=self._missed(request.accept_lost),
-        )
-
-    def part(self, request: StorePart, call: Call) -> PartReport:
-        """Store one part of a pass; a pass that this agent did not plan does nothing (the agent
-        was restarted), and the next pass finds what is missing."""
-        last = self._pass
-        if last is None or last.number != request.number or not 0 <= request.part < len(last.parts):
-            return PartReport(0, 0)
-        stored = store_part(
-            last.parts[request.part],
-            last.source,
-            self.transfer(call),
-            self._unused(request.packs),
-            progress=call.moved,
-            check=partial(self.check, call),
-        )
-        return PartReport(stored.new_bytes, stored.stored_bytes)
+    def store(
+        self,
+        request: Store,
+        call: Call,
+        workers: Workers,
+        *,
+        goes_on: Callable[[float], bool] = lambda began: True,
+        asks: bool = True,
+    ) -> Stored:
+        """Make passes. ``goes_on``: whether there is time for one more, where the last one began at
+        that moment. GrantExpired where grants run out and it does not ``ask`` for more."""
+        self._has_begun().known.take_up(request.resumed)
+        last = self._asking if request.packs and not request.lost else None
+        lost, made, self._asking = request.lost, 0, None
+        while True:
+            began = time.monotonic()
+            if last is None:
+                call.say(Event(0, turn=made + 1))
+                last, lost = self._next_pass(request, lost, call), []
+            if last.packs and asks and not request.packs:
+                return self._ask(last, made)
+            try:
+                self._store_pass(last, made + 1, request.packs, workers, call)
+            except GrantExpired as late:
+                if not asks:
+                    raise
+                return self._ask(last, made, self._stored_one(request.packs), str(late))
+            made, self._passes = made + 1, self._passes + 1
+            if made >= request.passes or not last.found.unaccepted_count or not goes_on(began):
+                return self._stored(made)
+            last = None
+            if self._passes > 1:
+                call.pause(PAUSE_S)
 
     def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
         """Run the user's hook, and freeze programs; from then on their counterpart is owed."""
@@ -333,7 +306,7 @@ class SnapshotRun(AgentRun):
         return losses
 
     def packs(self, request: ListPacks, call: Call) -> Packs:
-        """Every pack that the manifest will name. All parts are stored."""
+        """Every pack that the manifest will name."""
         self._buffers.drop()
         return_freed()
         return Packs([self._claim(pack) for pack in self._packs()])
@@ -474,7 +447,107 @@ class SnapshotRun(AgentRun):
             run.own.look(check)
         return walk(run.roots, run.known.held, run.excluded, check)
 
-    def _has_scanned(self) -> _Pass:
+    def _next_pass(self, request: Store, lost: Sequence[ObjectKey], call: Call) -> Pass:
+        """Walk the roots, and find out what to read."""
+        run, began_s = self._has_begun(), time.monotonic()
+        run.known.lose(lost)
+        seen = self._walk(run, call)
+        if run.equality is not None:
+            run.equality.saw(run.known.held, seen)
+        if seen.unread:
+            run.known.learn(run.seal, self.transfer(call))
+        if self._gone is None:
+            verified = None if self._by_itself else run.known.before  # what nobody has may go
+            past = self.state.past()
+            mounted = past.new_disks(run.roots, run.excluded)
+            gone = hidden([run.known.held, run.known.before], seen, run.roots, mounted)
+            gone += vanished(verified, seen, run.roots, run.excluded) if verified else []
+            self._gone = distinct([*gone, *(loss for loss in past.gone if loss.stays_gone)])
+        run.known.saw(seen)
+        jobs = cut(seen.unread, run.roots)
+        source = Source(
+            run.roots,
+            seen.unread,
+            run.seal,
+            run.known.table,
+            Contents(seen, jobs),
+            Numbers(run.roots, seen.unread),
+            self._journal,
+            self._buffers,
+            run.encoder,
+        )
+        self._take_stored()
+        self._pass = Pass(seen, source, jobs, self._found(run, seen, request), began_s)
+        return self._pass
+
+    def _found(self, run: _Begun, seen: Walk, request: Store) -> Stored:
+        """What to answer of a walk."""
+        left, count = seen.unread.paths(), len(seen.unread)
+        if request.accepted:
+            names, _ = _split(left, request.accepted)
+            left, count = iter(names), len(names)
+        return Stored(
+            passes=0,
+            new_bytes=0,
+            stored_bytes=0,
+            skipped=len(seen.skipped),
+            unaccepted_count=count,
+            unaccepted=_shown(left, seen),
+            parted_count=len(seen.parted),
+            parted=[f"{run.named_roots[root]}/{shown(path)}" for root, path in seen.parted[:SHOWN]],
+            missed=self._missed(request.accept_lost),
+        )
+
+    def _store_pass(
+        self, last: Pass, turn: int, packs: Sequence[Grant], workers: Workers, call: Call
+    ) -> None:
+        """Store the rest of a pass; say how far it is."""
+        if not last.packs:
+            return
+        call.say(Event(0, turn=turn, total=last.bytes))
+        last.store(
+            Means(
+                grants=partial(self._unused, packs),
+                sender=partial(self.transfer, call),
+                workers=workers,
+                moved=lambda size: call.emit(Event(size, turn=turn, total=last.bytes)),
+                check=partial(self.check, call),
+            )
+        )
+
+    def _ask(self, last: Pass, made: int, stored: str = "", why: str = "") -> Stored:
+        """Answer that the rest of this pass needs more grants."""
+        self._asking = last
+        answer = self._stored(made)
+        return msgspec.structs.replace(answer, packs=last.packs, stored=stored, why=why)
+
+    def _stored(self, made: int) -> Stored:
+        self._take_stored()
+        new_bytes, stored_bytes = self._new_bytes, self._stored_bytes
+        self._new_bytes = self._stored_bytes = 0
+        last = self._has_scanned()
+        return msgspec.structs.replace(
+            last.found,
+            unread=last.bytes,
+            ago_s=time.monotonic() - last.began_s,
+            passes=made,
+            new_bytes=new_bytes,
+            stored_bytes=stored_bytes,
+        )
+
+    def _take_stored(self) -> None:
+        """Count what the last pass has stored."""
+        if self._pass is not None:
+            new_bytes, stored_bytes = self._pass.take_stored()
+            self._new_bytes += new_bytes
+            self._stored_bytes += stored_bytes
+
+    def _stored_one(self, packs: Sequence[Grant]) -> str:
+        """One of these packs that the store has."""
+        table = self._has_begun().known.table
+        return next((pack.key for pack in packs if table.has_pack(pack_id_of(pack.key))), "")
+
+    def _has_scanned(self) -> Pass:
         if self._pass is None:
             raise AgentLost(
                 f"run {self.id} has not scanned since the agent was restarted: make a pass"
@@ -588,11 +661,6 @@ class SnapshotRun(AgentRun):
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
         return _Written(request.snapshot, blob, root, files, size, changed, names, line, use)
-
-
-def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
-    size = sum(job.length for job in jobs)
-    return PartPlan(number, size, packs_needed(size))
 
 
 def _places(path: str) -> set[bytes]:

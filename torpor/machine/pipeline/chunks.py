@@ -1,4 +1,4 @@
-"""The chunks of a snapshot: where each is stored, and which part stores the others."""
+"""The chunks of a snapshot: where each is stored, and which share stores the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Located(NamedTuple):
 class ChunkTable:
     """Numbers chunks for one run. Thread-safe.
 
-    A chunk is claimed by the first part that meets it; others refer to it at once. A chunk
+    A chunk is claimed by the first share that meets it; others refer to it at once. A chunk
     whose pack was never confirmed has no place; the next pass reads the files that use it again.
     """
 
@@ -122,12 +122,16 @@ class ChunkTable:
     def has_place(self, number: int) -> bool:
         return self._places[number] is not None
 
+    def has_pack(self, pack_id: bytes) -> bool:
+        """Whether the store is known to have this pack."""
+        return pack_id in self._packs
+
     def compact(
         self, entries: Entries, used: Sequence[int]
     ) -> tuple[Entries, list[Chunk], list[Pack]]:
         """The manifest's tables: only what ``entries`` use, renumbered. ``used``: in order.
 
-        Raises AgentLost when a chunk in use has no place: its part was lost; ask for a new pass.
+        Raises AgentLost when a chunk in use has no place: its share was lost; ask for a new pass.
         """
         packs: dict[bytes, int] = {}
         chunks = []

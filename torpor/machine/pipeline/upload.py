@@ -1,4 +1,4 @@
-"""Disk to store: one part of a pass, read > hash > known? > encode > seal > pack > PUT."""
+"""Disk to store: one share of a pass, read > hash > known? > encode > seal > pack > PUT."""
 
 from __future__ import annotations
 
@@ -33,16 +33,24 @@ from torpor.shared.values import Grant
 
 
 @dataclass
-class PartStored:
-    """The result of one part. Bytes are plain unless they say stored."""
+class Share:
+    """Neighbouring jobs that one worker does, and how far they are. Bytes are plain unless they say
+    stored."""
 
-    bytes: int = 0
-    new_bytes: int = 0  # of chunks that the store did not have
+    jobs: Sequence[Job]
+    done: int = 0  # of the jobs, from the first on: their chunks are in the store
+    bytes: int = 0  # that were read
+    new_bytes: int = 0  # of chunks that the store did not have, and has now
     stored_bytes: int = 0  # what those became
+
+    @property
+    def left(self) -> int:
+        """The bytes of the jobs that are to be done."""
+        return sum(job.length for job in self.jobs[self.done :])
 
 
 class Source(NamedTuple):
-    """What all parts of a pass share."""
+    """What all shares of a pass need."""
 
     roots: Sequence[bytes]
     unread: UnreadFiles
@@ -55,39 +63,40 @@ class Source(NamedTuple):
     encoder: Encoder
 
 
-def store_part(
-    jobs: Sequence[Job],
+def store_share(
+    share: Share,
     source: Source,
     sender: Transfer,
     grants: Iterable[Grant],
     *,
-    progress: Callable[[int], None],
+    progress: Callable[[], None],
     check: Callable[[], None],
-) -> PartStored:
-    """Store every chunk of ``jobs`` that the store does not have. Idempotent.
+) -> None:
+    """Store every chunk of ``share`` that the store does not have, from where it stands on.
 
     ``check`` may raise RunCancelled. Raises GrantExpired when ``grants`` run out, and what the
-    sender raises; claims of packs that did not reach the store are given back.
+    sender raises; claims of packs that did not reach the store are given back, and another call
+    goes on.
     """
-    report = PartStored()
+    at = share.done
+    share.bytes = sum(job.length for job in share.jobs[:at])
     with source.buffers.lent() as buffer:
-        packer = _Packer(source, sender, iter(grants), report, buffer)
+        packer = _Packer(source, sender, iter(grants), share, buffer)
         try:
-            for job in jobs:
+            for job in share.jobs[at:]:
                 check()
                 if isinstance(job, Piece):
-                    _store_piece(job, source, packer, report)
+                    _store_piece(job, source, packer, share)
                 else:
-                    _store_group(job, source, packer, report)
-                progress(report.bytes)
+                    _store_group(job, source, packer, share)
+                packer.did_job()
+                progress()
             packer.flush()
         finally:
             packer.give_back()
-    progress(report.bytes)
-    return report
 
 
-def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStored) -> None:
+def _store_piece(piece: Piece, source: Source, packer: _Packer, report: Share) -> None:
     read = _read(piece.file, piece.offset, piece.length, source)
     number, data = -1, bytes(read.data)
     if data:
@@ -96,7 +105,7 @@ def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStor
     report.bytes += len(read.data)
 
 
-def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
+def _store_group(group: Group, source: Source, packer: _Packer, report: Share) -> None:
     """In one go where nothing was known of the files and all are as the walk saw them, as nearly
     always at first; else file by file."""
     files = source.unread.together(group.files)
@@ -113,7 +122,7 @@ def _store_group(group: Group, source: Source, packer: _Packer, report: PartStor
     report.bytes += len(data)
 
 
-def _store_each(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
+def _store_each(group: Group, source: Source, packer: _Packer, report: Share) -> None:
     files = [source.unread.at(number) for number in group.files]
     reads = _read_group(files, source)
     fresh = []
@@ -173,13 +182,14 @@ class _Packer:
         source: Source,
         sender: Transfer,
         grants: Iterable[Grant],
-        report: PartStored,
+        share: Share,
         buffer: memoryview,
     ) -> None:
         self._source = source
         self._sender = sender
         self._grants = iter(grants)
-        self._report = report
+        self._share = share
+        self._jobs = share.done  # whose chunks are in the store, or in the open pack
         self._grant: Grant | None = None
         self._buffer = buffer
         self._bytes = 0  # of the buffer, filled
@@ -199,8 +209,13 @@ class _Packer:
         except BaseException:
             self._source.table.release([number])
             raise
-        self._report.new_bytes += len(plain)
         return number
+
+    def did_job(self) -> None:
+        """One more job has all its chunks in a pack."""
+        self._jobs += 1
+        if not self._bytes:
+            self._share.done = self._jobs
 
     def _add(self, number: int, name: bytes, encoding: int, encoded: Buffer, plain: int) -> None:
         if self._bytes + len(encoded) + SEAL_BYTES > len(self._buffer):
@@ -209,7 +224,7 @@ class _Packer:
             self._grant = next(self._grants, None)
             if self._grant is None:
                 raise GrantExpired(
-                    "the part needs more packs than it has grants for: request more grants"
+                    "the snapshot needs more packs than it has grants for: request more grants"
                 )
         pack_id = pack_id_of(self._grant.key)
         stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
@@ -241,6 +256,7 @@ class _Packer:
     def flush(self) -> None:
         """Send the open pack; afterwards its chunks have places, in the journal too."""
         if not self._bytes or self._grant is None:
+            self._share.done = self._jobs
             return
         filled = self._buffer[: self._bytes]
         md5 = hashlib.md5(filled, usedforsecurity=False).digest()
@@ -251,7 +267,9 @@ class _Packer:
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
         ended = time.perf_counter()
-        self._report.stored_bytes += self._bytes
+        self._share.done = self._jobs
+        self._share.new_bytes += sum(chunk.plain for chunk in located)
+        self._share.stored_bytes += self._bytes
         self._source.encoder.effort.note(
             Pace(started - self._opened, self._encoded, self._encoded_cpu, ended - started)
         )

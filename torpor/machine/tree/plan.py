@@ -1,4 +1,4 @@
-"""Cut what must be read into jobs of one chunk each, and distribute them over parts."""
+"""Cut what must be read into jobs of one chunk each, and share these out among workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Union
 
 from torpor.machine.tree.names import UnreadFiles
 from torpor.machine.tree.read import data_regions
-from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PART_BYTES
+from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES
 
 
 class Piece(NamedTuple):
@@ -56,15 +56,15 @@ def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[Job]:
     return jobs
 
 
-def share_out(jobs: Sequence[Job], max_parts: int, part_bytes: int = PART_BYTES) -> list[list[Job]]:
-    """At most ``max_parts`` runs of neighbouring jobs, as part_ends cuts them."""
-    ends = part_ends(sum(job.length for job in jobs), max_parts, part_bytes)
-    parts: list[list[Job]] = [[] for _ in ends]
+def share_out(jobs: Sequence[Job], most: int, least_bytes: int) -> list[list[Job]]:
+    """At most ``most`` runs of neighbouring jobs, as part_ends cuts them."""
+    ends = part_ends(sum(job.length for job in jobs), most, least_bytes)
+    shares: list[list[Job]] = [[] for _ in ends]
     done = 0
     for job in jobs:
-        parts[min(bisect_right(ends, done + job.length // 2), len(ends) - 1)].append(job)
+        shares[min(bisect_right(ends, done + job.length // 2), len(ends) - 1)].append(job)
         done += job.length
-    return [part for part in parts if part]
+    return [share for share in shares if share]
 
 
 def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:

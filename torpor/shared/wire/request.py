@@ -27,7 +27,7 @@ class Request(msgspec.Struct, Generic[A], frozen=True):
     """One operation of the agent: its arguments as fields, its answer's type as ``A``.
 
     Each operation is a direct subclass that sets ``op`` and names its answer in its base:
-    ``class Scan(OfRun[Scanned])``.
+    ``class Store(OfRun[Stored])``.
     """
 
     op: ClassVar[str] = ""
@@ -61,10 +61,14 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """How many plain bytes a request has moved so far. ``away``: it waits for its store."""
+    """How many plain bytes a request has moved so far. ``away``: it waits for its store. ``turn``:
+    the pass of this request over the workspace, from 1; ``total``: the bytes that the pass stores,
+    0 while it only looks for them."""
 
     bytes: Count
     away: Away | None = None
+    turn: Count = 0
+    total: Count = 0
 
 
 def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:

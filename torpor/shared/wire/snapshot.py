@@ -47,7 +47,7 @@ class OwnFiles(msgspec.Struct, frozen=True):
 class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
     """Take the workspace. ``key`` is the workspace key in hex; ``known`` is newest first, at most
     8. Images of programs that no run has frozen are removed, so that no snapshot holds older memory
-    than files. ``own``: the only root is ``~``, and the snapshot holds these files alone; a scan
+    than files. ``own``: the only root is ``~``, and the snapshot holds these files alone; each pass
     and a confirm look for them, and raise UnsavedWork where some of them may not be stored, or
     where it is not known."""
 
@@ -58,14 +58,6 @@ class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
     known: list[KnownSnapshot]
     compression: Compression = Compression()
     own: OwnFiles | None = None
-
-
-class PartPlan(msgspec.Struct, frozen=True):
-    """One part of a pass; ``packs``: how many grants it may need."""
-
-    part: Count
-    bytes: Count
-    packs: Count
 
 
 class Vanished(msgspec.Struct, frozen=True):
@@ -89,53 +81,53 @@ class Missed(msgspec.Struct, frozen=True):
     disks: Names = []
 
 
-class Scanned(msgspec.Struct, frozen=True):
-    """One walk of the workspace; ``unaccepted``: names that are new since the last pass, but for
-    those that may change. ``parted``: names whose file has a name in another directory of the
-    workspace too; they come back as separate files."""
+class Stored(msgspec.Struct, frozen=True):
+    """What came of some passes. ``passes``: those that this request has ended. ``new_bytes`` and
+    ``stored_bytes``: of the chunks that the run has stored since its last answer, plain and stored.
 
+    Of the last walk, which began ``ago_s`` seconds ago: ``unread``: the bytes that it found to be
+    read. ``unaccepted``: names that are new since the pass before, but for those that may change.
+    ``parted``: names whose file has a name in another directory of the workspace too; they come
+    back as separate files.
+
+    ``packs``: how many grants the rest of the pass under way may need, because those of the request
+    are used up or ended for the reason ``why``; ``stored``: a pack that was stored with one of
+    them.
+    """
+
+    passes: Count
+    new_bytes: Count
+    stored_bytes: Count
     skipped: Count
     unaccepted_count: Count
     unaccepted: Names
-    parts: list[PartPlan]
+    unread: Count = 0
+    ago_s: float = 0.0
     parted_count: Count = 0
     parted: Names = []
     missed: Missed = Missed()
+    packs: Count = 0
+    stored: Words = ""
+    why: Words = ""
 
 
-class Scan(OfRun[Scanned], frozen=True):
-    """Walk the workspace and plan what to read. ``resumed``: the resumable packs that the store
-    still has; ``lost``: packs that are gone from the store; ``accepted``: patterns of files that
-    may change; ``accept_lost``: directories that count as kept, which may begin with ~/.
+class Store(OfRun[Stored], frozen=True):
+    """Walk the workspace and store what is new, until a pass finds nothing unaccepted: the journal
+    then holds everything that is on the disk. At most ``passes`` of them. A request without
+    ``packs`` stores nothing: it ends where grants are needed, as one does whose grants are used up
+    or have ended. The next one that has some goes on with that pass.
 
-    A pass is a scan and its parts; ``pass`` counts from 1. A scan that finds nothing unaccepted
-    ends the passes: the journal then holds everything that is on the disk."""
+    ``resumed``: the resumable packs that the store still has; ``lost``: packs that are gone from
+    the store, which begins a pass; ``accepted``: patterns of files that may change;
+    ``accept_lost``: directories that count as kept, which may begin with ~/."""
 
-    op = "snapshot.scan"
-    number: int = msgspec.field(name="pass")
-    max_parts: int
-    part_bytes: int
+    op = "snapshot.store"
+    passes: int
+    packs: list[Grant]
     resumed: list[ObjectKey]
     lost: list[ObjectKey]
     accepted: list[str]
     accept_lost: list[str]
-
-
-class PartReport(msgspec.Struct, frozen=True):
-    """Bytes of the chunks that the store did not have: plain, and stored."""
-
-    new_bytes: Count
-    stored_bytes: Count
-
-
-class StorePart(OfRun[PartReport], frozen=True):
-    """Read, encode and store one part of a pass. A part of a pass that another agent planned stores
-    nothing: the next pass finds what is missing."""
-
-    op = "snapshot.part"
-    number: int = msgspec.field(name="pass")
-    part: int
-    packs: list[Grant]
 
 
 IMAGE_FILES: Final = ("tree.json", "complete")
