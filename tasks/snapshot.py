@@ -37,6 +37,7 @@ def store_part(
 
 
 look_for_losses = step("look for losses", phase="look")(RemoteSnapshot.losses)
+look_at_homes = step("look at homes", phase="look")(RemoteSnapshot.homes)
 
 
 def log_losses(machine: Machine, lines: Sequence[str]) -> None:

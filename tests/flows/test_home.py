@@ -7,22 +7,25 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows import delete_snapshots, prune, restore_path, snapshots, verify, wake
+from flows import delete_snapshots, job, prune, restore_path, snapshots, verify, wake
+from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
 from tests.fixtures.near_agent import NearMachine
 from tests.fixtures.plain_flows import hibernate_plainly, plain, wake_plainly
 from tests.fixtures.world import World
 from torpor.control.money import storage
+from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, TorporError, UnsavedWork
 from torpor.shared.values import MachineId, WorkspaceName
-from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, StorePart
+from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Confirmed, StorePart
 from torpor_cli.output import quiet
 
 HOME = WorkspaceName("home--demo")
@@ -186,14 +189,16 @@ def test_a_person_at_the_terminal_is_asked_and_nothing_is_sent(
 
 
 class _Typed:
-    def __init__(self, line: str) -> None:
-        self._line = line
+    """A terminal at which these lines are typed, one for each question."""
+
+    def __init__(self, *lines: str) -> None:
+        self.left = list(lines)
 
     def isatty(self) -> bool:
         return True
 
     def readline(self) -> str:
-        return self._line
+        return self.left.pop(0)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +263,7 @@ def test_a_look_that_is_not_answered_keeps_the_machine(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(home)
-    monkeypatch.setattr("torpor.machine.agent.own_files.LOOK_S", -1.0)
+    monkeypatch.setattr("torpor.machine.agent.own_files.HOMES_S", -1.0)
     assert "what else is there is not known: the look at the homes did not" in _kept(sealed_lab)
 
 
@@ -368,6 +373,110 @@ def test_what_changes_in_a_home_until_the_last_moment_is_stored_too(
     assert back["late.py"][1].startswith(b"written while")
 
 
+def _at_the_comparison(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Call ``act`` once, when the disk is compared with the snapshot: the homes were looked at."""
+    acts = [act]
+
+    def hook(number: int, request: Any) -> None:
+        if isinstance(request, Confirm) and acts:
+            acts.pop()()
+
+    _before_each_call(monkeypatch, hook)
+
+
+def _late(home: Path) -> None:
+    (home / "late.py").write_text("the first of its kind")
+
+
+@pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
+def test_the_first_file_that_is_written_after_the_look_is_stored_too(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    lab = sealed_lab
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    report = hibernate_plainly(lab.opened, **settings)
+    assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
+    assert _restored(lab)["late.py"][1] == b"the first of its kind"
+
+
+def test_the_first_file_that_is_written_after_the_look_keeps_the_machine_of_a_plain_store(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = _begun(lab)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    assert f"in no snapshot: {home}/late.py (21 bytes in 1 file)" in _kept(lab)
+
+
+@pytest.mark.parametrize("accepted", ["~/*", "~/late.py"])
+def test_what_was_accepted_may_also_come_after_the_look(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, accepted: str
+) -> None:
+    home = _begun(lab)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    assert hibernate_plainly(lab.opened, accept_lost=[accepted]).destroyed
+
+
+def test_a_look_at_the_last_moment_that_is_not_answered_keeps_the_machine(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begun(lab)
+    hangs = partial(monkeypatch.setattr, "torpor.machine.agent.losses.HOMES_S", -1.0)
+    _at_the_comparison(monkeypatch, hangs)
+    assert "whether you wrote files beside the workspace is not known: the look at" in _kept(lab)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["with files before", "without"])
+def test_a_person_is_asked_again_about_what_was_written_after_the_question(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    lab = sealed_lab
+    if own:
+        _work_in(home)
+    terminal = _Typed(*["y\n"] * own, "n\n")
+    monkeypatch.setattr("sys.stdin", terminal)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    with quiet(False, asks=True):
+        assert f"{home}/late.py (21 bytes in 1 file)" in _kept(lab)
+    assert terminal.left == []
+
+
+@pytest.mark.usefixtures("needs_server", "short_agent")
+def test_what_a_job_leaves_in_a_home_at_its_last_moment_is_stored_too(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    with hurried(), plain(lab.opened):
+        job.fn(lab.opened.spec.name, ["true"])
+    assert lab.machines() == []
+    assert _restored(lab)["late.py"][1] == b"the first of its kind"
+
+
+def test_a_person_is_not_asked_again_about_a_file_that_grows(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(home)
+    monkeypatch.setattr("sys.stdin", _Typed("y\n"))
+    _at_the_comparison(monkeypatch, lambda: (home / "train.py").write_bytes(b"x" * 5000))
+    with quiet(False, asks=True):
+        assert hibernate_plainly(sealed_lab.opened).destroyed
+
+
+def test_files_that_were_moved_into_the_workspace_meanwhile_keep_no_machine(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    (home / "late.py").write_text("where it does not belong")
+    at = lab.workspace(lab.machines()[0].id) / "late.py"
+    _at_the_comparison(monkeypatch, lambda: (home / "late.py").rename(at))
+    report = hibernate_plainly(lab.opened)
+    assert report.destroyed and report.beside == []
+    woken = wake_plainly(lab.opened)
+    restored = lab.workspace(MachineId(woken.machine)) / "late.py"
+    assert restored.read_text() == "where it does not belong"
+
+
 def test_a_file_that_never_rests_keeps_the_machine_and_the_workspace_is_stored(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,6 +546,25 @@ def test_replicas_keep_a_home_of_each(sealed_lab: Lab, home: Path) -> None:
             name["path"] for row in rows for name in snapshots.fn(HOME, str(row["snapshot"])).shown
         }
     assert {"~/a.py", "~/b.py"} <= held
+
+
+def test_the_first_file_after_the_look_over_ssh_and_a_real_store(
+    sealed_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = sealed_world
+    home = world.home(world.rent().id)
+    (home / "workspace").mkdir()
+    (home / "workspace" / "notes").write_text("of the workspace")
+    confirm = RemoteSnapshot.confirm
+
+    def late(self: RemoteSnapshot) -> Confirmed:
+        if not (home / "late.py").exists():
+            _late(home)
+        return confirm(self)
+
+    monkeypatch.setattr(RemoteSnapshot, "confirm", late)
+    report = hibernate_plainly(world.opened)
+    assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
 
 
 def test_over_ssh_and_a_real_store(sealed_world: World, tmp_path: Path) -> None:
