@@ -20,6 +20,7 @@ from tasks.machines import destroy_machine, rental_of
 from tasks.phases import phase, seconds_by_phase
 from tasks.programs import Quiet, check_frozen, quiesce
 from tasks.progress import doing
+from tasks.retention import delete_earlier
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -287,6 +288,8 @@ class Snapshot:
             self._interrupted = not isinstance(error, Exception)  # the agent may be gone
             raise
         self._destroyed = True
+        if self._beside is not None and self._lost.stored:
+            self._beside.delete_earlier()
 
     def is_at_rest(self) -> bool:
         """Whether it is verified, and the disk is as it says."""
@@ -296,6 +299,11 @@ class Snapshot:
             return not self._remote.confirm().unaccepted_count
         except (AgentLost, UnsavedWork):
             return False
+
+    def delete_earlier(self) -> None:
+        """Delete the snapshots that it goes on from, once it is verified."""
+        if self._verified is not None:
+            delete_earlier(self._workspace, self._verified)
 
     @property
     def name(self) -> str:

@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
-from flows import delete_snapshots, job, prune, restore_path, snapshots, verify, wake
+from flows import backup, delete_snapshots, job, pin, prune, restore_path, snapshots, verify, wake
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
 from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
 from tests.fixtures.near_agent import NearMachine
-from tests.fixtures.plain_flows import hibernate_plainly, plain, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.world import World
 from torpor.control.money import storage
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.prune_report import PruneReport
+from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, TorporError, UnsavedWork
 from torpor.shared.values import MachineId, WorkspaceName
 from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Confirmed, StorePart
@@ -112,7 +116,11 @@ def test_what_was_written_in_a_home_by_mistake_outlives_the_machine(
     assert {"what": "stored beside", "value": report.beside[0]} in report.rows()
     woken = wake_plainly(lab.opened)
     (said,) = [line for line in woken.warnings if "written in a home" in line]
-    assert f"snapshot {stored} of home--demo. `torpor snapshots home--demo newest` lists" in said
+    assert f"snapshot {stored} of home--demo, " in said
+    assert (
+        " bytes in all. `torpor snapshots home--demo newest` lists them, and `torpor rest" in said
+    )
+    assert said.endswith("until you run delete-snapshots for home--demo")
     assert not (lab.home(MachineId(woken.machine)) / "proj").exists()
     assert _restored(lab) == was
 
@@ -158,6 +166,120 @@ def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
         prune.fn(HOME, dry_run=False, without_snapshots=True)
     woken = wake_plainly(lab.opened)
     assert not any("written in a home" in line for line in woken.warnings)
+
+
+def test_of_each_machine_only_the_newest_of_its_home_stays(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    for number in range(3):
+        (home / "train.py").write_text(f"print({number})")
+        with monkeypatch.context() as patch:
+            patch.setattr(lab.market, "destroy", _refuses)
+            with pytest.raises(InvalidInput, match="does not end"):
+                hibernate_plainly(lab.opened)
+    before = snapshot_ids(lab.store, HOME)
+    assert len(before) == 3
+    with plain(lab.opened):
+        pin.fn(HOME, before[1], reason="as it was")
+    assert hibernate_plainly(lab.opened).destroyed
+    first = snapshot_ids(lab.store, HOME)
+    assert len(first) == 2 and first[0] == before[1] and first[1] not in before
+    woken = wake_plainly(lab.opened)
+    (lab.home(MachineId(woken.machine)) / "other.py").write_text("of another machine")
+    assert hibernate_plainly(lab.opened).destroyed
+    assert snapshot_ids(lab.store, HOME)[:2] == first  # nothing goes on from the newest of it
+
+
+def _refuses(*_: object) -> None:
+    raise InvalidInput("a machine that does not end")
+
+
+def test_the_retention_of_the_workspace_deletes_nothing_of_a_home(
+    sealed_lab: Lab, home: Path
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    hibernate_plainly(lab.opened)
+    kept = snapshot_ids(lab.store, HOME)
+    woken = wake_plainly(lab.opened)
+    for number in range(3):
+        (lab.workspace(MachineId(woken.machine)) / "train.py").write_text(f"print({number})")
+        report = run_plainly(lab.opened, backup, keep_last=1)
+    assert isinstance(report, BackupReport) and report.deleted
+    assert snapshot_ids(lab.store, HOME) == kept
+
+
+def test_a_prune_of_the_workspace_prunes_what_is_stored_of_a_home(
+    sealed_lab: Lab, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = sealed_lab
+
+    def pruned(**options: bool) -> PruneReport | None:
+        return run_plainly(lab.opened, prune, dry_run=False, **options).home
+
+    hibernate_plainly(lab.opened, destroy=False)
+    assert pruned() is None
+    (home / "a.py").write_text("on the first")
+    hibernate_plainly(lab.opened)
+    (lab.home(MachineId(wake_plainly(lab.opened).machine)) / "b.py").write_text("on the second")
+    hibernate_plainly(lab.opened)
+    first, last = snapshot_ids(lab.store, HOME)
+    with plain(lab.opened):
+        delete_snapshots.fn(HOME, [first])
+        assert {row["what"] for row in prune.fn("demo").rows()} >= {"freed", "of a home: freed"}
+        found = pruned()
+        assert found is not None and (found.snapshots, found.young.packs) == (1, 1)
+        delete_snapshots.fn(HOME, [last], even_newest=last)
+    assert pruned() is None  # where no snapshot is left, its user has to say so
+    assert "has no snapshot left, and its packs stay" in caplog.text
+    found = pruned(without_snapshots=True)
+    assert found is not None and (found.snapshots, found.young.packs) == (0, 2)
+
+
+@pytest.mark.parametrize("flow", [verify, snapshots])
+def test_what_looks_at_a_workspace_names_what_is_stored_of_a_home(
+    sealed_lab: Lab, home: Path, caplog: pytest.LogCaptureFixture, flow: Any
+) -> None:
+    hibernate_plainly(sealed_lab.opened, destroy=False)
+    run_plainly(sealed_lab.opened, flow)
+    assert "home--" not in caplog.text
+    _work_in(home)
+    hibernate_plainly(sealed_lab.opened)
+    caplog.clear()
+    run_plainly(sealed_lab.opened, flow)
+    assert f"more is stored as home--demo: `torpor {flow.name} home--demo" in caplog.text
+
+
+def test_a_block_that_is_saved_under_the_name_of_a_home_is_opened_as_itself(
+    sealed_lab: Lab, home: Path
+) -> None:
+    """The name field of a block may not begin so, and the name that it is saved under may."""
+    lab = sealed_lab
+    hibernate_plainly(lab.opened)
+    with _BlockOfThatName(lab.opened, "home--other"):
+        assert snapshots.fn("home--other").workspace == "demo"
+    with (
+        _BlockOfThatName(lab.opened, "home--demo", "demo"),
+        pytest.raises(InvalidInput, match="home--demo may be the Workspace block of that name, or"),
+    ):
+        snapshots.fn("home--demo")
+
+
+class _BlockOfThatName(PlainRunner):
+    """An installation that has saved one workspace's block under these names."""
+
+    def __init__(self, opened: OpenWorkspace, *names: str) -> None:
+        super().__init__(opened)
+        self._names = names
+
+    def workspaces(self) -> list[str]:
+        return [*self._names]
+
+    def open(self, workspace: Any) -> OpenWorkspace:
+        assert workspace in self._names
+        return super().open("demo")
 
 
 @pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
