@@ -32,8 +32,9 @@ from torpor.shared.wire.snapshot import OwnFiles
 LINKS_S: Final = 10.0
 """How long to look where links lead. A link whose data was not looked at until then keeps the
 machine."""
-HOMES_S: Final = 10.0
-"""How long one look at the homes may take; it is unknown then what is there."""
+HOMES_S: Final = 20.0
+"""How long one look at the homes alone may take; it is unknown then what is there. Of the minute
+that a warrant holds, as the last look comes within it."""
 _STOP_S: Final = 2.0
 _POLL_S: Final = 0.2
 _SOON_NS: Final = 900 * 10**9
