@@ -184,7 +184,8 @@ class Snapshot:
     def store_changes(self) -> None:
         """Scan and store until nothing is new, and until no program writes if the machine ends.
         The guards are asked before the quiesce command runs."""
-        if self._ends and self._looks:
+        waits = self._adopted or self._workspace.spec.left_behind == "refuse"
+        if self._ends and self._looks and not waits:  # else what comes meanwhile counts, too
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
         lost: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
@@ -213,7 +214,6 @@ class Snapshot:
                 time.sleep(PAUSE_S)
                 continue
             if self._looks:
-                waits = self._adopted or self._workspace.spec.left_behind == "refuse"
                 self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if waits else LOOK_S)
                 if self._home is not None and with_missed(self._lost, seen.missed).storable:
                     self._store_beside(self._home)
