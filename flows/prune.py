@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from blocks import Workspace
 from tasks.flow import flow
 from tasks.prune import free_dead_packs, look_for_dead_packs
 from tasks.runner import runner
-from tasks.workspace_blocks import open_stored, probe_store
+from tasks.workspace import OpenWorkspace
+from tasks.workspace_blocks import kept_of_home, open_stored, probe_store
 from torpor.control.store.marks import SHORTEST_GRACE_S
+from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.prune import PruneRules
 from torpor.control.upkeep.prune_report import PruneReport
 from torpor.shared.values import GIB
@@ -28,7 +31,8 @@ def prune(
     """Free what no snapshot names, a grace time after an earlier prune marked it.
 
     Safe at any time, also beside running snapshots. A killed prune does no harm. It reports what it
-    will free before it frees anything. A snapshot that cannot be read stops it.
+    will free before it frees anything. A snapshot that cannot be read stops it. What was stored of
+    a home beside the workspace is pruned with it.
 
     Args:
         workspace: The Workspace block to prune, or its name.
@@ -47,11 +51,23 @@ def prune(
         rewrite_bytes=int(rewrite_gib * GIB),
         without_snapshots=without_snapshots,
     )
+    report = _prune(opened, rules, dry_run=dry_run)
+    home = kept_of_home(opened)
+    if home is None:
+        return report
+    if without_snapshots or snapshot_ids(home.store, home.spec.name):
+        return replace(report, home=_prune(home, rules, dry_run=dry_run))
+    runner().log.warning(
+        "what was stored of a home beside workspace %s has no snapshot left, and its packs stay: "
+        "prune with `without_snapshots` frees them",
+        opened.spec.name,
+    )
+    return report
+
+
+def _prune(opened: OpenWorkspace, rules: PruneRules, *, dry_run: bool) -> PruneReport:
     plan = look_for_dead_packs(opened, rules)
     report = PruneReport.of_plan(plan)
-    log = runner().log
     for row in report.rows():
-        log.info("%s: %s", row["what"], row["value"])
-    if not dry_run:
-        report = PruneReport.of_prune(free_dead_packs(opened, plan))
-    return report
+        runner().log.info("%s: %s: %s", opened.spec.name, row["what"], row["value"])
+    return report if dry_run else PruneReport.of_prune(free_dead_packs(opened, plan))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from blocks import Workspace
 from flows.procedures.listing import list_entries, list_kept, list_versions
 from tasks.flow import flow
-from tasks.workspace_blocks import open_stored
+from tasks.workspace_blocks import open_stored, say_of_home
 from torpor.control.upkeep.reports import Table
 
 
@@ -23,7 +23,9 @@ def snapshots(workspace: Workspace | str, snapshot: str = "", find: str = "") ->
         find: A name such as *.safetensors, or the end of a path such as notes/*.txt, to list its
             versions in all snapshots, or in the one that `snapshot` names.
     """
-    name = open_stored(workspace).spec.name
+    opened = open_stored(workspace)
+    name = opened.spec.name
+    say_of_home(opened, "`torpor snapshots {}` lists that")
     if find:
         found = list_versions(workspace, find, snapshot)
         return Table.of(name, found.title(find), found.versions)

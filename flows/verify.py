@@ -24,7 +24,7 @@ from tasks.verification import (
     record_verified,
 )
 from tasks.workspace import OpenWorkspace
-from tasks.workspace_blocks import open_stored, open_workspace, probe_store
+from tasks.workspace_blocks import open_stored, open_workspace, probe_store, say_of_home
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.seam import Session
 from torpor.control.upkeep.verification import Verification
@@ -65,6 +65,7 @@ def verify(
     opening = open_stored if depth == "quick" else open_workspace
     opened = opening(workspace).accepting(accept_paths)
     probe_store(opened)
+    say_of_home(opened, "`torpor verify {} all` looks at that")
     end_left_drills(opened)
     wanted = pick_snapshots(opened, snapshot)
     found = look_at_objects(opened, wanted)

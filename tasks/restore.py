@@ -48,6 +48,7 @@ from torpor.shared.errors import (
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest, disk_bytes
 from torpor.shared.format.missed import recorded_missing
+from torpor.shared.format.names import packs_prefix
 from torpor.shared.format.roots import places_of
 from torpor.shared.values import (
     HOME,
@@ -131,15 +132,17 @@ def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[Stored], str]:
 
 def _of_homes(opened: OpenWorkspace) -> list[str]:
     """That files of a home are stored beside the workspace, and how to bring them."""
-    ids = snapshot_ids(opened.store, opened.home.spec.name) if opened.home else []
-    if not ids:
+    home = opened.home
+    ids = snapshot_ids(home.store, home.spec.name) if home else []
+    if home is None or not ids:
         return []
     name, earlier = f"{HOME}{opened.spec.name}", f", and {len(ids) - 1} earlier" if ids[1:] else ""
+    kept = sum(pack.bytes for pack in home.store.list(packs_prefix(home.spec.name)))
     return [
         "files that were written in a home, beside the workspace, are stored and not restored: "
-        f"snapshot {ids[-1]} of {name}{earlier}. `torpor snapshots {name} newest` lists them, "
-        f"`torpor restore {name} '~' DIRECTORY` brings them into a directory, and deleting these "
-        "snapshots ends this line"
+        f"snapshot {ids[-1]} of {name}{earlier}, {size(kept)} in all. `torpor snapshots {name} "
+        f"newest` lists them, and `torpor restore {name} '~' DIRECTORY` brings them into a "
+        f"directory. They stay, and this line comes, until you run delete-snapshots for {name}"
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from tasks.events import SnapshotDeleted, emit
 from tasks.prune import named_by_records
+from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
@@ -19,7 +20,7 @@ from torpor.control.upkeep.lineage import Lines
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.control.upkeep.superseded import Succession
-from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
+from torpor.shared.errors import SnapshotMissing, SnapshotOverdue, TorporError
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
@@ -121,6 +122,21 @@ def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: Snapsho
     except SnapshotMissing:
         record_lost(opened.store, opened.spec.name, snapshot, named_by_records(opened))
     tell_of_deletion(opened, snapshot, "asked for")
+
+
+@step("delete earlier snapshots", retries=ONCE)
+def delete_earlier(opened: StoredWorkspace, verified: Verified) -> None:
+    """Delete the snapshots that the verified one goes on from, but for pinned ones. What fails here
+    fails no run."""
+    try:
+        succession = Succession.of(opened.store, verified, opened.seal)
+        earlier = [one.snapshot for one in succession.lines.going_back(verified.snapshot)]
+        ended = succession.end(earlier, f"snapshot {verified.snapshot} has its work")
+    except TorporError as error:
+        runner().log.warning("earlier snapshots of %s stay: %s", opened.spec.name, error)
+    else:
+        for snapshot in ended.deleted:
+            tell_of_deletion(opened, snapshot, f"snapshot {verified.snapshot} has its work")
 
 
 @step("pin snapshot")

@@ -91,6 +91,7 @@ class _Shown:
 
 
 look_for_losses = step("look for losses", phase="look")(RemoteSnapshot.losses)
+look_at_homes = step("look at homes", phase="look")(RemoteSnapshot.homes)
 
 
 def log_losses(machine: Machine, lines: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.format.names import packs_prefix
 from torpor.shared.values import HOME, Capabilities
 
 
@@ -24,14 +25,44 @@ def open_workspace(workspace: Workspace | str) -> OpenWorkspace:
 
 def open_stored(workspace: Workspace | str) -> OpenWorkspace:
     """The same for what acts on the store alone. ``home--NAME`` is what a hibernate has stored of a
-    home beside workspace NAME."""
+    home beside workspace NAME, unless a block is saved under that name. InvalidInput where a block
+    is saved under NAME too."""
     owner = block_of(workspace)
     return open_workspace(workspace) if owner == workspace else open_workspace(owner).at_home
 
 
 def block_of(workspace: Workspace | str) -> Workspace | str:
     """The block on whose machines the files were that ``open_stored`` opens."""
-    return workspace.removeprefix(HOME) if isinstance(workspace, str) else workspace
+    if not isinstance(workspace, str) or not workspace.startswith(HOME):
+        return workspace
+    owner, blocks = workspace.removeprefix(HOME), runner().workspaces()
+    if workspace in blocks and owner in blocks:
+        raise InvalidInput(
+            f"{workspace} may be the Workspace block of that name, or what was stored of a home "
+            f"beside workspace {owner}: save that block under a name that does not begin with "
+            f"{HOME}, and delete it under this one"
+        )
+    return workspace if workspace in blocks else owner
+
+
+def kept_of_home(opened: OpenWorkspace) -> OpenWorkspace | None:
+    """What is stored of homes beside the workspace, where there is anything."""
+    home = None if opened.spec.name.startswith(HOME) else opened.home
+    if home is None or not any(True for _ in home.store.list(packs_prefix(home.spec.name))):
+        return None
+    return opened.at_home
+
+
+def say_of_home(opened: OpenWorkspace, how: str) -> None:
+    """Log that something is stored of homes beside the workspace, and ``how`` to act on it."""
+    if kept_of_home(opened) is not None:
+        name = f"{HOME}{opened.spec.name}"
+        runner().log.warning(
+            "of a home beside workspace %s, more is stored as %s: %s",
+            opened.spec.name,
+            name,
+            how.format(name),
+        )
 
 
 def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, TorporError]]:

@@ -19,6 +19,7 @@ from tasks.machines import destroy_machine, rental_of
 from tasks.phases import seconds_by_phase
 from tasks.programs import Quiet, check_frozen, quiesce
 from tasks.progress import doing
+from tasks.retention import delete_earlier
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -27,6 +28,7 @@ from tasks.snapshot import (
     confirm,
     log_losses,
     log_stored,
+    look_at_homes,
     look_for_losses,
     store,
     verify,
@@ -178,7 +180,8 @@ class Snapshot:
     def store_changes(self) -> None:
         """Store until nothing is new, and until no program writes if the machine ends. The guards
         are asked before the quiesce command runs."""
-        if self._ends and self._looks:
+        waits = self._adopted or self._workspace.spec.left_behind == "refuse"
+        if self._ends and self._looks and not waits:  # else what comes meanwhile counts, too
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
         lost: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
@@ -202,7 +205,6 @@ class Snapshot:
             if seen.unaccepted_count and self._ends:
                 break
             if self._looks:
-                waits = self._adopted or self._workspace.spec.left_behind == "refuse"
                 self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if waits else LOOK_S)
                 if self._home is not None and with_missed(self._lost, seen.missed).storable:
                     self._store_beside(self._home)
@@ -259,13 +261,12 @@ class Snapshot:
             self._workspace, self._remote, verified, self._machine, self._session, last_look
         )
         check_guards(self._guards, ending)
-        if self._beside is not None:
-            if not self._beside.is_at_rest():
-                raise StillChanging(
-                    f"files beside the workspace changed on machine {self._machine.id} after they "
-                    "were stored: the machine was not destroyed. Hibernate again"
-                )
-            check_guards(self._guards, ending)  # a job may have begun during that look
+        if not self._homes_are_known():
+            raise StillChanging(
+                f"files beside the workspace came or changed on machine {self._machine.id} after "
+                "torpor had looked at them: the machine was not destroyed. Hibernate again"
+            )
+        check_guards(self._guards, ending)  # a job may have begun during that look
         return warrant
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:
@@ -277,6 +278,8 @@ class Snapshot:
             self._interrupted = not isinstance(error, Exception)  # the agent may be gone
             raise
         self._destroyed = True
+        if self._beside is not None and self._lost.stored:
+            self._beside.delete_earlier()
 
     def is_at_rest(self) -> bool:
         """Whether it is verified, and the disk is as it says."""
@@ -286,6 +289,11 @@ class Snapshot:
             return not self._remote.confirm().unaccepted_count
         except (AgentLost, UnsavedWork):
             return False
+
+    def delete_earlier(self) -> None:
+        """Delete the snapshots that it goes on from, once it is verified."""
+        if self._verified is not None:
+            delete_earlier(self._workspace, self._verified)
 
     @property
     def name(self) -> str:
@@ -334,12 +342,27 @@ class Snapshot:
     def _look_for_losses(self, *, wait_s: float) -> None:
         """Look for what is on the machine and not in the snapshot; beyond where links of the
         workspace lead, before a destroy."""
-        rented = self._machine.label is not None and not self._adopted
         with doing("looking for what would be lost") if wait_s else nullcontext():
             losses = look_for_losses(
-                self._remote, rented=rented, whole=self._ends, wait_s=wait_s, volumes=self._volumes
+                self._remote,
+                rented=self._rented,
+                whole=self._ends,
+                wait_s=wait_s,
+                volumes=self._volumes,
             )
         self._lost = judge_losses(losses, self._workspace.spec)
+
+    def _homes_are_known(self) -> bool:
+        """Whether a user's own files in the homes are still those that were stored beside the
+        workspace, or whose loss was accepted, or none."""
+        if self._beside is not None and self._lost.stored:
+            return self._beside.is_at_rest()
+        homes = look_at_homes(self._remote, rented=self._rented, volumes=self._volumes)
+        return judge_losses(homes, self._workspace.spec).own_mark == self._lost.own_mark
+
+    @property
+    def _rented(self) -> bool:
+        return self._machine.label is not None and not self._adopted
 
     def _store_beside(self, home: StoredWorkspace) -> None:
         """Store a user's own files beside the workspace as a snapshot of ``home``, and verify it.
@@ -360,9 +383,8 @@ class Snapshot:
             log_stored(self._machine, self._lost.stored)
 
     def _begin_beside(self, home: StoredWorkspace) -> Snapshot:
-        rented = self._machine.label is not None and not self._adopted
         spec = self._workspace.spec
-        own = OwnFiles(spec.paths, spec.accept_lost, rented, list(self._volumes))
+        own = OwnFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
         return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
 
     def _store(self, passes: int, lost: Sequence[ObjectKey]) -> Stored:

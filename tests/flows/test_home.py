@@ -8,23 +8,30 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows import delete_snapshots, prune, restore_path, snapshots, verify, wake
+from flows import backup, delete_snapshots, job, pin, prune, restore_path, snapshots, verify, wake
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
 from tests.fixtures.near_agent import NearMachine
 from tests.fixtures.passes import before_each_walk
-from tests.fixtures.plain_flows import hibernate_plainly, plain, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.world import World
 from torpor.control.money import storage
+from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.prune_report import PruneReport
+from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, TorporError, UnsavedWork
 from torpor.shared.values import MachineId, WorkspaceName
-from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Store
+from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Confirmed, Store
 from torpor_cli.output import quiet
 
 HOME = WorkspaceName("home--demo")
@@ -111,7 +118,11 @@ def test_what_was_written_in_a_home_by_mistake_outlives_the_machine(
     assert {"what": "stored beside", "value": report.beside[0]} in report.rows()
     woken = wake_plainly(lab.opened)
     (said,) = [line for line in woken.warnings if "written in a home" in line]
-    assert f"snapshot {stored} of home--demo. `torpor snapshots home--demo newest` lists" in said
+    assert f"snapshot {stored} of home--demo, " in said
+    assert (
+        " bytes in all. `torpor snapshots home--demo newest` lists them, and `torpor rest" in said
+    )
+    assert said.endswith("until you run delete-snapshots for home--demo")
     assert not (lab.home(MachineId(woken.machine)) / "proj").exists()
     assert _restored(lab) == was
 
@@ -159,6 +170,120 @@ def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
     assert not any("written in a home" in line for line in woken.warnings)
 
 
+def test_of_each_machine_only_the_newest_of_its_home_stays(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    for number in range(3):
+        (home / "train.py").write_text(f"print({number})")
+        with monkeypatch.context() as patch:
+            patch.setattr(lab.market, "destroy", _refuses)
+            with pytest.raises(InvalidInput, match="does not end"):
+                hibernate_plainly(lab.opened)
+    before = snapshot_ids(lab.store, HOME)
+    assert len(before) == 3
+    with plain(lab.opened):
+        pin.fn(HOME, before[1], reason="as it was")
+    assert hibernate_plainly(lab.opened).destroyed
+    first = snapshot_ids(lab.store, HOME)
+    assert len(first) == 2 and first[0] == before[1] and first[1] not in before
+    woken = wake_plainly(lab.opened)
+    (lab.home(MachineId(woken.machine)) / "other.py").write_text("of another machine")
+    assert hibernate_plainly(lab.opened).destroyed
+    assert snapshot_ids(lab.store, HOME)[:2] == first  # nothing goes on from the newest of it
+
+
+def _refuses(*_: object) -> None:
+    raise InvalidInput("a machine that does not end")
+
+
+def test_the_retention_of_the_workspace_deletes_nothing_of_a_home(
+    sealed_lab: Lab, home: Path
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    hibernate_plainly(lab.opened)
+    kept = snapshot_ids(lab.store, HOME)
+    woken = wake_plainly(lab.opened)
+    for number in range(3):
+        (lab.workspace(MachineId(woken.machine)) / "train.py").write_text(f"print({number})")
+        report = run_plainly(lab.opened, backup, keep_last=1)
+    assert isinstance(report, BackupReport) and report.deleted
+    assert snapshot_ids(lab.store, HOME) == kept
+
+
+def test_a_prune_of_the_workspace_prunes_what_is_stored_of_a_home(
+    sealed_lab: Lab, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = sealed_lab
+
+    def pruned(**options: bool) -> PruneReport | None:
+        return run_plainly(lab.opened, prune, dry_run=False, **options).home
+
+    hibernate_plainly(lab.opened, destroy=False)
+    assert pruned() is None
+    (home / "a.py").write_text("on the first")
+    hibernate_plainly(lab.opened)
+    (lab.home(MachineId(wake_plainly(lab.opened).machine)) / "b.py").write_text("on the second")
+    hibernate_plainly(lab.opened)
+    first, last = snapshot_ids(lab.store, HOME)
+    with plain(lab.opened):
+        delete_snapshots.fn(HOME, [first])
+        assert {row["what"] for row in prune.fn("demo").rows()} >= {"freed", "of a home: freed"}
+        found = pruned()
+        assert found is not None and (found.snapshots, found.young.packs) == (1, 1)
+        delete_snapshots.fn(HOME, [last], even_newest=last)
+    assert pruned() is None  # where no snapshot is left, its user has to say so
+    assert "has no snapshot left, and its packs stay" in caplog.text
+    found = pruned(without_snapshots=True)
+    assert found is not None and (found.snapshots, found.young.packs) == (0, 2)
+
+
+@pytest.mark.parametrize("flow", [verify, snapshots])
+def test_what_looks_at_a_workspace_names_what_is_stored_of_a_home(
+    sealed_lab: Lab, home: Path, caplog: pytest.LogCaptureFixture, flow: Any
+) -> None:
+    hibernate_plainly(sealed_lab.opened, destroy=False)
+    run_plainly(sealed_lab.opened, flow)
+    assert "home--" not in caplog.text
+    _work_in(home)
+    hibernate_plainly(sealed_lab.opened)
+    caplog.clear()
+    run_plainly(sealed_lab.opened, flow)
+    assert f"more is stored as home--demo: `torpor {flow.name} home--demo" in caplog.text
+
+
+def test_a_block_that_is_saved_under_the_name_of_a_home_is_opened_as_itself(
+    sealed_lab: Lab, home: Path
+) -> None:
+    """The name field of a block may not begin so, and the name that it is saved under may."""
+    lab = sealed_lab
+    hibernate_plainly(lab.opened)
+    with _BlockOfThatName(lab.opened, "home--other"):
+        assert snapshots.fn("home--other").workspace == "demo"
+    with (
+        _BlockOfThatName(lab.opened, "home--demo", "demo"),
+        pytest.raises(InvalidInput, match="home--demo may be the Workspace block of that name, or"),
+    ):
+        snapshots.fn("home--demo")
+
+
+class _BlockOfThatName(PlainRunner):
+    """An installation that has saved one workspace's block under these names."""
+
+    def __init__(self, opened: OpenWorkspace, *names: str) -> None:
+        super().__init__(opened)
+        self._names = names
+
+    def workspaces(self) -> list[str]:
+        return [*self._names]
+
+    def open(self, workspace: Any) -> OpenWorkspace:
+        assert workspace in self._names
+        return super().open("demo")
+
+
 @pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
 def test_a_workspace_that_is_stored_already_waits_for_no_further_save(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
@@ -188,14 +313,16 @@ def test_a_person_at_the_terminal_is_asked_and_nothing_is_sent(
 
 
 class _Typed:
-    def __init__(self, line: str) -> None:
-        self._line = line
+    """A terminal at which these lines are typed, one for each question."""
+
+    def __init__(self, *lines: str) -> None:
+        self.left = list(lines)
 
     def isatty(self) -> bool:
         return True
 
     def readline(self) -> str:
-        return self._line
+        return self.left.pop(0)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +387,7 @@ def test_a_look_that_is_not_answered_keeps_the_machine(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(home)
-    monkeypatch.setattr("torpor.machine.agent.own_files.LOOK_S", -1.0)
+    monkeypatch.setattr("torpor.machine.agent.own_files.HOMES_S", -1.0)
     assert "what else is there is not known: the look at the homes did not" in _kept(sealed_lab)
 
 
@@ -370,6 +497,110 @@ def test_what_changes_in_a_home_until_the_last_moment_is_stored_too(
     assert back["late.py"][1].startswith(b"written while")
 
 
+def _at_the_comparison(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Call ``act`` once, when the disk is compared with the snapshot: the homes were looked at."""
+    acts = [act]
+
+    def hook(number: int, request: Any) -> None:
+        if isinstance(request, Confirm) and acts:
+            acts.pop()()
+
+    _before_each_call(monkeypatch, hook)
+
+
+def _late(home: Path) -> None:
+    (home / "late.py").write_text("the first of its kind")
+
+
+@pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
+def test_the_first_file_that_is_written_after_the_look_is_stored_too(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
+) -> None:
+    lab = sealed_lab
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    report = hibernate_plainly(lab.opened, **settings)
+    assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
+    assert _restored(lab)["late.py"][1] == b"the first of its kind"
+
+
+def test_the_first_file_that_is_written_after_the_look_keeps_the_machine_of_a_plain_store(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = _begun(lab)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    assert f"in no snapshot: {home}/late.py (21 bytes in 1 file)" in _kept(lab)
+
+
+@pytest.mark.parametrize("accepted", ["~/*", "~/late.py"])
+def test_what_was_accepted_may_also_come_after_the_look(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, accepted: str
+) -> None:
+    home = _begun(lab)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    assert hibernate_plainly(lab.opened, accept_lost=[accepted]).destroyed
+
+
+def test_a_look_at_the_last_moment_that_is_not_answered_keeps_the_machine(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _begun(lab)
+    hangs = partial(monkeypatch.setattr, "torpor.machine.agent.losses.HOMES_S", -1.0)
+    _at_the_comparison(monkeypatch, hangs)
+    assert "whether you wrote files beside the workspace is not known: the look at" in _kept(lab)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["with files before", "without"])
+def test_a_person_is_asked_again_about_what_was_written_after_the_question(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    lab = sealed_lab
+    if own:
+        _work_in(home)
+    terminal = _Typed(*["y\n"] * own, "n\n")
+    monkeypatch.setattr("sys.stdin", terminal)
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    with quiet(False, asks=True):
+        assert f"{home}/late.py (21 bytes in 1 file)" in _kept(lab)
+    assert terminal.left == []
+
+
+@pytest.mark.usefixtures("needs_server", "short_agent")
+def test_what_a_job_leaves_in_a_home_at_its_last_moment_is_stored_too(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    _at_the_comparison(monkeypatch, lambda: _late(home))
+    with hurried(), plain(lab.opened):
+        job.fn(lab.opened.spec.name, ["true"])
+    assert lab.machines() == []
+    assert _restored(lab)["late.py"][1] == b"the first of its kind"
+
+
+def test_a_person_is_not_asked_again_about_a_file_that_grows(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _work_in(home)
+    monkeypatch.setattr("sys.stdin", _Typed("y\n"))
+    _at_the_comparison(monkeypatch, lambda: (home / "train.py").write_bytes(b"x" * 5000))
+    with quiet(False, asks=True):
+        assert hibernate_plainly(sealed_lab.opened).destroyed
+
+
+def test_files_that_were_moved_into_the_workspace_meanwhile_keep_no_machine(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = sealed_lab
+    (home / "late.py").write_text("where it does not belong")
+    at = lab.workspace(lab.machines()[0].id) / "late.py"
+    _at_the_comparison(monkeypatch, lambda: (home / "late.py").rename(at))
+    report = hibernate_plainly(lab.opened)
+    assert report.destroyed and report.beside == []
+    woken = wake_plainly(lab.opened)
+    restored = lab.workspace(MachineId(woken.machine)) / "late.py"
+    assert restored.read_text() == "where it does not belong"
+
+
 def test_a_file_that_never_rests_keeps_the_machine_and_the_workspace_is_stored(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +673,25 @@ def test_replicas_keep_a_home_of_each(sealed_lab: Lab, home: Path) -> None:
             name["path"] for row in rows for name in snapshots.fn(HOME, str(row["snapshot"])).shown
         }
     assert {"~/a.py", "~/b.py"} <= held
+
+
+def test_the_first_file_after_the_look_over_ssh_and_a_real_store(
+    sealed_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = sealed_world
+    home = world.home(world.rent().id)
+    (home / "workspace").mkdir()
+    (home / "workspace" / "notes").write_text("of the workspace")
+    confirm = RemoteSnapshot.confirm
+
+    def late(self: RemoteSnapshot) -> Confirmed:
+        if not (home / "late.py").exists():
+            _late(home)
+        return confirm(self)
+
+    monkeypatch.setattr(RemoteSnapshot, "confirm", late)
+    report = hibernate_plainly(world.opened)
+    assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
 
 
 def test_over_ssh_and_a_real_store(sealed_world: World, tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ import pytest
 from flows import backup, create
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from tests.fixtures.sshd import argv_of
+from tests.fixtures.waiting import until
+from tests.fixtures.world import World
+from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.shared.errors import InvalidInput, UnsavedWork, WorkspaceInvalid
 from torpor.shared.wire.losses import LookForLosses
 from torpor_cli.output import quiet
@@ -148,6 +152,32 @@ def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(lab: Lab, 
     assert len(lab.machines()) == 1
     wide = lab.wanting(left_behind="refuse", left_behind_gib=0.01)
     assert hibernate_plainly(wide).destroyed
+
+
+def test_what_comes_during_a_long_upload_counts_where_the_block_refuses_losses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = world.rent()
+    home = world.home(machine.id)
+    (home / "workspace").mkdir()
+    (home / "workspace" / "notes").write_text("of the workspace")
+    store_part = RemoteSnapshot.store_part
+
+    def looks() -> bool:
+        argvs = [argv_of(process.pid) for process in world.processes(machine.id)]
+        return any("torpor.machine.tree.left_behind" in argv for argv in argvs)
+
+    def slowly(self: RemoteSnapshot, *given: Any) -> Any:
+        until(lambda: not looks(), "no look at the machine is under way")
+        (home / ".data").mkdir(exist_ok=True)
+        (home / ".data" / "late").write_bytes(b"x" * 3_000_000)
+        return store_part(self, *given)
+
+    monkeypatch.setattr(RemoteSnapshot, "store_part", slowly)
+    strict = world.wanting(left_behind="refuse", left_behind_gib=0.001)
+    with pytest.raises(UnsavedWork, match=r"3\.0 MB in 1 file, .* would be lost: .*/\.data"):
+        hibernate_plainly(strict)
+    assert len(world.machines()) == 1
 
 
 def _work_in_the_home(home: Path) -> None:

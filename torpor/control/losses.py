@@ -30,13 +30,14 @@ OWN_FILES: Final = "~/*"
 class Lost(msgspec.Struct, frozen=True):
     """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
     ``own``: what a user has written in a home beside the workspace, or that it is not known; such
-    a machine is kept until a person has accepted the loss, or all of it is stored. ``storable``:
-    it is known, and nothing else keeps the machine. ``stored``: what of it was stored, for a
-    report."""
+    a machine is kept until a person has accepted the loss, or all of it is stored. ``own_mark``: it
+    changes where there are other such files. ``storable``: it is known, and nothing else keeps the
+    machine. ``stored``: what of it was stored, for a report."""
 
     lines: list[str] = []
     keep: list[str] = []
     own: str = ""
+    own_mark: str = ""
     storable: bool = False
     stored: list[str] = []
 
@@ -74,7 +75,9 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
         lines.append("the look was cut short by its time limit: there may be more")
     kept = "" if OWN_FILES in spec.accept_lost else _of_own(losses, own)
     reasons = _reasons(losses, links, spec)
-    return Lost(lines, reasons, kept, bool(kept) and not (losses.own_unseen or reasons))
+    known = bool(kept) and not losses.own_unseen
+    mark = losses.own_mark if known else kept
+    return Lost(lines, reasons, kept, mark, known and not reasons)
 
 
 def with_home(lost: Lost, stored: str = "", *, refused: str = "") -> Lost:

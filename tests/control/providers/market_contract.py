@@ -262,6 +262,16 @@ class MarketContract(ProviderContract):
             provider.check()
         assert KEY not in f"{told.value} {provider!r}", "no message and no repr shows the key"
 
+    def test_a_key_that_is_revoked_after_a_create_proves_no_end(self, shop: Shop) -> None:
+        machine = shop.create()
+        shop.fake.key = "has-changed"
+        for _ in range(2):  # a login that is still good may answer
+            with suppress(ProviderDenied):
+                found = shop.find(machine)
+                assert isinstance(found, Machine), "an account that lets nobody in shows nothing"
+            with suppress(ProviderDenied):
+                assert [one.id for one in shop.plain.list_own()] == [machine.id]
+
     def test_a_busy_market_is_asked_again(self, shop: Shop) -> None:
         shop.arm("too many", count=2, retry_after_s=3)
         machine = shop.create()

@@ -22,10 +22,11 @@ from torpor.machine.agent.losses import LookBehind, first_start_ns, machine_bega
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.wire.activity import MACHINE_VARIABLE
-from torpor.shared.wire.losses import LookForLosses
+from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 
 BEGIN = LookForLosses("run", ["~/fine"], True, True, 0.0, [])
 END = LookForLosses("run", ["~/fine"], True, True, PATIENCE_S, [])
+HOMES = LookAtHomes("run", ["~/fine"], True, [])
 
 
 @pytest.fixture
@@ -68,6 +69,36 @@ def test_one_process_looks_beside_the_run_at_what_is_the_machines(
         assert [folder.path for folder in losses.folders] == [f"{home}/data"]
         assert (losses.complete, losses.total.files, losses.unseen) == (True, 1, [])
     assert [process.returncode for process in started] == [0]
+
+
+def test_what_a_user_writes_while_the_process_looks_is_known(
+    look: LookBehind, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(*argv: Any, **options: Any) -> Any:
+        started = start(*argv, **options)
+        communicate = started.communicate
+
+        def then_written(*waits: Any, **timeout: Any) -> Any:
+            said = communicate(*waits, **timeout)
+            (home / "data" / "b").rename(home / "workspace" / "b")
+            (home / "late").write_text("xyz")
+            return said
+
+        started.communicate = then_written
+        return started
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", looked)
+    look.losses(BEGIN, None, _call(home))
+    losses = look.losses(END, [], _call(home))
+    assert [one.path for one in losses.own] == [f"{home}/late"]
+    again = look.homes(HOMES, _call(home))
+    assert (again.own, again.own_mark) == (losses.own, losses.own_mark)
+    assert (again.own_unseen, again.folders, again.links) == ([], [], [])
+    (home / "late").write_text("longer")
+    assert look.homes(HOMES, _call(home)).own_mark == losses.own_mark
+    (home / "late").rename(home / "later")
+    assert look.homes(HOMES, _call(home)).own_mark != losses.own_mark
 
 
 def test_a_process_that_hangs_is_not_waited_for(

@@ -25,7 +25,7 @@ from torpor.shared.values import (
     WorkspaceSpec,
     new_snapshot_id,
 )
-from torpor.shared.wire.losses import LookForLosses, Losses
+from torpor.shared.wire.losses import LookAtHomes, LookForLosses, Losses
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
@@ -199,6 +199,10 @@ class RemoteSnapshot(RemoteRun):
         ``volumes``: where its provider mounted what outlives it."""
         accepted = self.spec.accept_lost
         return self._held(LookForLosses(self.run, accepted, rented, whole, wait_s, list(volumes)))
+
+    def homes(self, *, rented: bool, volumes: Sequence[str] = ()) -> Losses:
+        """What a user has written in a home until now; the others are as in ``losses``."""
+        return self._held(LookAtHomes(self.run, self.spec.accept_lost, rented, list(volumes)))
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""

@@ -12,7 +12,8 @@ from torpor.control.upkeep.prune import PackShare, Pruned, PrunePlan, share_of
 
 class PruneReport(WorkspaceReport, frozen=True):
     """Packs and bytes in the store. A dry run freed nothing: ``freed`` is None, and ``to_free`` is
-    what the same prune without ``dry_run`` would free now."""
+    what the same prune without ``dry_run`` would free now. ``home``: the same of what was stored of
+    a home beside the workspace."""
 
     snapshots: int
     stored: PackShare
@@ -25,6 +26,7 @@ class PruneReport(WorkspaceReport, frozen=True):
     rewritten_bytes: int
     retiring: PackShare
     freed: PackShare | None = None
+    home: PruneReport | None = None
 
     @classmethod
     def of_plan(cls, plan: PrunePlan) -> PruneReport:
@@ -70,7 +72,9 @@ class PruneReport(WorkspaceReport, frozen=True):
             ),
             ("retired before", f"{_shown(self.retiring)} that older snapshots still name"),
         ]
-        return [{"what": what, "value": value} for what, value in rows]
+        mine: list[Row] = [{"what": what, "value": value} for what, value in rows]
+        beside = [] if self.home is None else self.home.rows()
+        return [*mine, *({**row, "what": f"of a home: {row['what']}"} for row in beside)]
 
     def _until(self) -> str:
         if self.next_free_unix is None:

@@ -20,18 +20,21 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import python_places
 from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.tree.disks import Mounts
-from torpor.machine.tree.left_behind import SENT, Found, Where
+from torpor.machine.tree.left_behind import SENT, Found, Look, Where
 from torpor.machine.tree.links_out import LinksOut
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.format.manifest import Entry
 from torpor.shared.values import learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
-from torpor.shared.wire.losses import Left, LinkOut, LookForLosses, Losses
+from torpor.shared.wire.losses import Left, LinkOut, LookAtHomes, LookForLosses, Losses
 from torpor.shared.wire.snapshot import OwnFiles
 
 LINKS_S: Final = 10.0
 """How long to look where links lead. A link whose data was not looked at until then keeps the
 machine."""
+HOMES_S: Final = 20.0
+"""How long one look at the homes alone may take; it is unknown then what is there. Of the minute
+that a warrant holds, as the last look comes within it."""
 _STOP_S: Final = 2.0
 _POLL_S: Final = 0.2
 _SOON_NS: Final = 900 * 10**9
@@ -63,7 +66,7 @@ class LookBehind:
             except OSError as error:
                 self._found = _unknown(f"its process did not start: {error}")
 
-    def where(self, request: LookForLosses | OwnFiles) -> Where:
+    def where(self, request: LookForLosses | LookAtHomes | OwnFiles) -> Where:
         """What to look at on this machine."""
         return Where(
             top=self._top,
@@ -93,7 +96,8 @@ class LookBehind:
         return found
 
     def losses(self, request: LookForLosses, entries: Sequence[Entry] | None, call: Call) -> Losses:
-        """The losses found. ``entries``: those of the last pass, for their links."""
+        """The losses found. ``entries``: those of the last pass, for their links. What a user has
+        written in a home is looked for once more: the process has begun with the first pass."""
         if request.whole:
             self.begin(request)
         if request.wait_s == 0:
@@ -110,8 +114,15 @@ class LookBehind:
         left_out = self._left_out(request)
         looks = LinksOut(self._roots, left_out, since_ns, mounts, stop, self._top, older)
         links, count = looks.find(entries or [])
-        found = self._wait(request.wait_s, call) if request.whole else None
-        return _answer(found or _found(True), links, count)
+        if not request.whole:
+            return _answer(_found(True), links, count)
+        found = self._wait(request.wait_s, call)
+        now = found if found.own_unseen else self._homes(request, call)
+        return _answer(_with_own(found, now), links, count)
+
+    def homes(self, request: LookAtHomes, call: Call) -> Losses:
+        """What a user has written in a home until now."""
+        return _answer(_with_own(_found(True), self._homes(request, call)), [], 0)
 
     def close(self) -> None:
         """End the process."""
@@ -121,6 +132,16 @@ class LookBehind:
             process.kill()
             process.communicate()
 
+    def _homes(self, request: LookForLosses | LookAtHomes, call: Call) -> Found:
+        ends_s = time.monotonic() + HOMES_S
+
+        def stop() -> bool:
+            call.check()
+            return time.monotonic() > ends_s
+
+        mounts = Mounts.of_this_machine(request.volumes)
+        return Look(self.where(request), mounts, stop).homes()
+
     def _wait(self, wait_s: float, call: Call) -> Found:
         with self._lock:
             if self._found is None and self._process is not None:
@@ -128,7 +149,7 @@ class LookBehind:
                 self._process = None
             return self._found or _unknown("the run has ended")
 
-    def _left_out(self, request: LookForLosses | OwnFiles) -> list[str]:
+    def _left_out(self, request: LookForLosses | LookAtHomes | OwnFiles) -> list[str]:
         places = [absolute_root(place) for place in request.accepted]
         left_out = [str(self._home), *own_profile(self._home), *places]
         return [*map(os.path.realpath, left_out), *map(os.path.normpath, places)]
@@ -232,6 +253,17 @@ def _unknown(why: str) -> Found:
 def _found(complete: bool, unseen: Sequence[str] = (), own_unseen: Sequence[str] = ()) -> Found:
     """Nothing, as far as is known."""
     return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, [*own_unseen])
+
+
+def _with_own(found: Found, homes: Found) -> Found:
+    """``found``, with what a user has written in a home from ``homes``."""
+    return msgspec.structs.replace(
+        found,
+        own=homes.own,
+        own_total=homes.own_total,
+        own_unseen=homes.own_unseen,
+        own_mark=homes.own_mark,
+    )
 
 
 def _answer(found: Found, links: Sequence[LinkOut], count: int) -> Losses:

@@ -38,7 +38,7 @@ from torpor.shared.wire.job import (
     StopJob,
     TryFreezing,
 )
-from torpor.shared.wire.losses import LookForLosses
+from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
     LineRate,
@@ -124,6 +124,7 @@ def operations(
     table.add(Store, snapshots.during(store, AgentRun.alone))
     table.add(Quiesce, snapshots.during(SnapshotRun.quiesce, AgentRun.alone))
     table.add(LookForLosses, snapshots.during(SnapshotRun.losses))
+    table.add(LookAtHomes, snapshots.during(SnapshotRun.homes))
     table.add(ListPacks, snapshots.during(SnapshotRun.packs, AgentRun.alone))
     table.add(Commit, snapshots.during(SnapshotRun.commit, AgentRun.alone))
     table.add(RereadPacks, snapshots.during(SnapshotRun.reread))

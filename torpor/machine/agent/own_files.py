@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from torpor.machine.agent.losses import LookBehind
+from torpor.machine.agent.losses import HOMES_S, LookBehind
 from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.credentials import is_credential
 from torpor.machine.tree.disks import Mounts
@@ -24,8 +24,6 @@ MOST_BYTES: Final = GIB
 MOST_FILES: Final = 100_000
 """More than either is no work that was left there by mistake: its user decides where it belongs.
 The names are held in memory, about 300 bytes each."""
-LOOK_S: Final = 10.0
-"""How long one look at the homes may take; it is unknown then what is there."""
 _SHOWN: Final = 3
 
 
@@ -46,7 +44,7 @@ class OwnNamesOnly:
 
     def look(self, check: Callable[[], None]) -> None:
         """Look for them. UnsavedWork where some of them may not be stored, or are not known."""
-        ends_s = time.monotonic() + LOOK_S
+        ends_s = time.monotonic() + HOMES_S
 
         def stop() -> bool:
             check()

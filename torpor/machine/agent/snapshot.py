@@ -75,7 +75,7 @@ from torpor.shared.format.roots import USER_HOME
 from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.losses import LookForLosses, Losses, summary
+from torpor.shared.wire.losses import LookAtHomes, LookForLosses, Losses, summary
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
@@ -297,13 +297,16 @@ class SnapshotRun(AgentRun):
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:
         """Begin to look for what the snapshot lacks, or what was found."""
-        if self._look is None:
-            self._look = LookBehind(self.home, self._has_begun().roots)
+        look = self._looks_behind()
         entries = None if self._pass is None else self._pass.seen.names.entries
-        losses = self._look.losses(request, entries, call)
+        losses = look.losses(request, entries, call)
         if request.whole and request.wait_s:
             self._losses = losses
         return losses
+
+    def homes(self, request: LookAtHomes, call: Call) -> Losses:
+        """What a user has written in a home until now."""
+        return self._looks_behind().homes(request, call)
 
     def packs(self, request: ListPacks, call: Call) -> Packs:
         """Every pack that the manifest will name."""
@@ -440,6 +443,11 @@ class SnapshotRun(AgentRun):
         if self._begun is None:
             raise AgentLost(f"run {self.id} has not begun: begin it first")
         return self._begun
+
+    def _looks_behind(self) -> LookBehind:
+        if self._look is None:
+            self._look = LookBehind(self.home, self._has_begun().roots)
+        return self._look
 
     def _walk(self, run: _Begun, call: Call) -> Walk:
         check = partial(self.check, call)

@@ -14,8 +14,9 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -129,6 +130,7 @@ class Found(msgspec.Struct):
     own: list[Left]
     own_total: Left
     own_unseen: list[str]
+    own_mark: str = ""
 
 
 class OwnNames(msgspec.Struct, frozen=True):
@@ -168,6 +170,7 @@ class Look:
         self._homes = {where.top} if where.top != "/" else self._homes_of_users()
         self._own: dict[str, tuple[int, int, int]] = {}  # a name in a home: files, bytes, newest
         self._own_unseen = ["the look at the homes did not come to its end"]
+        self._own_mark = 0
         self._most_gathered = 0
         self._gathered: list[str] = []
         self._gathered_bytes = 0
@@ -203,6 +206,24 @@ class Look:
         packages = self._packages() if self._where.top == "/" else []
         if self._where.top == "/":
             self._settings += self._users()
+        return self._found(complete, packages)
+
+    def homes(self) -> Found:
+        """Look at the homes alone."""
+        with suppress(_Stopped):
+            self._look_at_homes()
+        return self._found(False, [])
+
+    def own_names(self, most: int) -> OwnNames:
+        """Look at the homes alone, for what counts as a user's own there, and for the links and the
+        empty files beside it. Stops after ``most`` names."""
+        self._most_gathered = most
+        with suppress(_Stopped):
+            self._look_at_homes()
+        elsewhere = [path for path in self._own if not is_under(path, [self._where.home])]
+        return OwnNames(self._gathered, self._gathered_bytes, elsewhere, self._own_unseen)
+
+    def _found(self, complete: bool, packages: Sequence[str]) -> Found:
         own = [
             Left(shown(path), files, size, newest / 1e9)
             for path, (files, size, newest) in self._own.items()
@@ -225,16 +246,8 @@ class Look:
                 max((name.newest_unix for name in own), default=0.0),
             ),
             [*map(shown, self._own_unseen[:SENT])],
+            f"{self._own_mark:032x}",
         )
-
-    def own_names(self, most: int) -> OwnNames:
-        """Look at the homes alone, for what counts as a user's own there, and for the links and the
-        empty files beside it. Stops after ``most`` names."""
-        self._most_gathered = most
-        with suppress(_Stopped):
-            self._look_at_homes()
-        elsewhere = [path for path in self._own if not is_under(path, [self._where.home])]
-        return OwnNames(self._gathered, self._gathered_bytes, elsewhere, self._own_unseen)
 
     # -- the homes
 
@@ -263,6 +276,8 @@ class Look:
         place = f"{home}/{below or name}"
         files, before, newest = self._own.get(place, (0, 0, 0))
         self._own[place] = files + 1, before + size, max(newest, newest_ns)
+        names = os.fsencode(f"{path}/{name}")
+        self._own_mark ^= int.from_bytes(blake2b(names, digest_size=16).digest(), "big")
 
     # -- the walk
 

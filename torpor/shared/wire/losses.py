@@ -42,8 +42,8 @@ class Losses(msgspec.Struct, frozen=True):
     ``settings``: files of the system that were added or changed. ``packages``: those that were
     added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
     and why. ``own``: what of it a user has written in a home, by its name there, without settings
-    and caches; ``own_total``: all of that. ``own_unseen``: why there may be more; empty where all
-    of it is known.
+    and caches; ``own_total``: all of that; ``own_mark``: the same as long as these files have the
+    same names. ``own_unseen``: why there may be more; empty where all of it is known.
     """
 
     complete: bool
@@ -60,6 +60,7 @@ class Losses(msgspec.Struct, frozen=True):
     own: Lefts = []
     own_total: Left = Left("/", 0, 0, 0.0)
     own_unseen: Names = []
+    own_mark: Words = ""
 
 
 class LookForLosses(OfRun[Losses], frozen=True):
@@ -81,6 +82,16 @@ class LookForLosses(OfRun[Losses], frozen=True):
     volumes: list[str]
 
 
+class LookAtHomes(OfRun[Losses], frozen=True):
+    """Look at the homes now, for what a user has written there; the answer holds nothing else. The
+    others are as in LookForLosses."""
+
+    op = "snapshot.homes"
+    accepted: list[str]
+    rented: bool
+    volumes: list[str]
+
+
 SUMMARY: Final = "left_behind"
 """Its name in the environment record of a snapshot."""
 _KEPT: Final = 10
@@ -98,6 +109,7 @@ def summary(losses: Losses) -> dict[str, Any]:
         unseen=[],
         own=losses.own[:_KEPT],
         own_unseen=[],
+        own_mark="",
     )
     return {SUMMARY: msgspec.to_builtins(kept)}
 
