@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 from torpor.control.measure.page import dated, section
-from torpor.control.money.advice import Steady
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
-from torpor.control.reports import Row
 from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
+
+RESERVED_H: Final = 290.0
+"""40 % of a month. No market discounts a reservation so much that less use pays."""
+MOST_RESERVED: Final = 5
 
 _NOT_COUNTED: Final = (
     "A rental counts from its request, at the price of that moment. Not counted: traffic, taxes, "
@@ -22,20 +25,12 @@ _NOT_COUNTED: Final = (
     "where the end of a machine is known only to lie between its last sight and the proof."
 )
 
-_HOW: Final = (
-    "Busy: the mean of the busiest GPU's rate; a second in which any kernel ran may count as a "
-    "full one. Memory: the most that was in use on one GPU, looked at once a second; some programs "
-    "reserve nearly all of it in advance. Jobs on several machines are left out."
-)
-
 
 def page(
     found: Sequence[Line],
     budgets: Sequence[str],
     price: StorePrice | None,
     timezone: str,
-    reserve: Sequence[Steady] = (),
-    gpus: Sequence[Row] = (),
     unread: Unread = {},  # noqa: B006 - it is never changed
 ) -> str:
     """Markdown for Prefect's UI."""
@@ -47,9 +42,7 @@ def page(
             ),
             *section("Budgets of this workspace", [{"budget": words} for words in budgets]),
             *section("Storage, as it is now", _storage(found, price)),
-            *section("Worth a reservation", [machine.row() for machine in reserve]),
-            *section("What jobs used of their GPUs", gpus),
-            *([_HOW, ""] if gpus else []),
+            *_worth_a_reservation(found),
             *section(
                 "Records that cannot be believed, and are not counted",
                 [{"record": key, "why": str(why)} for key, why in unread.items()],
@@ -57,6 +50,20 @@ def page(
             _NOT_COUNTED,
         ]
     )
+
+
+def _worth_a_reservation(found: Sequence[Line]) -> list[str]:
+    """One line that names what was rented for most of a month; nothing where there was none."""
+    hours: Counter[tuple[str, str, str]] = Counter()
+    for line in found:
+        if line.kind == MACHINES and line.gpu:
+            hours[str(line.month), line.gpu, line.provider] += line.low_us
+    most = [
+        f"{gpu} at {provider} ({us / HOUR_US:,.0f} h in {month})"
+        for (month, gpu, provider), us in hours.most_common(MOST_RESERVED)
+        if us >= RESERVED_H * HOUR_US
+    ]
+    return [f"A reservation may cost less: {', '.join(most)}.", ""] if most else []
 
 
 def _months(found: Sequence[Line]) -> list[Month]:
