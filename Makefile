@@ -29,7 +29,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak matrix model saves corruption kernels gpu bench release clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves corruption kernels gpu bench release clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -147,10 +147,6 @@ rentals: packages-campaign setup
 
 jobs: packages-campaign setup
 	$(BIN)/python -m tests.jobs.campaign
-
-# Each flow, stopped in each of its steps and started again.
-matrix: packages-campaign setup
-	$(BIN)/python -m tests.matrix
 
 # An installation that nobody looks at, for an hour, with kills of all its processes.
 unattended: packages-test setup

@@ -6,7 +6,7 @@
 
 `watch` sends the alerts (torpor/control/alerts). The server itself tells that no `watch` completes:
 nobody else could. Running the command again updates the automations; one that is switched off stays
-off. Those of older versions, which `watch` replaces, are removed. None deletes anything.
+off. None deletes anything.
 """
 
 from __future__ import annotations
@@ -90,9 +90,6 @@ def install(notify: Sequence[str] = (), silent_minutes: float = SILENT_MINUTES) 
             _name_notifiers(client, list(notify))
         for automation in wanted:
             _put(client, automation)
-        for automation in client.read_automations():
-            if automation.name.startswith(MARK) and automation.name not in (_PAUSES, _SILENT):
-                client.delete_automation(automation.id)
     return [automation.name for automation in wanted]
 
 

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from tasks.comparison import ask_markets, choose_terms, read_past
+from flows.procedures.offers import offers_everywhere
 from tasks.flow import flow
 from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace_blocks import open_workspace
 from torpor.control.compare.choices import frame
-from torpor.control.compare.page import page, picture, rows
-from torpor.control.compare.uses import advise
-from torpor.control.reports import without
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,8 +28,8 @@ def compare(
     spot: Literal["never", "allowed", "only"] = "allowed",
     everywhere: bool = True,
 ) -> DataFrame:
-    """Show what all markets offer for a workspace: prices, start and restore times, what each can
-    do, and which offer suits which use.
+    """Show what all markets offer for a workspace: prices, start and restore times, and what each
+    can do.
 
     Rents nothing and changes nothing. The GPU, disk, regions and limits of the workspace hold.
 
@@ -44,14 +41,8 @@ def compare(
         everywhere: Ask all provider blocks, not only those that the workspace names.
     """
     opened = open_workspace(workspace).freezing
-    terms = choose_terms(opened, snapshot, hours, spot)
-    past, unread = read_past(opened, terms)
-    found = ask_markets(opened, terms, past, everywhere)
-    title = f"Where to rent for workspace {opened.spec.name}, {hours:g} h{without(unread)}"
-    runner().table(key=f"compare-{opened.spec.name}", rows=rows(found), description=title)
-    runner().page(
-        key=f"compare-{opened.spec.name}-page",
-        markdown=page(found, advise(found), picture(found), unread),
-        description=title,
+    report, found = offers_everywhere(opened, snapshot, hours, spot, everywhere)
+    runner().table(
+        key=f"compare-{opened.spec.name}", rows=report.rows(), description=report.title()
     )
     return frame(found)

@@ -13,11 +13,9 @@ from tasks.flow import flow
 from tasks.runner import runner
 from tasks.spending import read_books
 from tasks.workspace_blocks import open_workspace
-from torpor.control.jobs.gpu_advice import used
-from torpor.control.money.advice import steady
 from torpor.control.money.costs import costs
 from torpor.control.money.months import Month, microseconds
-from torpor.control.money.page import page, picture
+from torpor.control.money.page import page
 from torpor.control.money.spending import frame, lines, rows
 from torpor.control.reports import without
 from torpor.control.zones import zone_named
@@ -49,7 +47,7 @@ def spend(
     opened = open_workspace(workspace)
     now = Month.of(microseconds(time.time()), zone)
     since = now.plus(1 - months)
-    books = read_books(opened, min(since, now.plus(-1)), timezone)
+    books = read_books(opened, since, timezone)
     counted = costs(books.rentals, books.now_unix, zone)
     found = lines(
         [cost for cost in counted if cost.month >= since],
@@ -72,12 +70,9 @@ def spend(
         key=f"spend-{opened.spec.name}-page",
         markdown=page(
             found,
-            picture(found),
             what_is_left(opened),
             books.store_price,
             timezone,
-            steady(books.rentals, books.now_unix),
-            [its.row() for its in used(books.jobs, books.rentals)],
             books.unread,
         ),
         description=title,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
 
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.records import Job, Jobs
 from torpor.control.money.costs import read, shown_now
 from torpor.control.money.months import Month
 from torpor.control.money.storage import Stored, look, stored, workspaces
@@ -23,18 +20,14 @@ from torpor.control.zones import zone_named
 from torpor.shared.errors import MachineUnread, TorporError
 from torpor.shared.values import Label, WorkspaceName
 
-_AT_ONCE: Final = 8
-_MOST_JOBS: Final = 100  # of one workspace, each a read
-
 
 @dataclass(frozen=True)
 class Books:
     """Everything that a store knows of money. ``of``: the workspace of each name that machines
-    were rented under. ``jobs``: of each workspace the open ones, and the newest that ended.
-    ``unread``: the records that were left out, because they cannot be believed."""
+    were rented under. ``unread``: the records that were left out, because they cannot be
+    believed."""
 
     rentals: Sequence[Rental]
-    jobs: Sequence[Job]
     of: Mapping[WorkspaceName, WorkspaceName]
     stored: Sequence[Stored]
     store_price: StorePrice | None
@@ -44,8 +37,8 @@ class Books:
 
 @step("read rentals")
 def read_books(opened: OpenWorkspace, since: Month, timezone: str) -> Books:
-    """The rentals of all workspaces in the store, from ``since`` on, their jobs, and what each
-    workspace keeps. Lists the whole store; changes nothing."""
+    """The rentals of all workspaces in the store, from ``since`` on, and what each workspace
+    keeps. Lists the whole store; changes nothing."""
     names = look(opened.store)
     ledgers = [Rentals(opened.store, name) for name in names]
     unread: Unread = {}
@@ -54,35 +47,14 @@ def read_books(opened: OpenWorkspace, since: Month, timezone: str) -> Books:
     rentals = shown_now(found, _shown(opened, found), now_unix)
     price = opened.store_price()
     of = workspaces(names)
-    jobs = _jobs(opened, sorted(set(of.values())), unread)
     warn_of(unread)
-    return Books(rentals, jobs, of, stored(names, price), price, now_unix, unread)
+    return Books(rentals, of, stored(names, price), price, now_unix, unread)
 
 
 def warn_of(unread: Unread) -> None:
     """A warning for each record that figures are shown without."""
     for why in unread.values():
         runner().log.warning("the figures are without a record: %s", why)
-
-
-def _jobs(opened: OpenWorkspace, names: Sequence[WorkspaceName], unread: Unread) -> list[Job]:
-    """The jobs of these workspaces; a workspace whose jobs cannot be read is a warning."""
-
-    def of(name: WorkspaceName) -> list[Job] | TorporError:
-        jobs = Jobs(opened.store, name)
-        try:
-            return [*jobs.open(unread), *jobs.ended(_MOST_JOBS, unread)]
-        except TorporError as error:
-            return error
-
-    found: dict[str, Job] = {}
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="jobs") as threads:
-        for name, jobs in zip(names, threads.map(of, names), strict=True):
-            if isinstance(jobs, TorporError):
-                runner().log.warning("the jobs of workspace %s were not read: %s", name, jobs)
-            else:
-                found |= {job.id: job for job in jobs}
-    return [*found.values()]
 
 
 def _shown(opened: OpenWorkspace, rentals: Sequence[Rental]) -> dict[Label, str]:

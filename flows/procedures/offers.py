@@ -1,16 +1,21 @@
-"""What a wake would rent, without renting it."""
+"""What could be rented, without renting it: what a wake would try, or what all markets sell."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tasks.canaries import read_canaries
-from tasks.comparison import choose_terms
+from tasks.comparison import ask_markets, choose_terms, read_past
 from tasks.machines import look_for_offers, renting
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.spending import warn_of
 from tasks.workspace import OpenWorkspace
+from torpor.control.compare.choices import Compared
 from torpor.control.compare.experience import Past
 from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
+from torpor.control.rental.prospects import matters
+from torpor.control.rental.search import Tried
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot
 
@@ -40,3 +45,30 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) ->
         [machine.id for machine, _ in renting(opened).machines()],
         bool(offers.because),
     )
+
+
+def offers_everywhere(
+    opened: OpenWorkspace,
+    snapshot: str,
+    hours: float,
+    spot: Literal["never", "allowed", "only"],
+    everywhere: bool,
+) -> tuple[OffersReport, Compared]:
+    """What the markets sell that a wake of that snapshot could use, by the expected cost of so many
+    ``hours``, and the same as a table in the long view. ``everywhere``: not only at the providers
+    of the workspace. The rentals of the whole store count."""
+    terms = choose_terms(opened, snapshot, hours, spot)
+    past, unread = read_past(opened, terms)
+    found = ask_markets(opened, terms, past, everywhere)
+    rejected = [Tried.of(choice.offer, choice.rejected) for choice in found.rejected]
+    report = OffersReport(
+        opened.spec.name,
+        terms.snapshot,
+        found.fitting,
+        [*found.silent, *rejected],
+        [],
+        matters(terms.want),
+        hours,
+        tuple(str(why) for why in unread.values()),
+    )
+    return report, found

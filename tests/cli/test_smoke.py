@@ -20,7 +20,6 @@ from blocks import ObjectStore, VastProvider
 from deployments.installation import CHECKOUT
 from deployments.server import Server
 from deployments.smoke_sleep import ToldProvider
-from tests.contracts.replay import Recording
 from tests.fixtures.market import H100
 from tests.fixtures.stores import Server as Store
 from tests.markets.boot import Machines
@@ -76,8 +75,8 @@ def test_smoke_logs_in_ends_the_machine_and_keeps_a_recording_without_secrets(
     assert (len(vast.market.rented), vast.market.alive()) == (1, [])
 
     folder = max((tmp_path / "smoke").glob("vast-*"))
-    recording = Recording.of(folder)
-    assert any(exchange["method"] == "DELETE" for exchange in recording.exchanges)
+    exchanges = [json.loads(file.read_bytes()) for file in folder.glob("[0-9]*.json")]
+    assert any(exchange["method"] == "DELETE" for exchange in exchanges)
     assert "nothing is left to end" in (folder / "watchdog.log").read_text()
     written = "".join(file.read_text() for file in folder.iterdir())
     key = (tmp_path / "smoke" / "ssh_key").read_text().split("\n")

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.events import emit_event
-from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 from blocks import Workspace
 from deployments.automations import MARK, install, main, remove
@@ -129,13 +127,6 @@ def test_the_server_alone_notices_that_watch_is_silent(deployed: Deployed, inbox
 def test_installing_again_renews_and_leaves_off_what_is_off(
     deployed: Deployed, inbox: Inbox
 ) -> None:
-    with get_client(sync_client=True) as client:  # of an older version
-        old = AutomationCore(
-            name=f"{MARK}tell of trouble",
-            trigger=EventTrigger(expect={"torpor.backup.failed"}, posture=Posture.Reactive),
-            actions=[],
-        )
-        client.create_automation(old)
     names = install([BLOCK])
     before = _ours(deployed)
     assert sorted(before) == sorted(names)

@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from flows.procedures.job.gpu_use import GpuUse
 from flows.procedures.job.log import ShownLog
 from flows.procedures.job.nodes import OtherNodes, SupervisorLost
 from flows.procedures.job.start import Starting
@@ -80,7 +79,6 @@ class Attending:
         secrets = secrets_to_hide(driven.job)
         self._shown = ShownLog(Lines(self._log, secrets), Text(self._log, secrets))
         self._saves = Saves(opened, driven, machine, rental.spot, session)
-        self._gpu_use = GpuUse(driven, session) if rental.gpu else None
         self._notice: Notice | None = None
         self._noticed = 0.0
         self._not_frozen = ""
@@ -166,8 +164,6 @@ class Attending:
             return True
         state = self._show_log()
         self._hear(state)
-        if state.state == "running" and self._gpu_use is not None:
-            self._gpu_use.look()
         try:
             failure = self._others.look()
         except AgentLost:

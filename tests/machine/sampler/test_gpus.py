@@ -27,7 +27,7 @@ Look = Callable[..., tuple[int, ...]]
 
 
 @pytest.fixture
-def look_whole(stand_in_gpus: StandIn) -> Iterator[Look]:
+def look(stand_in_gpus: StandIn) -> Iterator[Look]:
     """Look once, ``after_s``, in a process that loads the stand-in."""
     process = subprocess.Popen(
         [sys.executable, "-c", _LOOKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -43,29 +43,6 @@ def look_whole(stand_in_gpus: StandIn) -> Iterator[Look]:
     yield look
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-
-
-@pytest.fixture
-def look(look_whole: Look) -> Look:
-    """The same without their memory."""
-    return lambda after_s=1.0: look_whole(after_s)[:3]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "mib"),
-    [
-        (["rate=1 used=512", "rate=1 used=70000", "rate=1 used=0"], 70000),
-        (["rate=1 used=0"], 0),
-        (["rate=1 used=512", "rate=1"], UNKNOWN),  # it may use more
-        (["rate=1 used=512", "lost"], UNKNOWN),
-        (["dead"], UNKNOWN),
-    ],
-)
-def test_the_memory_of_the_fullest_gpu_counts_if_all_are_known(
-    stand_in_gpus: StandIn, look_whole: Look, gpus: list[str], mib: int
-) -> None:
-    stand_in_gpus.are(*gpus)
-    assert look_whole()[3] == mib
 
 
 @pytest.mark.parametrize(

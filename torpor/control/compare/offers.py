@@ -1,4 +1,5 @@
-"""What a wake would rent: offers in the order in which it tries them."""
+"""The table of offers. Its short view has what a wake would try, its long one what all markets
+sell."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from torpor.control.compare.choices import Choice, Terms, choice_of
 from torpor.control.compare.experience import Past
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.search import Offers, Tried
-from torpor.control.reports import Row, WorkspaceReport
+from torpor.control.reports import Row, WorkspaceReport, without
 from torpor.shared.values import MachineId
 
 MOST_SHOWN: Final = 50
@@ -18,13 +19,17 @@ MOST_SHOWN: Final = 50
 
 class OffersReport(WorkspaceReport, frozen=True):
     """``fitting``: best first. ``refused``: the other offers, and providers that sold nothing.
-    ``snapshot``: empty if the workspace has none. ``awake``: machines on which it is already."""
+    ``snapshot``: empty if the workspace has none. ``awake``: machines on which it is already.
+    ``hours``: of a session, in the long view; 0 in the short one. ``unread``: of each record of
+    a rental that is left out, why it cannot be believed."""
 
     snapshot: str
     fitting: list[Choice]
     refused: list[Tried]
     awake: list[MachineId]
     ranked: bool = False  # by whether frozen programs can go on
+    hours: float = 0.0
+    unread: tuple[str, ...] = ()
 
     def title(self) -> str:
         of = f"snapshot {self.snapshot} of " if self.snapshot else ""
@@ -32,35 +37,43 @@ class OffersReport(WorkspaceReport, frozen=True):
         fit = "1 offer fits" if len(self.fitting) == 1 else f"{len(self.fitting)} offers fit"
         return (
             f"{fit} {of}workspace {self.workspace}, "
-            f"{len(self.refused)} do not{awake}. Nothing was rented"
+            f"{len(self.refused)} do not{awake}. Nothing was rented{without(self.unread)}"
         )
 
     def rows(self) -> list[Row]:
-        fitting = [self._row(choice, self.ranked) for choice in self.fitting[:MOST_SHOWN]]
-        return [*fitting, *({**_EMPTY, **tried.row()} for tried in self.refused[:MOST_SHOWN])]
+        fitting = [self._row(choice) for choice in self.fitting[:MOST_SHOWN]]
+        columns = fitting[0] if fitting else {}
+        empty = dict.fromkeys(columns, "")
+        lacks = [{"market": "not counted", "outcome": why} for why in self.unread]
+        others = [*lacks[:MOST_SHOWN], *(tried.row() for tried in self.refused[:MOST_SHOWN])]
+        return [*fitting, *({**empty, **row} for row in others)]
 
-    @staticmethod
-    def _row(choice: Choice, ranked: bool) -> Row:
+    def _row(self, choice: Choice) -> Row:
         offer = choice.offer
         fits = "fits, spot" if offer.spot else "fits"
-        return {
+        row = {
             "market": choice.market,
             "GPU": choice.gpu,
             "$/h": f"{offer.bound_usd_h:.3f}",
             "ready after": _begins(choice),
-            "outcome": "; ".join([fits, *([choice.prospect.words] if ranked else [])]),
+            "outcome": "; ".join([fits, *([choice.prospect.words] if self.ranked else [])]),
             "$ a day": f"{offer.bound_usd_h * 24:.2f}",
             "region": offer.region,
             "reliability": "" if offer.reliability is None else f"{offer.reliability:.3f}",
             "offer": offer.id,
             "provider": offer.provider,
         }
+        return row | self._long(choice) if self.hours else row
 
-
-_EMPTY: Final = {
-    "market": "", "GPU": "", "$/h": "", "ready after": "", "outcome": "", "$ a day": "",
-    "region": "", "reliability": "", "offer": "", "provider": "",
-}  # fmt: skip
+    def _long(self, choice: Choice) -> Row:
+        return {
+            f"$ for {self.hours:g} h": _usd(choice.session_usd),
+            "our failures": f"{choice.failed} of {choice.attempts}",
+            "checkpoint": choice.checkpoint,
+            "$ a month hibernated": _usd(choice.hibernated_usd_month),
+            "a stop keeps": _stop_keeps(choice),
+            "host key": choice.able.host_key,
+        }
 
 
 def offered(
@@ -81,3 +94,16 @@ def _begins(choice: Choice) -> str:
     if choice.work_s is not None:
         return f"{most}{choice.work_s:.0f} s"
     return f"{most}{choice.start_p50_s:.0f} s and the restore"
+
+
+def _usd(usd: float | None) -> str:
+    return "not known" if usd is None else f"{usd:,.2f}"
+
+
+def _stop_keeps(choice: Choice) -> str:
+    """What a machine that its market stops keeps, and what that costs."""
+    if choice.able.stop_keeps == "nothing":
+        return "nothing"
+    usd = choice.stopped_usd_month
+    price = "price not stated" if usd is None else f"{usd:,.2f} $ a month"
+    return f"{choice.able.stop_keeps}, {price}"

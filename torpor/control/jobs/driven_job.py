@@ -11,11 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.jobs.gpu_use import with_samples
 from torpor.control.jobs.records import DRIVEN_S, Attempt, Job, Jobs, State, Stop
 from torpor.shared.errors import HandedOver, TorporError
 from torpor.shared.values import Machine, MachineId, SnapshotId
-from torpor.shared.wire.activity import Activity
 
 STOP_S: Final = 3.0
 """How often a run asks whether its job is to stop."""
@@ -147,14 +145,6 @@ class Driven:
         with self._lock:
             seen = self._job.with_attempt(seen_unix=time.time())
             self._job = msgspec.structs.replace(seen, log_offset=log_offset)
-
-    def use(self, activity: Activity, seconds: float) -> None:
-        """What the machine's sampler saw of the GPUs in the last ``seconds``; the thread writes
-        it."""
-        with self._lock:
-            changed = with_samples(self._job.attempts[-1], activity, seconds)
-            attempts = [*self._job.attempts[:-1], changed]
-            self._job = msgspec.structs.replace(self._job, attempts=attempts)
 
     def saved(
         self,

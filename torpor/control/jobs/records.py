@@ -32,7 +32,6 @@ from torpor.shared.values import (
     WorkspaceName,
     WorkspaceSpec,
 )
-from torpor.shared.wire.activity import UNKNOWN
 
 DRIVEN_S: Final = 20.0
 """How often the run that drives a job says so in its record."""
@@ -88,9 +87,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     saved: bool = False
     agent: str = ""  # what its machine calls itself; empty in older records
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
-    gpu_s: int = 0  # seconds in which its machine's GPUs were measured
-    gpu_percent: float = 0.0  # of the busiest GPU, their mean
-    gpu_mib: int = UNKNOWN  # the most memory in use on one GPU
 
     @property
     def was_seen(self) -> bool:

@@ -1,25 +1,22 @@
-"""What was spent, as one page: months, a picture, budgets, storage, and what is not counted."""
+"""What was spent, as one page: months, budgets, storage, and what is not counted."""
 
 from __future__ import annotations
 
-import base64
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.page import dated, section
-from torpor.control.measure.results import INSTALL, left_out
-from torpor.control.money.advice import Steady
 from torpor.control.money.budgets import between
-from torpor.control.money.costs import HOUR_US, dollars
+from torpor.control.money.costs import HOUR_US
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
-from torpor.control.reports import Row
 from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
 
-MOST_COLOURS: Final = len(COLOURS) - 1
-"""Workspaces with a colour of their own; the others share the last one."""
+RESERVED_H: Final = 290.0
+"""40 % of a month. No market discounts a reservation so much that less use pays."""
+MOST_RESERVED: Final = 5
 
 _NOT_COUNTED: Final = (
     "A rental counts from its request, at the price of that moment. Not counted: traffic, taxes, "
@@ -28,42 +25,24 @@ _NOT_COUNTED: Final = (
     "where the end of a machine is known only to lie between its last sight and the proof."
 )
 
-_HOW: Final = (
-    "Busy: the mean of the busiest GPU's rate; a second in which any kernel ran may count as a "
-    "full one. Memory: the most that was in use on one GPU, looked at once a second; some programs "
-    "reserve nearly all of it in advance. Jobs on several machines are left out."
-)
-
 
 def page(
     found: Sequence[Line],
-    plot: bytes | None,
     budgets: Sequence[str],
     price: StorePrice | None,
     timezone: str,
-    reserve: Sequence[Steady] = (),
-    gpus: Sequence[Row] = (),
     unread: Unread = {},  # noqa: B006 - it is never changed
 ) -> str:
     """Markdown for Prefect's UI."""
-    image = "No plot: no machine had a known price."
-    if plot is not None:
-        encoded = base64.b64encode(plot).decode()
-        image = f"![Cost by month](data:image/svg+xml;base64,{encoded})"
-    elif "matplotlib" in left_out():
-        image = f"No plot: matplotlib is missing. {INSTALL}"
     return "\n".join(
         [
-            f"## Machines by month ({timezone})",
-            "",
-            image,
-            "",
-            *section("Months", [_month(month, found) for month in _months(found)]),
+            *section(
+                f"Machines by month ({timezone})",
+                [_month(month, found) for month in _months(found)],
+            ),
             *section("Budgets of this workspace", [{"budget": words} for words in budgets]),
             *section("Storage, as it is now", _storage(found, price)),
-            *section("Worth a reservation", [machine.row() for machine in reserve]),
-            *section("What jobs used of their GPUs", gpus),
-            *([_HOW, ""] if gpus else []),
+            *_worth_a_reservation(found),
             *section(
                 "Records that cannot be believed, and are not counted",
                 [{"record": key, "why": str(why)} for key, why in unread.items()],
@@ -73,40 +52,18 @@ def page(
     )
 
 
-def picture(found: Sequence[Line]) -> bytes | None:
-    """Dollars by month, one colour a workspace, as SVG; a line shows lower and upper bound. None
-    where there is nothing to draw, or without matplotlib."""
-    months = sorted(_months(found))
-    totals: dict[str, int] = {}
+def _worth_a_reservation(found: Sequence[Line]) -> list[str]:
+    """One line that names what was rented for most of a month; nothing where there was none."""
+    hours: Counter[tuple[str, str, str]] = Counter()
     for line in found:
-        totals[line.workspace] = totals.get(line.workspace, 0) + line.high
-    names = sorted((name for name in totals if totals[name]), key=lambda name: -totals[name])
-    if not names or "matplotlib" in left_out():
-        return None
-    shown = names[:MOST_COLOURS]
-    groups = {name: {name} for name in shown} | {"others": set(names[MOST_COLOURS:])}
-    drawn, (axes,) = canvas(3.2, 1, share_y=False)
-    at, under = range(len(months)), [0.0] * len(months)
-    for colour, (label, members) in zip(COLOURS, groups.items(), strict=False):
-        if members:
-            heights = [_usd(found, month, members)[1] for month in months]
-            axes.bar(at, heights, 0.66, under, color=colour, label=label)
-            under = [low + height for low, height in zip(under, heights, strict=True)]
-    for place, month in zip(at, months, strict=True):
-        axes.plot([place, place], _usd(found, month, set(names)), color=INK, linewidth=1.2)
-    axes.set_xticks(at, [str(month) for month in months], rotation=45 if len(months) > 8 else 0)
-    axes.set_xlim(-0.6, max(len(months), 4) - 0.4)  # one month is no wall
-    axes.set_ylabel("dollars")
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return svg(drawn)
-
-
-def _usd(found: Sequence[Line], month: Month, names: set[str]) -> tuple[float, float]:
-    of = [line for line in found if line.month == month and line.workspace in names]
-    return (
-        float(dollars(sum(line.low for line in of))),
-        float(dollars(sum(line.high for line in of))),
-    )
+        if line.kind == MACHINES and line.gpu:
+            hours[str(line.month), line.gpu, line.provider] += line.low_us
+    most = [
+        f"{gpu} at {provider} ({us / HOUR_US:,.0f} h in {month})"
+        for (month, gpu, provider), us in hours.most_common(MOST_RESERVED)
+        if us >= RESERVED_H * HOUR_US
+    ]
+    return [f"A reservation may cost less: {', '.join(most)}.", ""] if most else []
 
 
 def _months(found: Sequence[Line]) -> list[Month]:

@@ -67,7 +67,6 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     offer: str = ""
     gpu: str = ""
     gpu_count: int = 0
-    vram_gib: float = 0.0  # of each GPU; 0: unknown
     region: str = ""
     spot: bool = False
     price_usd_h: float = 0.0
@@ -145,7 +144,6 @@ class Rentals:
             offer=offer.id,
             gpu=str(offer.gpu or ""),
             gpu_count=offer.gpu_count,
-            vram_gib=offer.gpu.vram_gib if offer.gpu else 0.0,
             region=offer.region,
             spot=offer.spot,
             price_usd_h=offer.price_usd_h,

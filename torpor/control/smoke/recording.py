@@ -1,6 +1,6 @@
 """A recording: a folder with one redacted JSON file for each exchange with a market.
 
-``plan.json`` has the offer and the ids of the rentals, which a replay asks for again.
+``plan.json`` has the offer and the ids of the rentals.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torpor.control.providers.market_client import Exchange
 from torpor.control.smoke.redact import Redactor
 
 MOST_BYTES: Final = 1 << 20
-"""The longest body that is kept. A longer one is not JSON any more, and no replay can read it."""
-
+"""The longest body that is kept. A longer one is cut."""
 
 PLAN: Final = "plan"
 

@@ -24,13 +24,11 @@ AGAIN_S: Final = 30.0
 
 
 class GpuLook(NamedTuple):
-    """``percent`` of the busiest GPU whose activity could be read. ``mib``: the memory in use on
-    the GPU with the most; UNKNOWN unless all could be read."""
+    """``percent`` of the busiest GPU whose activity could be read."""
 
     number: int
     state: int
     percent: int
-    mib: int = UNKNOWN
 
 
 class Gpus:
@@ -57,9 +55,7 @@ class Gpus:
             except nvml.NVMLError as error:
                 lost = error.value == nvml.NVML_ERROR_GPU_IS_LOST
                 state = max(state, GPU_LOST if lost else GPUS_UNREADABLE)
-        used = [device.mib() for device in self._devices]
-        mib = UNKNOWN if UNKNOWN in used else max(used, default=UNKNOWN)
-        look = GpuLook(len(self._devices), state, max(percents, default=UNKNOWN), mib)
+        look = GpuLook(len(self._devices), state, max(percents, default=UNKNOWN))
         if state != GPUS_FINE and self._clock() >= self._again_s:
             self._close(nvml)  # a handle does not come back to life
             self._open()
@@ -123,13 +119,6 @@ class _Device:
             return int(nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
         self._seen_us = max(sample.timeStamp for sample in samples)
         return int(max(known))
-
-    def mib(self) -> int:
-        """Memory in use, by any program and by the driver; UNKNOWN where NVML does not say."""
-        try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used) >> 20
-        except self._nvml.NVMLError:
-            return UNKNOWN
 
     def _in_mig_mode(self) -> bool:
         nvml = self._nvml

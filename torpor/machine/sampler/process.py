@@ -144,7 +144,6 @@ class Sampler:
             | saves * OWN_SAVE,
             gpu_peak=max(before.gpu_peak if before else 0, _mean(self._gpu_minute)),
             cpu_peak=max(before.cpu_peak if before else 0, _mean(self._cpu_minute)),
-            gpu_mib=gpu.mib,
         )
         return self._newest
 

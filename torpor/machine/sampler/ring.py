@@ -6,7 +6,7 @@ N % RECORDS. All numbers are little-endian.
     header   magic 16 s, version u32, record bytes u32, records u32, CRC-32 of these; then zeros
     record   number u64, at_s f64, boot 16 s, gpus u8, gpu_state u8, gpu i16, cpu i32, network i32,
              disk i32, ssh_s i32, jupyter_s i32, flags u8, a zero, gpu_peak i16, cpu_peak i32,
-             gpu_mib + 1 u32 (older versions wrote 0), CRC-32 of the 68 bytes before
+             4 bytes that a reader skips, CRC-32 of the 68 bytes before
 
 A record whose checksum does not fit was never written, or was cut short by a crash: a reader skips
 it. A file with another header is replaced; its samples are lost, which makes the machine Unknown.
@@ -30,7 +30,7 @@ VERSION: Final = 1
 
 _MAGIC: Final = b"torpor activity\n"
 _HEADER: Final = struct.Struct("<16sIII")
-_BODY: Final = struct.Struct("<Qd16sBBhiiiiiBxhiI")
+_BODY: Final = struct.Struct("<Qd16sBBhiiiiiBxhi4x")
 _CRC: Final = struct.Struct("<I")
 RECORD_BYTES: Final = _BODY.size + _CRC.size
 
@@ -98,7 +98,6 @@ def pack(sample: Sample) -> bytes:
         sample.flags,
         sample.gpu_peak,
         sample.cpu_peak,
-        sample.gpu_mib + 1,
     )
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -109,7 +108,6 @@ def unpack(record: memoryview | bytes) -> Sample | None:
     number, at_s, boot, *rest = _BODY.unpack(body)
     if not number or _CRC.unpack(record[_BODY.size :])[0] != zlib.crc32(body):
         return None
-    rest[-1] -= 1  # gpu_mib
     return Sample(number, at_s, boot.hex(), *rest)
 
 

@@ -42,7 +42,6 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     flags: Figure
     gpu_peak: Figure  # percent: the highest mean of a minute since the ring began
     cpu_peak: Figure  # the same for the CPU, without the minutes in which torpor worked
-    gpu_mib: Figure = UNKNOWN  # memory in use, of the GPU with the most; older samplers lack it
 
 
 class Activity(msgspec.Struct, frozen=True):

@@ -59,12 +59,11 @@ class MachineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which process serves SSH on ``port``. ``process`` is None where an older torpor was killed
-    while it started one."""
+    """Which process serves SSH on ``port``."""
 
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     boot: str
-    process: ProcessRecord | None = None
+    process: ProcessRecord
 
 
 class MachineFolder:

@@ -69,19 +69,15 @@ def serve(folder: MachineFolder, record: MachineRecord) -> None:
 
 
 def server_lives(server: ServerRecord) -> bool:
-    return server.process is not None and server.boot == boot_id() and is_at_work(server.process)
+    return server.boot == boot_id() and is_at_work(server.process)
 
 
 def machine_processes(folder: MachineFolder, machine: MachineId) -> list[psutil.Process]:
-    """Every live process of the machine: what carries its mark, its server, and what they began."""
+    """Every live process of the machine: what carries its mark, as its server does, and what these
+    began."""
     found = all_processes(others_too=True)
     mark = f"{MARK}={machine}".encode()
     own = {process for process, words in found.items() if mark in words}
-    server = folder.read_server()
-    if server is not None and server.process is not None and server_lives(server):
-        # By its record, as the sshd of an older torpor has written its title over the mark.
-        pid = server.process.pid
-        own |= {process for process in found if process.pid == pid}
     return with_descendants(own, found)
 
 
