@@ -24,6 +24,7 @@ from torpor_cli import (
     smoke,
     snapshots,
     status,
+    workspaces,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
@@ -69,6 +70,8 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         installation.demo,
         installation.up,
         setup.init,
+        workspaces.edit,
+        workspaces.delete,
         smoke.smoke,
         installation.down,
         installation.boot,
@@ -118,6 +121,9 @@ def _run(arguments: list[str]) -> int:
         return WRONG_USE
     except KeyboardInterrupt:
         print("torpor: interrupted. `torpor status` shows what is awake", file=sys.stderr)
+        return INTERRUPTED
+    except EOFError:
+        print("torpor: the input ended before an answer: nothing was done", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         code, words = explained(error)

@@ -92,6 +92,14 @@ def command_for(workspace: str) -> str:
     return f"torpor ssh {workspace} (`torpor ssh --setup`, once, lets `ssh {workspace}` work)"
 
 
+def forget(workspace: str) -> None:
+    """Delete what this host has for logins to the workspace, which was deleted."""
+    for file in [*_hosts().glob(f"{workspace}.*"), _hosts() / workspace, _keys() / workspace]:
+        file.unlink(missing_ok=True)
+    if is_set_up():
+        write_config()
+
+
 def write_config() -> Path:
     """Write what the user's configuration includes: for each workspace, how to find its machine."""
     from blocks import Workspace

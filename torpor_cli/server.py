@@ -24,6 +24,7 @@ def connected() -> Iterator[str]:
     TorporError where none is known or none answers."""
     _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # else Prefect sends usage data, and says so
     from blocks.connection import prefect_settings  # Prefect takes a second to import
 
     api = prefect_settings().api
