@@ -88,12 +88,12 @@ app.register_install_completion_command(name="completion", group=HERE)
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
+    code = 0
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)
 
 

@@ -198,6 +198,7 @@ def log(
         reader = JobLogReader(opened, record)
         for text in reader.follow(tail) if follow else reader.read(tail):
             follower.prints(text)
+            follower.flush()
             if follower.read_enough:
                 break
 

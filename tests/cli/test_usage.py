@@ -80,6 +80,27 @@ def test_ctrl_c_ends_with_130_and_one_line_that_says_what_to_do() -> None:
     assert done.stderr == "torpor: interrupted. `torpor status` shows what is awake\n"
 
 
+def test_a_reader_that_has_gone_makes_no_success_of_a_failure() -> None:
+    script = (
+        "import sys, torpor_cli.status as s, torpor_cli.app as a\n"
+        "from torpor.shared.errors import InvalidInput\n"
+        "def refused():\n    print('rows')\n    raise InvalidInput('it is not there')\n"
+        "s.connected = refused; sys.argv = ['torpor', 'status']; a.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        said = running.stderr.read()
+        assert running.wait(PATIENCE_S) == 2
+    assert said == "torpor: it is not there\n"
+
+
 def test_help_imports_nothing_that_is_slow() -> None:
     script = (
         "import sys; from torpor_cli.app import app; app(['--help'], exit_on_error=False);"
