@@ -8,14 +8,13 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 
 from tasks.block_names import BlockNames
@@ -43,8 +42,9 @@ class RunsOfBlock(NamedTuple):
     deployments: list[str]
 
 
-def runs_of_block(names: set[str]) -> RunsOfBlock:
-    """What names the workspace that is called so: by its block, or by its own name."""
+def runs_of_block(block: str, workspace: str) -> RunsOfBlock:
+    """What names the workspace by its block, or by its own name."""
+    names = {block, f"workspace/{block}", workspace}
     with get_client(sync_client=True) as client:
         blocks = BlockNames(client)
 
@@ -64,15 +64,20 @@ def runs_of_block(names: set[str]) -> RunsOfBlock:
         ]
         schedules, deployments = [], []
         for one in _all(client.read_deployments):
-            title = _title(client, one)
             named = is_meant(one.parameters)
-            if named:
-                deployments.append(title)
-            schedules += [
-                Schedule(one.id, each.id, f"{each.slug or 'a schedule'} of {title}")
+            mine = [
+                each
                 for each in one.schedules
                 if is_meant(each.parameters) or (named and "workspace" not in each.parameters)
             ]
+            if not (named or mine):
+                continue
+            title = f"{client.read_flow(one.flow_id).name}/{one.name}"
+            schedules += [
+                Schedule(one.id, each.id, f"schedule {each.slug or each.id} of {title}")
+                for each in mine
+            ]
+            deployments += [title] * named
     return RunsOfBlock(runs, schedules, deployments)
 
 
@@ -83,10 +88,6 @@ def delete_schedule(schedule: Schedule) -> None:
             client.delete_deployment_schedule(schedule.deployment, schedule.id)
         except ObjectNotFound:
             return  # somebody has deleted it meanwhile
-
-
-def _title(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
-    return f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
 
 
 def _all(page: Callable[..., list[T]]) -> Iterator[T]:

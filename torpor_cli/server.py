@@ -10,6 +10,7 @@ from typing import Final
 from deployments.installation import Installation, cache_folder
 from torpor.control.own_server import choose_server
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor_cli.output import quiet
 
 _ANSWERS_S: Final = 5.0
 _UNKNOWN: Final = (
@@ -33,7 +34,8 @@ def connected() -> Iterator[str]:
     login = api.auth_string.get_secret_value() if api.auth_string else ""
     key = api.key.get_secret_value() if api.key else ""
     _check(api.url, login, key)
-    yield api.url.removesuffix("/").removesuffix("/api")
+    with quiet(as_json=True):  # Prefect's own lines are no message of a command
+        yield api.url.removesuffix("/").removesuffix("/api")
 
 
 def _choose_folders() -> None:

@@ -15,11 +15,8 @@ from cyclopts import Parameter
 
 from deployments.installation import secret_file
 from torpor.control.own_server import state_folder
-from torpor.control.providers.gpu_wishes import wishes_of
-from torpor.control.rental.search import find_offers
 from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
 from torpor.shared.values import Want, machine_path, workspace_name
-from torpor_cli.output import quiet
 from torpor_cli.question import answer
 from torpor_cli.server import connected
 
@@ -102,7 +99,7 @@ def init(
             takes any machine.
         max_price: The highest price of a machine, in dollars an hour; 0 for no limit.
     """
-    with connected(), quiet(as_json=True), ExitStack() as undo:
+    with connected(), ExitStack() as undo:
         from blocks import Workspace
 
         name = _answered(
@@ -173,9 +170,10 @@ def _store(
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
     key_file = state_folder() / "keys" / name
-    if not key_file.exists():
+    made_key = ObjectStore.new_encryption_key().get_secret_value()
+    key = secret_file(key_file, lambda: made_key)
+    if key == made_key:
         undo.callback(_unmake, key_file)
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
     block = made(
         lambda: ObjectStore(
             flavour=kind,
@@ -186,10 +184,9 @@ def _store(
             encryption_key=SecretStr(key),
         )
     )
-    undo.callback(_delete_block, AwsCredentials, name)
-    AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret)).save(name)
-    undo.callback(_delete_block, ObjectStore, name)
-    block.save(name)
+    keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
+    _save(undo, keys, name)
+    _save(undo, block, name)
     try_store(name)
     print(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
@@ -281,8 +278,7 @@ def _provider(undo: ExitStack, market: str) -> str:
         key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
         block = made(lambda: kind(api_key=key, **more))
         block.open().check("")
-        undo.callback(_delete_block, kind, "default")
-        block.save("default")
+        _save(undo, block, "default")
     try_market(f"{slug}/default")
     return f"{slug}/default"
 
@@ -325,8 +321,9 @@ def _limit(reference: str, gpu: str) -> float:
     cost nothing."""
     from blocks import PROVIDERS
     from blocks.reference import load
+    from torpor.control.rental.search import find_offers
 
-    opened = load(reference, PROVIDERS, of="torpor init").open()
+    opened = load(reference, PROVIDERS, of="").open()
     suggested = ""
     try:
         fitting = find_offers([opened], Want(gpu=gpu or None)).fitting
@@ -355,6 +352,8 @@ def _price(said: str) -> float:
 
 
 def _wished(said: str) -> str:
+    from torpor.control.providers.gpu_wishes import wishes_of
+
     wishes_of(Want(gpu=said or None))
     return said
 
@@ -405,8 +404,20 @@ def _unmake(file: Path) -> None:
         file.parent.rmdir()
 
 
+def _save(undo: ExitStack, block: Any, name: str) -> None:
+    """Save a new block, which ``undo`` deletes; InvalidInput where somebody has just saved one."""
+    try:
+        block.save(name)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+    except BaseException:  # it may be there all the same
+        _delete_block(type(block), name)
+        raise
+    undo.callback(_delete_block, type(block), name)
+
+
 def _delete_block(kind: Any, name: str) -> None:
-    with suppress(ValueError):  # it was not saved yet
+    with suppress(ValueError):  # it is not there
         kind.delete(name)
 
 

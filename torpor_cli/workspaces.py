@@ -17,7 +17,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
 )
 from torpor.shared.values import HOME
-from torpor_cli.output import print_rows, quiet
+from torpor_cli.output import print_rows
 from torpor_cli.question import agrees, answer
 from torpor_cli.server import connected
 
@@ -43,11 +43,12 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
         setting: What to change, as NAME=VALUE.
         wide: Show the whole table, however narrow the terminal is.
     """
-    with connected(), quiet(as_json=True):
+    with connected():
         from blocks import Workspace
         from torpor_cli import setup
 
         old = Workspace.of(workspace)
+        workspace = _name_of(old)
         if not setting:
             rows = [{"setting": name, "value": _shown(value)} for name, value in _of(old)]
             print_rows(rows, wide=wide)
@@ -94,11 +95,12 @@ def delete(
         yes: Do not ask.
         wide: Show the whole table, however narrow the terminal is.
     """
-    with connected(), quiet(as_json=True):
+    with connected():
         from blocks import Workspace
         from tasks.runs_of_block import delete_schedule
 
         block = Workspace.of(workspace)
+        workspace = _name_of(block)
         uses = _check_not_in_use(workspace, "deleted")
         _check_not_budgeted(workspace)
         ended = _snapshots_to_delete(workspace, block) if snapshots else {}
@@ -123,6 +125,11 @@ def delete(
             delete_schedule(one)
         _forget_logins(workspace)
         print(f"workspace {workspace} is deleted. {_what_next(block, snapshots=snapshots)}")
+
+
+def _name_of(block: Workspace) -> str:
+    """The name of the saved block, however it was written: workspace/mywork is mywork, too."""
+    return str(block._block_document_name)
 
 
 def _of(block: Workspace) -> list[tuple[str, Any]]:
@@ -172,7 +179,7 @@ def _check_not_in_use(workspace: str, done: str) -> RunsOfBlock:
     try:
         opened = open_workspace(workspace)
         found = in_use(opened)
-        uses = runs_of_block({workspace, opened.spec.name})
+        uses = runs_of_block(workspace, opened.spec.name)
     except TorporError as error:
         raise WorkspaceAwake(
             f"workspace {workspace} was not {done}: nobody can say whether machines are rented or "
@@ -286,7 +293,7 @@ def _delete_block(workspace: str, block: Workspace) -> None:
     opened = open_workspace(workspace)
     Workspace.delete(workspace)
     try:
-        found = [*in_use(opened), *runs_of_block({workspace, opened.spec.name}).runs]
+        found = [*in_use(opened), *runs_of_block(workspace, opened.spec.name).runs]
     except BaseException:
         block.save(workspace)  # not known is not unused
         raise

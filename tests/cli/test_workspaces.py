@@ -54,7 +54,7 @@ def test_edit_shows_all_settings_and_changes_those_that_are_named(
         "RTX 4090, L40S", 0.6, ["~/a", "~/b c"],
     )  # fmt: skip
     assert (after.store, after.tuning) == (before.store, before.tuning)
-    edit(NAME, "max_price_usd_h=", "gpu=")
+    edit(f"workspace/{NAME}", "max_price_usd_h=", "gpu=")
     assert (Workspace.load(NAME).gpu, Workspace.load(NAME).max_price_usd_h) == ("", None)
     edit(NAME, "gpu=")
     assert "it has these settings already" in capsys.readouterr().out
@@ -203,7 +203,8 @@ def test_delete_ends_its_schedules_and_refuses_while_a_run_of_it_goes_on(asleep:
         with pytest.raises(WorkspaceAwake, match=f"run {run.name}"):
             delete(NAME, yes=True)
         client.set_flow_run_state(run.id, Completed(), force=True)
-        delete(NAME, yes=True)
+        delete(f"workspace/{NAME}", yes=True)
+        assert NAME not in saved_names(Workspace)
         assert client.read_deployment_schedules(mine) == []
         assert len(client.read_deployment_schedules(others)) == 1
         for one in (mine, others):
