@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import tomllib
@@ -46,10 +47,21 @@ def release() -> list[Path]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for file in FOLDER.glob("torpor-*"):
         file.unlink()
-    uv = Path(sys.executable).with_name("uv")
-    _run([str(uv), "build", "--quiet", "--wheel", "--sdist", "--out-dir", str(FOLDER)])
+    with TemporaryDirectory(prefix="torpor-release-") as folder:
+        extract(CHECKOUT, Path(folder))
+        uv = Path(sys.executable).with_name("uv")
+        build = [str(uv), "build", "--quiet", "--wheel", "--sdist", "--out-dir", str(FOLDER)]
+        _run(build, Path(folder))
     (FOLDER / f"torpor-{version}.md").write_text(notes)
     return sorted(FOLDER.glob("torpor-*"))
+
+
+def extract(checkout: Path, into: Path) -> None:
+    """Put what is committed there: what git ignores, such as a key or a build, is in no release."""
+    packed = into / "committed.tar"
+    _run(["git", "archive", "--format=tar", f"--output={packed}", "HEAD"], checkout)
+    _run(["tar", "-xf", str(packed)], into)
+    packed.unlink()
 
 
 def notes_of(version: str, changelog: str) -> str:
@@ -69,8 +81,8 @@ def notes_of(version: str, changelog: str) -> str:
     )
 
 
-def _run(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+def _run(argv: Sequence[str], folder: Path = CHECKOUT) -> str:
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise TorporError(f"{' '.join(argv)} ended with {done.returncode}: {said}")

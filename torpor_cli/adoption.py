@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor_cli.flow_runs import Format
 from torpor_cli.output import print_report, quiet
+from torpor_cli.question import agrees
 from torpor_cli.server import connected
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -51,8 +52,7 @@ def adopt(
         if not (release or yes):
             seen = flows.adopt(workspace, machine, price, host_key)
             print_report(seen, as_json=False, wide=chosen.wide)
-            asked = "Let torpor store this machine, prove that, and then DESTROY it? [y/N] "
-            if input(asked).strip().lower() not in ("y", "yes"):
+            if not agrees("Let torpor store this machine, prove that, and then DESTROY it?"):
                 raise RunCancelled("nothing was adopted")
             host_key = seen.host_key  # what the question has shown
         report = flows.adopt(workspace, machine, price, host_key, dry_run=False, release=release)

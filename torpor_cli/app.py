@@ -24,6 +24,7 @@ from torpor_cli import (
     smoke,
     snapshots,
     status,
+    workspaces,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
@@ -69,6 +70,8 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         installation.demo,
         installation.up,
         setup.init,
+        workspaces.edit,
+        workspaces.delete,
         smoke.smoke,
         installation.down,
         installation.boot,
@@ -85,12 +88,12 @@ app.register_install_completion_command(name="completion", group=HERE)
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
+    code = 0
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)
 
 
@@ -118,6 +121,9 @@ def _run(arguments: list[str]) -> int:
         return WRONG_USE
     except KeyboardInterrupt:
         print("torpor: interrupted. `torpor status` shows what is awake", file=sys.stderr)
+        return INTERRUPTED
+    except EOFError:
+        print("torpor: the input ended before an answer: nothing was done", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         code, words = explained(error)

@@ -2,6 +2,9 @@
 
 On a terminal the line of what goes on now is rewritten in place. A pipe, and a terminal that cannot
 rewrite a line, get plain lines: at most one each REPEAT_S for what takes long.
+
+Nothing here waits for a reader: a terminal that was stopped with Ctrl-S, or a pager that nobody
+scrolls, would keep a job from storing its work. A thread writes.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from queue import Queue
 from typing import Final, TextIO
 
 from torpor.shared.plain_text import plain, short
@@ -21,6 +25,8 @@ from torpor.shared.plain_text import plain, short
 TICK_S: Final = 1.0
 REPEAT_S: Final = 10.0
 """Between two lines about the same thing in a pipe, and the time over which a rate is measured."""
+MOST_WAITING: Final = 32 * 1024 * 1024
+"""Characters that wait for a reader. What comes after them is left out, and its size is named."""
 _NOTED_S: Final = 2.0
 """What takes less is shown without its seconds."""
 _UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
@@ -46,8 +52,13 @@ class Follower:
         self._partial = False  # a command's output stands on the terminal without the end of a line
         self._over = threading.Event()
         self._ticks = threading.Thread(target=self._tick, name="follower", daemon=True)
+        self._queue: Queue[tuple[Callable[[str], None], str] | None] = Queue()
+        self._writer = threading.Thread(target=self._write_queued, name="writer", daemon=True)
+        self._waiting = 0  # characters in the queue
+        self._left_out = 0
 
     def __enter__(self) -> Follower:
+        self._writer.start()
         self._ticks.start()
         return self
 
@@ -56,6 +67,13 @@ class Follower:
         self._ticks.join()
         with self._lock:
             self._close()
+            self._queue.put(None)
+        self._writer.join()
+
+    def flush(self) -> None:
+        """Wait until all is written: for whoever has nothing else to do."""
+        if self._writer.is_alive():
+            self._queue.join()
 
     def begins(self, thing: str, words: str) -> None:
         with self._lock:
@@ -109,7 +127,7 @@ class Follower:
     def prints(self, text: str) -> None:
         """Write the output of a command on a machine to standard output: raw into a pipe. A
         terminal gets nothing that it would obey. Nothing of what goes on beside it is rewritten
-        until something else begins."""
+        until something else begins. What nobody reads for long is left out."""
         with self._lock:
             self._close()
             self._things.clear()
@@ -117,12 +135,14 @@ class Follower:
                 return
             terminal = sys.stdout.isatty()
             shown = "\r".join(map(plain, text.split("\r"))) if terminal else text
+            if self._waiting + len(shown) > MOST_WAITING:
+                self._left_out += len(shown)
+                return
+            if self._left_out:
+                shown = f"\n... {self._left_out:,} characters that nobody read in time\n{shown}"
+                self._left_out = 0
             codec = getattr(sys.stdout, "encoding", None) or "utf-8"
-            try:
-                sys.stdout.write(shown.encode(codec, "backslashreplace").decode(codec))
-                sys.stdout.flush()
-            except OSError:  # the run goes on
-                self.read_enough = True
+            self._send(self._to_output, shown.encode(codec, "backslashreplace").decode(codec))
             self._partial = terminal and not text.endswith("\n")
 
     @contextmanager
@@ -131,6 +151,7 @@ class Follower:
         with self._lock:
             self._close()
             self._asking = True
+        self.flush()
         try:
             yield
         finally:
@@ -163,17 +184,42 @@ class Follower:
         self._open = True
 
     def _put(self, text: str) -> None:
+        if self._waiting <= MOST_WAITING:
+            self._send(self._to_stream, text)
+
+    def _end_output(self) -> None:
+        if self._partial:
+            self._partial = False
+            self._send(self._to_output, "\n")
+
+    def _send(self, write: Callable[[str], None], text: str) -> None:
+        """Have the thread write, or write at once before it is there."""
+        if not self._writer.is_alive():
+            write(text)
+            return
+        self._waiting += len(text)
+        self._queue.put((write, text))
+
+    def _write_queued(self) -> None:
+        while (item := self._queue.get()) is not None:
+            write, text = item
+            write(text)
+            with self._lock:
+                self._waiting -= len(text)
+            self._queue.task_done()
+
+    def _to_stream(self, text: str) -> None:
         """Nobody may read any more, such as after a hang-up: no run fails for that."""
         with suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
 
-    def _end_output(self) -> None:
-        if self._partial:
-            self._partial = False
-            with suppress(OSError):
-                sys.stdout.write("\n")
-                sys.stdout.flush()
+    def _to_output(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except (OSError, ValueError):  # the run goes on
+            self.read_enough = True
 
     def _close(self) -> None:
         """Leave the line that was rewritten as it is now."""

@@ -119,6 +119,7 @@ def _ask_to_leave_rented(own: str | None) -> None:
     where it runs. InvalidInput if nobody can answer, RunCancelled after a no."""
     from torpor.control.own_server import API_URL
     from torpor_cli.output import print_rows
+    from torpor_cli.question import agrees
     from torpor_cli.server import connected
 
     if own:
@@ -145,7 +146,7 @@ def _ask_to_leave_rented(own: str | None) -> None:
             "(`make down YES=1`) to leave them running"
         )
     print(said)
-    if input("End torpor all the same? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not agrees("End torpor all the same?"):
         raise RunCancelled("torpor runs on: nothing was ended")
 
 

@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Options, run
-from torpor_cli.output import quiet, shown_progress
+from torpor_cli.output import shown_progress
 from torpor_cli.question import ask_to_rent
 from torpor_cli.server import connected
 
@@ -109,7 +109,7 @@ def run_(
 
 def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> None:
     """Ask before a job that needs a machine of its own."""
-    with connected(), quiet(as_json=True):
+    with connected():
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
@@ -198,6 +198,7 @@ def log(
         reader = JobLogReader(opened, record)
         for text in reader.follow(tail) if follow else reader.read(tail):
             follower.prints(text)
+            follower.flush()
             if follower.read_enough:
                 break
 
@@ -225,7 +226,7 @@ def _named(workspace: str, job: str) -> tuple[str, str]:
     """The workspace and the job that a person means, who may have named the job alone."""
     if job:
         return workspace, job
-    with connected(), quiet(as_json=True):
+    with connected():
         from tasks.job_listing import workspace_of
 
         return workspace_of(workspace), workspace

@@ -92,6 +92,14 @@ def command_for(workspace: str) -> str:
     return f"torpor ssh {workspace} (`torpor ssh --setup`, once, lets `ssh {workspace}` work)"
 
 
+def forget(workspace: str) -> None:
+    """Delete what this host has for logins to the workspace, which was deleted."""
+    for file in [*_hosts().glob(f"{workspace}.*"), _hosts() / workspace, _keys() / workspace]:
+        file.unlink(missing_ok=True)
+    if is_set_up():
+        write_config()
+
+
 def write_config() -> Path:
     """Write what the user's configuration includes: for each workspace, how to find its machine."""
     from blocks import Workspace
@@ -151,8 +159,11 @@ def refresh(workspace: str, machine: str = "") -> Path:
     first = ""
     if not machine:
         first = _what_to_check(opened, found, endpoint)
-        through += _told_of_others(file)
-    through += _shared_connection(found, endpoint)
+    if _is_new_openssh():
+        through += "" if machine else _told_of_others(file)
+        through += _shared_connection(found, endpoint)
+    else:
+        through += "    ControlPath none\n"
     blocks = [
         f"Host {name}\n"
         f"    HostName {way.host}\n"
@@ -233,14 +244,18 @@ def _check() -> list[str]:
     return [*named, sys.executable, "-I", "-S", login_check.__file__]
 
 
+def _is_new_openssh() -> bool:
+    """Whether it is 8.5 or newer, which KnownHostsCommand came with: an option that it does not
+    know would end each `ssh` of its user. Before, a shared connection kept standard error open when
+    its first `ssh` had ended: whoever read that waited for five minutes."""
+    asked = ["ssh", "-F", "none", "-G", "-o", "KnownHostsCommand=none", "localhost"]
+    return not subprocess.run(asked, capture_output=True, check=False).returncode
+
+
 def _told_of_others(file: Path) -> str:
-    """Have OpenSSH tell of a host key that is not the pinned one, where it can (8.5). An option
-    that it does not know would end each `ssh` of its user."""
+    """Have OpenSSH tell of a host key that is not the pinned one."""
     argv = [*_check(), login_check.MET, str(file)]
     if any('"' in word for word in argv):
-        return ""
-    asked = ["ssh", "-F", "none", "-G", "-o", "KnownHostsCommand=none", "localhost"]
-    if subprocess.run(asked, capture_output=True, check=False).returncode:
         return ""
     words = " ".join(f'"{word.replace("%", "%%")}"' for word in argv)
     return f"    KnownHostsCommand {words} %I %K\n"

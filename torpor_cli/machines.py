@@ -80,7 +80,7 @@ def wake(
             "--count is the number of machines to rent, 1 or more, without --machine"
         )
     if not machine and not yes:
-        with connected(), quiet(as_json=True):
+        with connected():
             change = WantChange(gpu, region or [])
             ask_to_rent(
                 workspace, snapshot, count, starts=count == 1, change=change, wide=_wide(options)
@@ -112,7 +112,7 @@ def create(
         yes: Do not ask.
     """
     if not yes:
-        with connected(), quiet(as_json=True):
+        with connected():
             change = WantChange(gpu, region or [])
             ask_to_rent(workspace, "newest", 1, starts=True, change=change, wide=_wide(options))
     report = run("create", options, workspace=workspace, gpu=gpu, regions=region or [])
@@ -217,7 +217,7 @@ def deploy(
         yes: Rent a new machine without a question.
     """
     if not yes:
-        with connected(), quiet(as_json=True):
+        with connected():
             from flows.procedures.listing import list_logins
 
             if not list_logins(workspace):  # the flow looks for the same

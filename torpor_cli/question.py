@@ -1,8 +1,11 @@
-"""The question before a machine is rented: the best offers, and what they cost."""
+"""Questions at the terminal. The one before a machine is rented shows the best offers and their
+prices."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, Final
 
 from torpor.shared.errors import InvalidInput, RunCancelled
@@ -11,6 +14,31 @@ from torpor_cli.output import print_rows, shown_progress
 
 _SHOWN: Final = 5
 """Offers in the question."""
+
+
+def agrees(question: str) -> bool:
+    """Whether the person at the terminal says yes."""
+    return answer(f"{question} [y/N] ").lower() in ("y", "yes")
+
+
+def answer(question: str) -> str:
+    """What the person at the terminal answers. RunCancelled where the input ends before."""
+    try:
+        with _seen():
+            return input(question).strip()
+    except EOFError:
+        raise RunCancelled("the input ended before an answer: nothing was done") from None
+
+
+@contextmanager
+def _seen() -> Iterator[None]:
+    """Print to standard error where standard output is a file or a pipe: nobody would see what is
+    asked, and the output of a job would begin with it."""
+    if sys.stdout.isatty():
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def ask_to_rent(
@@ -37,7 +65,8 @@ def ask_to_rent(
         found = offers_of(
             workspace, snapshot, starts=starts, change=change, nodes=nodes, most_usd=most_usd
         )
-    print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
+    with _seen():
+        print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
     tried = [one.offer.bound_usd_h * count for one in found.fitting[:MOST_ATTEMPTS]]
     price, most = tried[0], max(tried)
     machines = "a machine" if count == 1 else f"{count} machines"
@@ -47,7 +76,7 @@ def ask_to_rent(
     asked += f"{after}?"
     if not sys.stdin.isatty():
         raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
-    if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
+    if not agrees(asked):
         raise RunCancelled("nothing was rented")
 
 

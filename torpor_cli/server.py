@@ -10,6 +10,7 @@ from typing import Final
 from deployments.installation import Installation, cache_folder
 from torpor.control.own_server import choose_server
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor_cli.output import quiet
 
 _ANSWERS_S: Final = 5.0
 _UNKNOWN: Final = (
@@ -24,6 +25,7 @@ def connected() -> Iterator[str]:
     TorporError where none is known or none answers."""
     _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # else Prefect sends usage data, and says so
     from blocks.connection import prefect_settings  # Prefect takes a second to import
 
     api = prefect_settings().api
@@ -32,7 +34,8 @@ def connected() -> Iterator[str]:
     login = api.auth_string.get_secret_value() if api.auth_string else ""
     key = api.key.get_secret_value() if api.key else ""
     _check(api.url, login, key)
-    yield api.url.removesuffix("/").removesuffix("/api")
+    with quiet(as_json=True):  # Prefect's own lines are no message of a command
+        yield api.url.removesuffix("/").removesuffix("/api")
 
 
 def _choose_folders() -> None:

@@ -6,16 +6,18 @@ import getpass
 import math
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, cast
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
 from torpor.control.own_server import state_folder
-from torpor.control.rental.search import find_offers
-from torpor.shared.errors import InvalidInput, NoOffer, TorporError
-from torpor.shared.values import Want, workspace_name
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.values import Want, machine_path, workspace_name
+from torpor_cli.question import answer
 from torpor_cli.server import connected
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
@@ -25,17 +27,46 @@ _KEEPS_WORKSPACE: Final = ("vast-provider/", "runpod-provider/")
 """Markets whose images keep work in /workspace."""
 _ROOM: Final = 1.5
 """The highest price that is suggested, by the best offer's."""
-_FLAVOURS: Final = ("aws-s3", "cloudflare-r2", "backblaze-b2", "wasabi", "minio", "other")
+_FLAVOURS: Final = {
+    "s3": "aws-s3",
+    "aws": "aws-s3",
+    "r2": "cloudflare-r2",
+    "cloudflare": "cloudflare-r2",
+    "b2": "backblaze-b2",
+    "backblaze": "backblaze-b2",
+    "wasabi": "wasabi",
+    "minio": "minio",
+    "seaweedfs": "seaweedfs",
+    "other": "other",
+}
+"""The kinds of store by the names that people use."""
+_STORE_KEYS: Final = {
+    "aws-s3": "https://console.aws.amazon.com/iam/ (Users, access keys)",
+    "cloudflare-r2": "https://dash.cloudflare.com/?to=/:account/r2/api-tokens",
+    "backblaze-b2": "https://secure.backblaze.com/app_keys.htm (Read and Write)",
+    "wasabi": "https://console.wasabisys.com (Access Keys)",
+}
+"""Where the access keys of a store are made."""
+_MARKETS: Final = {"vast.ai": "vast", "runpod.io": "runpod", "datacrunch": "verda"}
+"""Markets by other names that people use."""
+_MARKET_KEYS: Final = {
+    "vast": "https://cloud.vast.ai/manage-keys/",
+    "runpod": "https://www.console.runpod.io/user/settings",
+    "lambda": "https://cloud.lambda.ai/api-keys/cloud-api",
+    "tensordock": "https://dashboard.tensordock.com",
+    "hostkey": "https://invapi.hostkey.com",
+    "verda": "https://console.verda.com",
+}
+"""Where the keys of a market are made."""
+
+AnswerT = TypeVar("AnswerT")
 
 
 def init(
     workspace: str = "",
     *,
     store: str = "",
-    flavour: Literal[
-        "aws-s3", "cloudflare-r2", "backblaze-b2", "wasabi", "seaweedfs", "minio", "other"
-    ]
-    | None = None,
+    flavour: str = "",
     bucket: str = "",
     endpoint: str = "",
     region: str = "",
@@ -49,81 +80,103 @@ def init(
     """Make a workspace: ask for its bucket, its market and its directories, and check each one.
 
     What an option gives is not asked. Secrets are never options: they are asked, or read from
-    AWS_SECRET_ACCESS_KEY and TORPOR_MARKET_KEY. Nothing that exists is changed.
+    AWS_SECRET_ACCESS_KEY and TORPOR_MARKET_KEY. Nothing that exists is changed, and where something
+    is refused nothing stays of what was made.
 
     Args:
         workspace: The name of the new workspace.
         store: The Object Store block, if you have one; `default` is the store on this host.
-        flavour: The kind of the new bucket's store.
+        flavour: The kind of the new bucket's store: s3, r2, b2, wasabi, minio, seaweedfs or other.
         bucket: The bucket. It must exist.
         endpoint: The store's address.
         region: The store's region.
         access_key: The id of the access key.
-        market: The market to rent at, such as vast; local makes machines on this host.
+        market: The market to rent at: vast, runpod, lambda, tensordock, hostkey or verda; local
+            makes machines on this host.
         provider: The provider block, as type/name, if you have one.
         path: A directory to keep. May be repeated.
         gpu: The GPUs, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+; empty
             takes any machine.
         max_price: The highest price of a machine, in dollars an hour; 0 for no limit.
     """
-    with connected():
+    with connected(), ExitStack() as undo:
         from blocks import Workspace
 
-        name = workspace_name(workspace or _ask("Name of the workspace", "mywork"))
-        _check_free(Workspace, name)
-        chosen_store = store or _store(name, flavour or "", bucket, endpoint, region, access_key)
+        name = _answered(
+            "Name of the workspace", "mywork", lambda said: _free_name(Workspace, said), workspace
+        )
+        chosen_store = store or _store(undo, name, flavour, bucket, endpoint, region, access_key)
         if chosen_store != name:
-            _try_store(chosen_store)
-        chosen_provider = provider or _provider(market)
-        _try_market(chosen_provider)
+            try_store(chosen_store)
+        chosen_provider = provider or _provider(undo, market)
+        if provider:
+            try_market(chosen_provider)
         usual = "/workspace" if chosen_provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
-        paths = path or _ask("Directories to keep, with spaces between", usual).split()
-        model = (
-            _ask("GPUs, such as RTX 4090, L40S; empty takes any machine", "")
-            if gpu is None
-            else gpu
+        paths = path or _answered(
+            "Directories to keep, with spaces between",
+            usual,
+            lambda said: [machine_path(one) for one in said.split()],
+        )
+        model = _answered(
+            "GPUs, such as RTX 4090, L40S or 24GB+; empty takes any machine", "", _wished, gpu
         )
         limit = _limit(chosen_provider, model) if max_price is None else max_price
-        Workspace(
-            name=name,
-            paths=paths,
-            store=chosen_store,
-            provider=chosen_provider,
-            gpu=model,
-            max_price_usd_h=limit or None,
+        made(
+            lambda: Workspace(
+                name=name,
+                paths=paths,
+                store=chosen_store,
+                provider=chosen_provider,
+                gpu=model,
+                max_price_usd_h=limit or None,
+            )
         ).save(name)
+        undo.pop_all()
+        say_of_this_home(paths)
         print(f"workspace   {name} is saved. `torpor offers {name}` shows what to rent, and")
         print(f"            `torpor create {name}` rents an empty machine. For a machine of yours:")
         print(f"            `torpor hibernate {name} --machine USER@HOST` stores what is there.")
+        print(f"            `torpor edit {name}` changes it.")
 
 
 def _store(
-    name: str, flavour: str, bucket: str, endpoint: str, region: str, access_key: str
+    undo: ExitStack,
+    name: str,
+    flavour: str,
+    bucket: str,
+    endpoint: str,
+    region: str,
+    access_key: str,
 ) -> str:
-    """The name of a new Object Store block, or of the one on this host."""
+    """The name of a new Object Store block, or of the one on this host. ``undo`` deletes what was
+    made."""
     from prefect_aws import AwsCredentials
     from pydantic import SecretStr
 
     from blocks import ObjectStore
+    from torpor.control.store.s3 import bucket_name
 
-    if not flavour and not bucket:
-        print(f"Kinds of store: {', '.join(_FLAVOURS)}; `default` is the store on this host.")
-        flavour = _ask("Kind of store", "default")
-    if flavour == "default":
+    kind: Any = "other" if bucket and not flavour else _flavour(flavour)
+    if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
-    bucket = bucket or _ask("Bucket", "")
+    bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
-        endpoint = _ask("Address of the store; empty if the region says it", "")
-        region = "" if endpoint else _ask("Region", "")
-    access_key = access_key or _ask("Id of the access key", "")
+        endpoint, region = _place(kind)
+    _region_and_endpoint(kind, region, endpoint)  # before a key is made
+    if kind in _STORE_KEYS and not (access_key and os.environ.get(STORE_VARIABLE)):
+        print(f"Keys are made at {_STORE_KEYS[kind]}")
+    access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
     key_file = state_folder() / "keys" / name
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
-    block = _made(
+    made_key = ObjectStore.new_encryption_key().get_secret_value()
+    key = secret_file(key_file, lambda: made_key)
+    if key == made_key:
+        undo.callback(_unmake, key_file)
+    block = made(
         lambda: ObjectStore(
-            flavour=cast(Any, flavour or "other"),
+            flavour=kind,
             bucket=bucket,
             endpoint_url=endpoint,
             region=region,
@@ -131,20 +184,61 @@ def _store(
             encryption_key=SecretStr(key),
         )
     )
-    AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret)).save(name)
-    block.save(name)
-    try:
-        _try_store(name)
-    except TorporError:
-        for saved in (block, AwsCredentials):
-            saved.delete(name)
-        raise
+    keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
+    _save(undo, keys, name)
+    _save(undo, block, name)
+    try_store(name)
     print(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
 
 
-def _provider(market: str) -> str:
-    """The provider block of a market, saved now if it is new."""
+def _flavour(given: str) -> Any:
+    """The kind of store, or `default` for the one on this host."""
+
+    def known(said: str) -> str:
+        kind = _FLAVOURS.get(said.lower(), said.lower())
+        if kind not in {*_FLAVOURS.values(), "default"} or (given and kind == "default"):
+            raise InvalidInput(f"{said!r} is none of {', '.join(_FLAVOURS)}")
+        return kind
+
+    if not given:
+        print("Kinds of store: s3, r2, b2, wasabi, minio, seaweedfs, other; `default` is the one")
+        print("on this host.")
+    return _answered("Kind of store", "default", known, given)
+
+
+def _place(kind: str) -> tuple[str, str]:
+    """The address and the region of a new bucket."""
+    from blocks.flavour import DEFAULTS
+
+    defaults = DEFAULTS[kind]  # type: ignore[index]
+    if defaults.optional or defaults.by_region:
+
+        def checked(said: str) -> str:
+            _region_and_endpoint(kind, said, "")
+            return said
+
+        return "", _answered("Region of the bucket", defaults.region, checked)
+
+    def valid(said: str) -> str:
+        _region_and_endpoint(kind, "", said)
+        return said
+
+    return _answered(f"Address, such as {defaults.example}", "", valid), ""
+
+
+def _region_and_endpoint(kind: Any, region: str, endpoint: str) -> None:
+    """InvalidInput where they do not fit this kind of store, or each other."""
+    from blocks.flavour import region_and_endpoint
+
+    try:
+        region_and_endpoint(kind, region, endpoint)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+
+
+def _provider(undo: ExitStack, market: str) -> str:
+    """The provider block of a market, saved now if it is new. ``undo`` deletes it again."""
     import blocks
     from blocks.reference import saved_names
 
@@ -153,44 +247,68 @@ def _provider(market: str) -> str:
         for kind in blocks.PROVIDERS
         if "api_key" in kind.model_fields
     }
+
+    def known(said: str) -> str:
+        named = _MARKETS.get(said.lower(), said.lower())
+        if named not in (*keyed, "local"):
+            raise InvalidInput(
+                f"{said!r} is none of {', '.join(keyed)}, local. The blocks of EC2, GCP, Azure and "
+                "Kubernetes are made on the UI's page Blocks: give one as --provider type/name"
+            )
+        return named
+
     if not market:
         print(f"Markets: {', '.join(keyed)}; `local` makes machines on this host.")
         print("The blocks of EC2, GCP, Azure and Kubernetes are made on the UI's page Blocks.")
-        market = _ask("Market", "local")
+    market = _answered("Market", "local", known, market)
     if market == "local":
+        try_market("local-provider/default")
         return "local-provider/default"
-    if market not in keyed:
-        raise InvalidInput(f"{market!r} is none of {', '.join(keyed)}, local")
     kind: Any = keyed[market]
     slug, fields = kind.get_block_type_slug(), kind.model_fields
-    if "default" in saved_names(kind):
-        return f"{slug}/default"
-    needed = [name for name, field in fields.items() if field.is_required() and name != "api_key"]
-    more = {
-        name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
-        for name in needed
-    }
-    key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
-    block = _made(lambda: kind(api_key=key, **more))
-    block.open().check("")
-    block.save("default")
+    if "default" not in saved_names(kind):
+        if market in _MARKET_KEYS and not os.environ.get(MARKET_VARIABLE):
+            print(f"Keys are made at {_MARKET_KEYS[market]}")
+        needed = [name for name, field in fields.items() if field.is_required()]
+        needed.remove("api_key")
+        more = {
+            name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+            for name in needed
+        }
+        key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
+        block = made(lambda: kind(api_key=key, **more))
+        block.open().check("")
+        _save(undo, block, "default")
+    try_market(f"{slug}/default")
     return f"{slug}/default"
 
 
-def _try_store(name: str) -> None:
+def say_of_this_home(paths: Sequence[str]) -> None:
+    """Say so where the shell has replaced ~ before torpor saw it: a machine's home is another."""
+    home = Path.home()
+    for path in paths:
+        if Path(path).is_relative_to(home) and home != Path("/"):
+            print(
+                f"torpor: warning: {path} is below the home of this host. For the home of the "
+                f"machine, write ~ in quotes: '~/{Path(path).relative_to(home)}'",
+                file=sys.stderr,
+            )
+
+
+def try_store(name: str) -> None:
     from blocks import ObjectStore
     from blocks.reference import load
 
-    opened = load(name, (ObjectStore,), of="torpor init").open()
+    opened = load(name, (ObjectStore,), of="").open()
     opened.probe()
     print(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
 
 
-def _try_market(reference: str) -> None:
+def try_market(reference: str) -> None:
     from blocks import PROVIDERS
     from blocks.reference import load
 
-    opened = load(reference, PROVIDERS, of="torpor init").open()
+    opened = load(reference, PROVIDERS, of="").open()
     account = opened.check("")
     balance = "" if account.balance_usd is None else f", balance {account.balance_usd:.2f} $"
     print(f"market      {opened.identity}: account {account.name}{balance}")
@@ -203,8 +321,9 @@ def _limit(reference: str, gpu: str) -> float:
     cost nothing."""
     from blocks import PROVIDERS
     from blocks.reference import load
+    from torpor.control.rental.search import find_offers
 
-    opened = load(reference, PROVIDERS, of="torpor init").open()
+    opened = load(reference, PROVIDERS, of="").open()
     suggested = ""
     try:
         fitting = find_offers([opened], Want(gpu=gpu or None)).fitting
@@ -216,7 +335,13 @@ def _limit(reference: str, gpu: str) -> float:
             return 0.0
         suggested = f"{max(0.01, _ROOM * prices[0]):.2f}"
         print(f"offers      {len(prices)} fit now, the best one at {prices[0]:.3f} $/h")
-    said = _ask("Highest price of a machine in $ an hour; none for no limit", suggested or "none")
+    return _answered(
+        "Highest price of a machine in $ an hour; none for no limit", suggested or "none", _price
+    )
+
+
+def _price(said: str) -> float:
+    """0 for no limit; InvalidInput for what is no price."""
     try:
         limit = 0.0 if said == "none" else float(said)
     except ValueError:
@@ -226,7 +351,26 @@ def _limit(reference: str, gpu: str) -> float:
     return limit
 
 
-def _made(make: Callable[[], Any]) -> Any:
+def _wished(said: str) -> str:
+    from torpor.control.providers.gpu_wishes import wishes_of
+
+    wishes_of(Want(gpu=said or None))
+    return said
+
+
+def _something(said: str) -> str:
+    if not said:
+        raise InvalidInput("an answer is needed")
+    return said
+
+
+def _free_name(kind: Any, said: str) -> str:
+    name = workspace_name(said)
+    _check_free(kind, name)
+    return name
+
+
+def made(make: Callable[[], Any]) -> Any:
     """The block; InvalidInput with the field and its fault, never with its value."""
     from pydantic import ValidationError
 
@@ -235,7 +379,8 @@ def _made(make: Callable[[], Any]) -> Any:
     except ValidationError as error:
         faults = error.errors(include_input=False, include_url=False, include_context=False)
         said = "; ".join(
-            f"{'.'.join(str(step) for step in fault['loc'])}: {fault['msg']}" for fault in faults
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in faults
         )
         raise InvalidInput(said) from None
 
@@ -244,17 +389,53 @@ def _check_free(kind: Any, name: str) -> None:
     from blocks.reference import saved_names
 
     if name in saved_names(kind):
+        slug = kind.get_block_type_slug()
+        how = f"`torpor edit {name}`" if slug == "workspace" else "on the UI's page Blocks"
         raise InvalidInput(
-            f"there is a block {kind.get_block_type_slug()}/{name} already, which stays as it is: "
-            "choose another name, or edit it on the UI's page Blocks"
+            f"there is a block {slug}/{name} already, which stays as it is: "
+            f"choose another name, or change it: {how}"
         )
 
 
-def _ask(question: str, usual: str) -> str:
+def _unmake(file: Path) -> None:
+    """Delete the key of a store in which nothing was stored yet."""
+    file.unlink(missing_ok=True)
+    with suppress(OSError):  # other keys are there
+        file.parent.rmdir()
+
+
+def _save(undo: ExitStack, block: Any, name: str) -> None:
+    """Save a new block, which ``undo`` deletes; InvalidInput where somebody has just saved one."""
+    try:
+        block.save(name)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+    except BaseException:  # it may be there all the same
+        _delete_block(type(block), name)
+        raise
+    undo.callback(_delete_block, type(block), name)
+
+
+def _delete_block(kind: Any, name: str) -> None:
+    with suppress(ValueError):  # it is not there
+        kind.delete(name)
+
+
+def _answered(
+    question: str, usual: str, check: Callable[[str], AnswerT], given: str | None = None
+) -> AnswerT:
+    """What an option gives, checked; else what the person at the terminal answers, who is asked
+    again after what does not do."""
+    if given or (given is not None and not usual):
+        return check(given)
     if not sys.stdin.isatty():
         raise InvalidInput(f"nobody is at the terminal to answer: {question}? Give it as an option")
     shown = f" [{usual}]" if usual else ""
-    return input(f"{question}{shown}: ").strip() or usual
+    while True:
+        try:
+            return check(answer(f"{question}{shown}: ") or usual)
+        except InvalidInput as error:
+            print(f"torpor: {error}", file=sys.stderr)
 
 
 def _secret(question: str, variable: str) -> str:
@@ -262,4 +443,7 @@ def _secret(question: str, variable: str) -> str:
         return given
     if not sys.stdin.isatty():
         raise InvalidInput(f"nobody is at the terminal to answer: {question}? Set {variable}")
-    return getpass.getpass(f"{question}: ").strip()
+    try:
+        return getpass.getpass(f"{question}: ").strip()
+    except EOFError:
+        raise RunCancelled("the input ended before an answer: nothing was done") from None

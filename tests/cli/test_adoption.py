@@ -41,7 +41,7 @@ def test_it_shows_what_it_may_do_and_what_would_be_lost_and_adopts_after_a_yes(
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
     adoption.adopt("mywork", "vast:1")
     assert calls == [("", True, False), ("ssh-ed25519 AAAA", False, False)]
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     for words in ("DESTROY this machine", "/root/elsewhere", "SHA256:abc", "2.000 $/h", "[y/N]"):
         assert words in said, words
 

@@ -59,7 +59,7 @@ def test_it_shows_each_machine_with_its_price_and_ends_after_a_yes_alone(
     with pytest.raises(RunCancelled, match="nothing was ended"):
         installation.down()
     assert ended == []
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     shown = ("mywork", "vast://1", "77", "0.500", "1 machine is rented", "12.00 $ a day")
     warned = ("watch, schedules and budgets stop", "torpor hibernate WORKSPACE", "[y/N]")
     for words in shown + warned:

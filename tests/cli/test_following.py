@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from flows.procedures.parts import do_parts
 from tasks.plain_runner import PlainRunner
 from tasks.progress import Progress, doing, followed_by, now
 from tasks.step import step
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.wire.request import Event
 from torpor_cli.following import Follower
 
@@ -264,6 +266,35 @@ def test_a_reader_of_the_output_who_has_read_enough_ends_no_run(
     assert not follower.read_enough
     follower.prints("step 1\n")
     assert follower.read_enough
+
+
+def test_a_reader_who_does_not_read_holds_up_no_run_and_is_told_what_it_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torpor_cli.following.MOST_WAITING", 40)
+    stopped, reads = threading.Event(), threading.Event()
+
+    class Stopped(Stream):
+        def write(self, text: str) -> int:
+            stopped.set()
+            assert reads.wait(PATIENCE_S)
+            return super().write(text)
+
+    screen, lines = Stopped(terminal=False), Stream(terminal=False)
+    monkeypatch.setattr("sys.stdout", screen)
+    with Follower(lines) as follower:
+        follower.prints("step 1\n")
+        assert stopped.wait(PATIENCE_S)
+        follower.prints("step 2\n")
+        follower.prints("x" * 100)
+        follower.begins("a", "saving")
+        reads.set()
+        follower.flush()
+        follower.prints("step 3\n")
+    assert screen.getvalue() == (
+        "step 1\nstep 2\n\n... 100 characters that nobody read in time\nstep 3\n"
+    )
+    assert lines.lines == ["saving"]
 
 
 @step("rent", says="renting for {name}")

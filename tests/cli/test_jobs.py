@@ -61,7 +61,7 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
         "5",
     ]
     _run([*SPOT, *given, "--", "echo", "--spot", "never"])
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "Rent 2 machines for mywork at 1.000 $/h, 24.00 $ a day" in said
     assert "another one whenever one is lost" in said
     (job,) = begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,31 @@ def test_ssh_goes_through_the_jump_host_of_a_machine(
     false_jump = msgspec.structs.replace(jump.endpoint, host_key=sshd.host_key)
     refused = said(msgspec.structs.replace(endpoint, jump=false_jump))
     assert "Host key verification failed" in refused.stderr and refused.returncode
+
+
+def test_an_openssh_before_8_5_shares_no_connection_and_gets_no_option_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, sshd: Sshd, tmp_path: Path
+) -> None:
+    machine = Machine(MachineId("m-1"), "kubernetes://a/b", None, "running", sshd.endpoint)
+    opened = SimpleNamespace(identity=sshd.identity)
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
+    monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: [machine])
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's name has a limit
+        monkeypatch.setenv("TORPOR_STATE", short)
+        assert "ControlPersist" in logins.refresh("mywork").read_text()
+        written = _written_for_an_old_openssh(monkeypatch, tmp_path)
+    assert "KnownHostsCommand" not in written
+    assert "ControlPersist" not in written and "ControlMaster" not in written
+    assert "    ControlPath none\n" in written
+
+
+def _written_for_an_old_openssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    old = tmp_path / "bin" / "ssh"
+    old.parent.mkdir()
+    old.write_text('#!/bin/sh\ncase "$*" in *KnownHostsCommand*) exit 255;; esac\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(old.parent), prepend=":")
+    return logins.refresh("mywork").read_text()
 
 
 def test_ssh_says_why_there_is_no_machine_and_takes_no_option_from_the_words(

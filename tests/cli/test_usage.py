@@ -80,6 +80,27 @@ def test_ctrl_c_ends_with_130_and_one_line_that_says_what_to_do() -> None:
     assert done.stderr == "torpor: interrupted. `torpor status` shows what is awake\n"
 
 
+def test_a_reader_that_has_gone_makes_no_success_of_a_failure() -> None:
+    script = (
+        "import sys, torpor_cli.status as s, torpor_cli.app as a\n"
+        "from torpor.shared.errors import InvalidInput\n"
+        "def refused():\n    print('rows')\n    raise InvalidInput('it is not there')\n"
+        "s.connected = refused; sys.argv = ['torpor', 'status']; a.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        said = running.stderr.read()
+        assert running.wait(PATIENCE_S) == 2
+    assert said == "torpor: it is not there\n"
+
+
 def test_help_imports_nothing_that_is_slow() -> None:
     script = (
         "import sys; from torpor_cli.app import app; app(['--help'], exit_on_error=False);"
@@ -128,6 +149,27 @@ def test_a_server_without_torpor_s_deployments_is_named_with_the_command_that_ma
     assert f"server {url} ({named_by}) has no deployment hibernate/hibernate" in done.stderr
     assert up in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("told", "kept"), [({}, "1"), ({"DO_NOT_TRACK": "0"}, "0")])
+def test_prefect_sends_no_usage_data_of_a_command_unless_its_user_says_so(
+    told: dict[str, str], kept: str
+) -> None:
+    script = (
+        "import os; from torpor_cli.server import connected\n"
+        "with connected(): print(os.environ['DO_NOT_TRACK'])"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "DO_NOT_TRACK"}
+    with _prefect_answering({"/admin/version": (200, "3.9.1")}) as url:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=plain | {"PREFECT_API_URL": url} | told,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    assert done.stdout.strip() == kept, done.stderr
 
 
 def test_a_server_that_refuses_a_detached_run_is_quoted() -> None:
@@ -209,21 +251,22 @@ def test_init_names_the_variable_of_whatever_a_market_needs(
 
 
 @pytest.mark.parametrize(
-    ("answer", "limit"), [("", 0.6), ("none", None), ("0.75", 0.75), ("cheap", "is no price")]
+    ("answers", "limit"),
+    [([""], 0.6), (["none"], None), (["0.75"], 0.75), (["cheap", "0.75"], 0.75)],
 )
 def test_init_asks_for_the_highest_price_and_suggests_one_from_the_offers(
-    monkeypatch: pytest.MonkeyPatch, answer: str, limit: float | str | None
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: list[str],
+    limit: float | None,
 ) -> None:
     offers = [SimpleNamespace(bound_usd_h=price) for price in (0.4, 2.0)]
     saved = _saved_by_init(monkeypatch, offers)
-    monkeypatch.setattr("builtins.input", lambda question: answer)
-    if isinstance(limit, str):
-        with pytest.raises(InvalidInput, match=limit):
-            _init()
-        assert saved == []
-    else:
-        _init()
-        assert saved == [limit]
+    left = [*answers]
+    monkeypatch.setattr("builtins.input", lambda question: left.pop(0))
+    _init()
+    assert saved == [limit]
+    assert ("'cheap' is no price" in capsys.readouterr().err) == ("cheap" in answers)
 
 
 def test_init_asks_for_no_price_where_machines_cost_nothing_or_an_option_names_it(
@@ -272,7 +315,7 @@ def _saved_by_init(
     )
     found = SimpleNamespace(fitting=offers)
     monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
-    monkeypatch.setattr("torpor_cli.setup.find_offers", lambda providers, want: found)
+    monkeypatch.setattr("torpor.control.rental.search.find_offers", lambda providers, want: found)
     monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
     monkeypatch.setattr(
         "blocks.reference.load", lambda *_, **of: SimpleNamespace(open=lambda: opened)

@@ -1,10 +1,14 @@
-"""The notes of a release are its section of the changelog, and nothing undated is released."""
+"""The notes of a release are its section of the changelog, and nothing undated or uncommitted is
+released."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from deployments.release import notes_of
+from deployments.release import extract, notes_of
 from torpor.shared.errors import InvalidInput
 
 CHANGELOG = """# Changelog
@@ -34,3 +38,20 @@ def test_a_version_without_a_date_or_a_section_is_refused() -> None:
         notes_of("0.3.0", CHANGELOG)
     with pytest.raises(InvalidInput, match=r"no section `## 0\.4\.0, DATE`"):
         notes_of("0.4.0", CHANGELOG)
+
+
+def test_what_git_ignores_or_does_not_know_is_in_no_release(tmp_path: Path) -> None:
+    checkout, into = tmp_path / "checkout", tmp_path / "into"
+    checkout.mkdir()
+    into.mkdir()
+    (checkout / "code.py").write_text("committed")
+    (checkout / ".gitignore").write_text("*.key\n")
+    as_somebody = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.com"]
+    for argv in (["init", "--quiet"], ["add", "."], [*as_somebody, "commit", "-qm", "first"]):
+        subprocess.run(["git", *argv], cwd=checkout, check=True)
+    (checkout / "mine.key").write_text("secret")
+    (checkout / "notes.txt").write_text("not added")
+    (checkout / "code.py").write_text("changed since")
+    extract(checkout, into)
+    assert sorted(path.name for path in into.iterdir()) == [".gitignore", "code.py"]
+    assert (into / "code.py").read_text() == "committed"

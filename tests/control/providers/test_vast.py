@@ -191,9 +191,22 @@ class TestVast(MarketOfHosts):
         wares += [Ware("RTX 3060", 1, 12, 0.05 + n * 0.0001, "Ohio, US") for n in range(900)]
         found = shop.plain.offers(Want(gpu="H100, RTX 3060", spot="never"))
         assert {str(offer.gpu) for offer in found} == {"H100 SXM", "H100 PCIe", "RTX 3060"}
+
+    def test_a_wish_for_memory_or_several_gpus_is_searched_for_what_cheaper_ones_would_fill(
+        self, shop: Shop
+    ) -> None:
+        wares = shop.market.wares
+        wares += [Ware("RTX 3060", 1, 12, 0.05 + n * 0.0001, "Ohio, US") for n in range(900)]
+        wares += [Ware("RTX 3090", 1, 24, 5.0, "Ohio, US"), Ware("L4", 8, 24, 9.0, "Ohio, US")]
         shop.fake.calls.clear()
-        shop.plain.offers(Want(gpu="12GB+, 24GB+, any", spot="never"))
-        assert len(shop.fake.calls) == 12  # of one search of all
+        found = shop.plain.offers(Want(gpu="24GB+", spot="never"))
+        assert {"RTX 3090", "L4"} <= {str(offer.gpu) for offer in found}
+        assert not of_model(found, "RTX 3060")
+        assert len(shop.fake.calls) == 1
+        (eight,) = shop.plain.offers(Want(gpu="L4:8", gpu_count=1, spot="never"))
+        assert eight.gpu_count == 8
+        several = shop.plain.offers(Want(gpu="24GB+, 20GB+, L4:8", spot="never"))
+        assert len({offer.id for offer in several}) == len(several)
 
     def test_a_search_that_is_refused_halfway_shows_what_it_found(self, shop: Shop) -> None:
         wares = shop.market.wares

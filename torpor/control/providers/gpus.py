@@ -71,9 +71,14 @@ def gpu_misfit(wanted: Gpu, gpu: Gpu | None) -> str:
     return vram_misfit(wanted.vram_gib, gpu)
 
 
+def least_vram_gib(wanted_gib: float) -> float:
+    """What a GPU that is called so large has to report."""
+    return wanted_gib * _TOLERANCE
+
+
 def vram_misfit(wanted_gib: float, gpu: Gpu | None) -> str:
     """Why ``gpu`` has too little memory; empty where it has enough. Unknown is too little."""
-    if gpu is not None and gpu.vram_gib >= wanted_gib * _TOLERANCE:
+    if gpu is not None and gpu.vram_gib >= least_vram_gib(wanted_gib):
         return ""
     if wanted_gib == 0:
         return ""

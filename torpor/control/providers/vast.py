@@ -18,8 +18,8 @@ import msgspec
 
 from torpor.control.providers.checks import to_mark, warranted
 from torpor.control.providers.container import PLAIN, Container
-from torpor.control.providers.gpu_wishes import wishes_of
-from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.gpu_wishes import GpuWish, wishes_of
+from torpor.control.providers.gpus import least_vram_gib, parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
@@ -52,6 +52,8 @@ from torpor.shared.values import (
 URL: Final = "https://console.vast.ai"
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 _GB: Final = 1e9
+_MB_GIB: Final = 1024
+"""What Vast.ai calls a megabyte of a GPU's memory."""
 _POLL_S: Final = 5.0
 """Their specification has 429 for two looks at an instance within 2 s, two at the list within 1 s,
 two destroys within 3 s and two creates within 4.5 s."""
@@ -330,21 +332,26 @@ class VastProvider:
         return []
 
     def _search(self, want: Want, *, spot: bool) -> list[Offer]:
-        """Each wanted model by itself: else cheaper ones may fill the search."""
+        """Each wish by itself: else cheaper models may fill the search, or smaller ones."""
         at = self._host()
-        found: list[object] = []
-        searched = False  # all models, which shows no more a second time
-        for names in [names_of(wish.gpu) for wish in wishes_of(want)] or [[]]:
-            rows = self._cheapest(want, spot, {**at, "gpu_name": {"in": names}}) if names else []
-            if not rows and not searched:  # the market may have another name for it by now
-                rows, searched = self._cheapest(want, spot, at), True
-            found += rows
+        found: dict[str, object] = {}
+        searched: list[dict[str, Any]] = []  # of all models, which shows no more a second time
+        for wish in wishes_of(want) or [GpuWish("", 1)]:
+            least = at | {"num_gpus": {"gte": max(1, wish.count)}}
+            if wish.gpu is not None and wish.gpu.vram_gib:
+                least["gpu_ram"] = {"gte": int(least_vram_gib(wish.gpu.vram_gib) * _MB_GIB)}
+            names = names_of(wish.gpu)
+            rows = self._cheapest(want, spot, {**least, "gpu_name": {"in": names}}) if names else []
+            if not rows and least not in searched:  # by now the market may have another name for it
+                rows = self._cheapest(want, spot, least)
+                searched.append(least)
+            found |= _numbered(rows)
 
         def offers(bundle: _Bundle) -> list[Offer]:
             apart = self._data_centres_only and bundle.hosting_type != _DATA_CENTRE
             return [] if apart else [self._offer(bundle, want, spot)]
 
-        return offered(self.identity, _Bundle, found, offers)
+        return offered(self.identity, _Bundle, [*found.values()], offers)
 
     def _host(self) -> dict[str, Any]:
         """The filter for the host of the volume; empty without one. ProviderDenied."""
@@ -371,7 +378,6 @@ class VastProvider:
             "direct_port_count": {
                 "gte": 1 + len(self._container.ports)
             },  # SSH through their proxy moves no files
-            "num_gpus": {"gte": want.gpu_count if want.gpu else 1},
             "disk_space": {"gte": disk_gb},
             "allocated_storage": disk_gb,
         }
@@ -392,7 +398,7 @@ class VastProvider:
                 if not found:
                     raise
                 break  # the cheapest ones are there
-            numbered = {str(row.get("id") if isinstance(row, dict) else row): row for row in page}
+            numbered = _numbered(page)
             fresh = numbered.keys() - found.keys()
             found |= numbered
             prices = [row.get("dph_total") for row in page if isinstance(row, dict)]
@@ -411,7 +417,7 @@ class VastProvider:
         return Offer(
             id=f"{bundle.id}-bid" if spot else str(bundle.id),
             provider=self.identity,
-            gpu=parse_gpu(bundle.gpu_name, round(bundle.gpu_ram / 1024, 1)),
+            gpu=parse_gpu(bundle.gpu_name, round(bundle.gpu_ram / _MB_GIB, 1)),
             gpu_count=bundle.num_gpus,
             price_usd_h=bundle.dph_total if bid is None else bid + _beside(bundle),
             region=(bundle.geolocation or "unknown").rsplit(",", 1)[-1].strip(),
@@ -543,6 +549,10 @@ def _mapped(*ports: int) -> dict[str, str]:
 def _version(number: float) -> tuple[int, int]:
     major, _, minor = f"{number:g}".partition(".")
     return int(major), int(minor or 0)
+
+
+def _numbered(rows: list[Any]) -> dict[str, object]:
+    return {str(row.get("id") if isinstance(row, dict) else row): row for row in rows}
 
 
 def _driver_number(version: tuple[int, ...]) -> int:

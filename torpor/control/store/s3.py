@@ -94,6 +94,13 @@ def _send_body_at_once(params: dict[str, Any], **_: Any) -> None:
     params["headers"].pop("Expect", None)
 
 
+def bucket_name(text: str) -> str:
+    """Check the name of a bucket; raises InvalidInput."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", text):
+        raise InvalidInput(f"{text!r} is not the name of a bucket")
+    return text
+
+
 class S3Store:
     """The seam's ObjectStore over one bucket and prefix. Safe to use from several threads.
 
@@ -118,8 +125,7 @@ class S3Store:
     ) -> None:
         """``client`` must carry ``client_config``: it sends each request once, and without the
         checksums that break stores beside AWS. From now on it sends bodies without asking."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", bucket):
-            raise InvalidInput(f"{bucket!r} is not the name of a bucket")
+        bucket_name(bucket)
         base = prefix.strip("/")
         self._base = f"{object_key(base)}/" if base else ""
         client.meta.events.register_last(

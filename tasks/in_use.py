@@ -1,0 +1,38 @@
+"""What a workspace has now that its block is needed for: machines and jobs."""
+
+from __future__ import annotations
+
+from tasks.reconciliation import listed, open_rentals
+from tasks.workspace import OpenWorkspace
+from torpor.control.store.records import Unread, named
+from torpor.shared.values import names_of
+
+
+def in_use(opened: OpenWorkspace) -> list[str]:
+    """The workspace's machines, rentals and jobs that have not ended, in words; empty where it
+    certainly has none. What is not known counts. TorporError where its store does not answer."""
+    unread = Unread()
+    rentals = open_rentals(opened, unread)
+    jobs = opened.jobs.open(unread)
+    found = [
+        f"machine {one.machine or 'not named yet'} at {one.provider} ({one.state})"
+        for one in rentals
+    ]
+    found += [f"job {one.id} ({one.state})" for one in jobs]
+    if why := named(unread):
+        found.append(f"records that cannot be believed: {why}")
+    there, silent = listed(opened.providers, rentals)
+    names = {*names_of(opened.spec.name)}
+    known = {one.machine for one in rentals}
+    found += [
+        f"machine {machine.id} at {market} ({machine.state}), which no open rental names"
+        for market, (machines, _) in there.items()
+        for machine in machines
+        if machine.label is not None
+        and machine.label.workspace in names
+        and machine.id not in known
+    ]
+    return found + [
+        f"machines at {market}, perhaps: it does not answer ({error})"
+        for market, error in silent.items()
+    ]

@@ -1,0 +1,199 @@
+"""`torpor init`: names that people use, answers checked at once, and nothing left after a no."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect_aws import AwsCredentials
+
+import blocks
+from blocks import ObjectStore, Workspace
+from blocks.reference import saved_names
+from tests.fixtures.world import World
+from torpor.control.own_server import state_folder
+from torpor.shared.errors import InvalidInput, ProviderDenied, RunCancelled
+from torpor_cli import setup
+
+NAME = "first-evening"
+
+
+@pytest.fixture
+def nothing(prefect_server: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server without blocks of that name, before and after."""
+    monkeypatch.setenv(setup.STORE_VARIABLE, "wrong")
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    for kind in (Workspace, ObjectStore, AwsCredentials):
+        with suppress(ValueError):
+            kind.delete(NAME)
+    with suppress(ValueError):
+        blocks.VastProvider.delete("default")
+
+
+def _left() -> list[str]:
+    kinds: list[Any] = [Workspace, ObjectStore, AwsCredentials]
+    found = [kind.__name__ for kind in kinds if NAME in saved_names(kind)]
+    if "default" in saved_names(blocks.VastProvider):
+        found.append("VastProvider")
+    return found + [file.name for file in (state_folder() / "keys").glob("*")]
+
+
+def _of(world: World) -> dict[str, Any]:
+    return {
+        "flavour": "other",
+        "bucket": world.access.bucket,
+        "endpoint": world.access.endpoint_url,
+        "access_key": world.access.access_key,
+        "path": ["~/w"],
+        "gpu": "none",
+    }
+
+
+def test_a_refused_key_of_a_market_leaves_nothing_of_the_store(
+    nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    monkeypatch.setenv(setup.MARKET_VARIABLE, "refused")
+
+    def refused(image: str) -> None:
+        raise ProviderDenied("Vast.ai refuses the key")
+
+    market = SimpleNamespace(check=refused)
+    monkeypatch.setattr("blocks.VastProvider.open", lambda block: market)
+    with pytest.raises(ProviderDenied, match="refuses the key"):
+        setup.init(NAME, market="vast", **_of(world))
+    assert _left() == []
+
+
+def test_a_refused_store_and_an_interrupt_leave_nothing(
+    nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torpor.shared.errors import TorporError
+
+    with pytest.raises(TorporError):
+        setup.init(NAME, market="local", **_of(world))  # the secret is wrong
+    assert _left() == []
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torpor_cli.setup.try_market", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup.init(NAME, market="local", **_of(world))
+    assert _left() == []
+
+
+def test_a_key_that_was_there_before_stays(
+    nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = state_folder() / "keys" / NAME
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = ObjectStore.new_encryption_key().get_secret_value()
+    key.write_text(made)
+    with pytest.raises(Exception):  # noqa: B017 - whatever the store says of a wrong secret
+        setup.init(NAME, market="local", **_of(world))
+    assert key.read_text() == made
+    key.unlink()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The answers of a person at the terminal, in this order; the input ends after the last."""
+    answers: list[str] = []
+
+    def answered(question: str) -> str:
+        print(question)
+        if not answers:
+            raise EOFError
+        return answers.pop(0)
+
+    monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
+    monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", answered)
+    return answers
+
+
+def test_each_answer_that_does_not_do_is_asked_again_at_once(
+    answering: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering += ["My Work", "mywork", "floppy", "r2", "b", "my-bucket"]
+    answering += ["https://example.com", f"https://{'a' * 32}.r2.cloudflarestorage.com", ""]
+    with pytest.raises(RunCancelled, match="the input ended before an answer"):
+        setup.init()
+    said = "".join(capsys.readouterr())
+    assert "'My Work'" in said
+    assert "'floppy' is none of s3" in said
+    assert "'b' is not the name of a bucket" in said
+    assert "an answer is needed" in said
+    assert "example.com is not a host of flavour cloudflare-r2" in said
+    assert "https://dash.cloudflare.com" in said
+    assert "Id of the access key" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [("b2", "backblaze.com"), ("S3", "aws.amazon.com"), ("wasabi", "wasabisys.com")],
+)
+def test_a_kind_of_store_by_its_short_name_says_where_its_keys_are_made(
+    answering: list[str], capsys: pytest.CaptureFixture[str], given: str, asks: str
+) -> None:
+    with pytest.raises(RunCancelled):
+        setup.init("mywork", flavour=given, bucket="my-bucket", region="us-west-004")
+    assert asks in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("market", "asks"), [("vast.ai", "cloud.vast.ai/manage-keys"), ("Lambda", "cloud.lambda.ai")]
+)
+def test_a_market_by_another_name_says_where_its_key_is_made(
+    answering: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    market: str,
+    asks: str,
+) -> None:
+    def ended(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("getpass.getpass", ended)
+    monkeypatch.setattr("torpor_cli.setup.try_store", lambda name: None)
+    with pytest.raises(RunCancelled):
+        setup.init("mywork", store="default", market=market)
+    assert asks in "".join(capsys.readouterr())
+
+
+def test_an_option_that_does_not_do_is_refused_without_a_question(answering: list[str]) -> None:
+    for given, says in (
+        ({"flavour": "floppy"}, "none of s3"),
+        ({"flavour": "default"}, "none of s3"),
+        ({"store": "default", "market": "flea"}, "none of vast"),
+        (
+            {"flavour": "r2", "bucket": "my-bucket", "endpoint": "https://example.com"},
+            "not a host of",
+        ),
+        ({"flavour": "b2", "bucket": "my-bucket", "endpoint": "ftp://x"}, "not an endpoint"),
+    ):
+        with pytest.raises(InvalidInput, match=says), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torpor_cli.setup.try_store", lambda name: None)
+            setup.init("mywork", **given)  # type: ignore[arg-type]
+
+
+def test_a_home_that_the_shell_has_put_in_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    setup.say_of_this_home(["~/a", "/data", f"{tmp_path}/work"])
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1
+    assert "write ~ in quotes: '~/work'" in said
