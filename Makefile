@@ -29,7 +29,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves corruption kernels gpu bench release clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves attacker kernels gpu bench release clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -171,9 +171,8 @@ saves: setup
 	$(BIN)/python -m tests.saves.rules
 	$(BIN)/python -m tests.saves
 
-# Broken objects that a verify has to find; then the bucket is the attacker, while torpor goes on.
-corruption: setup
-	$(BIN)/python -m tests.corruption
+# The bucket is the attacker, while torpor goes on.
+attacker: setup
 	$(BIN)/python -m tests.attacker
 
 # The CUDA kernels' fat binaries, which are committed.

@@ -1,4 +1,4 @@
-"""A short run of the rounds; the long one is ``make corruption``."""
+"""A short run of the rounds; the long one is ``make attacker``."""
 
 from __future__ import annotations
 

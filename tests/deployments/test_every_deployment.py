@@ -44,15 +44,7 @@ def _restored() -> dict[str, Any]:
 
 
 def _small() -> dict[str, Any]:
-    return {
-        "parts": [1],
-        "content_mib": 8,
-        "rounds": 1,
-        "minutes": 1,
-        "machines": [1],
-        "object_mib": [1],
-        "other_tools": False,
-    }
+    return {"rounds": 1, "minutes": 1}
 
 
 def _job() -> Job:

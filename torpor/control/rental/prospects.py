@@ -13,10 +13,6 @@ from torpor.shared.values import Frozen, Host, Want, driver_version
 
 COUNTS: Final = {"proven": 1.0, "claimed": 1.25, "no": 2.0}
 """By which the cost is multiplied in a ranking: what more is paid for a better prospect."""
-WEIGHED: Final = (
-    f"their cost, which counts {COUNTS['claimed']:g} times where nothing is proven, and "
-    f"{COUNTS['no']:g} times where the programs cannot go on"
-)
 _MOST_CHARS: Final = 40
 _USED: Final = re.compile(
     r"(?:s?sse|avx|amx|bmi|xsave)\w{0,20}|aes|vaes|v?pclmulqdq|gfni|sha_ni|fma|f16c|abm|popcnt|movbe|adx"

@@ -1,4 +1,4 @@
-"""Objects of a store are broken; a full verify must find each and blame the right files.
+"""Objects of a store are broken; a full verify finds each and blames the right files.
 
 What is expected is worked out from the manifests as they were written and from the bytes before
 and after: no code of the verify is used for it.
@@ -7,13 +7,17 @@ and after: no code of the verify is used for it.
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+import pytest
 
 from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE
+from tests.fixtures.stores import Server
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, quick_look
@@ -21,17 +25,9 @@ from torpor.shared.format.manifest import FILE, HARDLINK, Manifest
 from torpor.shared.format.names import manifest_key, pack_key
 from torpor.shared.values import KIB, ObjectKey, SnapshotId, StoredObject
 
+ROUNDS: Final = 24
 KINDS: Final = ("deleted", "truncated", "flipped", "swapped")
 SNAPSHOTS: Final = 6
-
-
-class Round(NamedTuple):
-    """One corruption, and what was wrong with the verify; nothing is right."""
-
-    kind: str
-    what: str  # the sort of object
-    blind: bool
-    wrong: list[str]
 
 
 class _BlindStore(ClockedStore):
@@ -47,7 +43,7 @@ class _BlindStore(ClockedStore):
 
 
 @dataclass
-class Corruption:
+class _Corruption:
     """A workspace with some snapshots, whole. ``round`` breaks it, verifies, and mends it."""
 
     store: S3Store
@@ -73,8 +69,9 @@ class Corruption:
     def close(self) -> None:
         self._agent.runs.close()
 
-    def round(self, kind: str) -> Round:
-        """One corruption of that kind, of objects that chance chooses."""
+    def round(self, kind: str) -> list[str]:
+        """One corruption of that kind, of objects that chance chooses; what was wrong with the
+        verify of it."""
         blind = self.rng.random() < 0.7
         broken = self._broken(kind)
         try:
@@ -87,8 +84,7 @@ class Corruption:
         finally:
             for key in broken:
                 self.store.put(key, self._whole[key])
-        sorts = sorted({key.split("/")[2] for key in broken})
-        return Round(kind, " and ".join(sorts), blind, wrong)
+        return [f"{kind} {sorted(broken)}, blind {blind}: {line}" for line in wrong]
 
     def _grown(self, number: int) -> SnapshotId:
         """Another snapshot: new files, big and small, some gone, some the same as before."""
@@ -173,3 +169,17 @@ class Corruption:
             for entry in manifest.entries
             if entry.path in files or (entry.kind == HARDLINK and entry.target in files)
         ]
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+def test_every_corruption_is_found_and_the_right_files_are_blamed(
+    sealed: bool, seaweed: Server, tmp_path: Path
+) -> None:
+    seed = secrets.randbelow(1 << 32)
+    rng = random.Random(seed)
+    broken = _Corruption(seaweed.store(), tmp_path, rng, rng.randbytes(32) if sealed else None)
+    try:
+        wrong = [line for n in range(ROUNDS) for line in broken.round(KINDS[n % len(KINDS)])]
+    finally:
+        broken.close()
+    assert wrong == [], f"seed {seed}"
