@@ -243,7 +243,7 @@ def test_grants_that_have_ended_or_are_too_few_are_an_error(saver: Saver) -> Non
     ended = [saver.engine.store.grant("PUT", grant.key, expires_s=1) for grant in book.packs]
     until(lambda: time.time() > ended[-1].expires_unix + 1, "the grants have ended")
     for packs, says in (
-        (ended, "has not been there for an hour"),
+        (ended, "has not been there for 12 h"),
         ([], "more packs than it has grants for"),
     ):
         with pytest.raises(GrantExpired, match=says):
