@@ -68,7 +68,7 @@ def book_for(
     The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
     manifests, which end ``lasts_s`` later; then read the marks; then list the packs.
     """
-    end_s = lasts_s(store, spec.name)
+    end_s = _lasts_s(store, spec.name)
     saves = _sign_saves(store, spec, every_s, end_s)
     known: list[KnownSnapshot] = []
     packs: list[Pack] = []
@@ -108,7 +108,7 @@ def book_for(
     )
 
 
-def lasts_s(store: ObjectStore, workspace: WorkspaceName) -> int:
+def _lasts_s(store: ObjectStore, workspace: WorkspaceName) -> int:
     """How long a machine may save on one book. A grant that could replace what was verified ends
     within COMMIT_S."""
     probe = _grant(store, "PUT", new_pack_key(workspace), COMMIT_S)
@@ -128,8 +128,9 @@ def is_own_save(
     since_unix: float,
 ) -> bool:
     """Whether a machine has made the snapshot by itself, on a book that was signed after
-    ``since_unix``, when the job first had a machine: the name has the time of the book. A machine
-    that lies could name any other one, also an earlier job's, which is not this job's to delete."""
+    ``since_unix``, when the job first had a machine: the name has the time of the book or a later
+    one. A machine that lies could name any other one, also an earlier job's, which is not this
+    job's to delete."""
     if made_at(snapshot).timestamp() < int(since_unix):
         return False
     manifest, _ = open_manifest(store, workspace, snapshot, seal, facts=())
