@@ -36,7 +36,7 @@ import zstandard
 
 from benchmarks.codecs_plot import draw
 from gpu_kernels import native, twin
-from torpor.control.measure.codecs import Coder, coder_of, relative_deviation, run_coder
+from torpor.control.measure.codecs import Coder, coder_of, run_coder
 from torpor.machine.agent.memory import keep_freed_chunks
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Element
@@ -215,7 +215,7 @@ def rate_of(size: int, seconds: Sequence[float]) -> Rate:
     return Rate(
         round(statistics.median(rates), 3),
         round(max(rates), 3),
-        round(relative_deviation(rates), 3),
+        round(statistics.pstdev(rates) / statistics.mean(rates), 3),
         len(rates),
     )
 

@@ -18,8 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.kept import write_result
-from torpor.control.measure.figures import summed_up
+from benchmarks.kept import summed_up, write_result
 from torpor.control.measure.host import host_facts
 
 PYTHON: Final = (sys.executable, "-P")

@@ -31,7 +31,8 @@ from urllib.parse import urlsplit
 import asyncssh
 import msgspec
 
-from benchmarks.kept import write_result
+from benchmarks.content import make_below
+from benchmarks.kept import summed_up, write_result
 from benchmarks.shaping import Shaper
 from blocks import Stack
 from deployments.stacks import ready_made
@@ -39,7 +40,6 @@ from flows import create, deploy, hibernate
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from torpor.control.deploy.report import DeployReport
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.ports import free_ports
 from torpor.control.providers.local.provider import LocalProvider
@@ -47,7 +47,6 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import find_snapshot, read_manifest
-from torpor.shared.content import make_below
 from torpor.shared.format.file_use import BEFORE_READY, LATER, NEVER, recorded_use
 from torpor.shared.values import BASE, GIB, WorkspaceName, WorkspaceSpec
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.deploy import NAME, opened_here
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from blocks import Stack
 from deployments.stacks import ready_made
 from flows import create, deploy, hibernate
@@ -33,7 +33,6 @@ from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from torpor.control.deploy.http_check import ask
 from torpor.control.deploy.report import DeployReport
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 
 TORCH: Final = "torch==2.13.0+cpu"

@@ -30,13 +30,12 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from benchmarks.machine import BenchMachine
-from torpor.control.measure.figures import summed_up
+from torpor.control.measure.content import weights
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
-from torpor.shared.content import weights
 from torpor.shared.values import GIB, MIB, Grant, ObjectKey
 
 _BLOCK: Final = 32 * MIB

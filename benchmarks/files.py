@@ -21,11 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from benchmarks.machine import BenchMachine
-from torpor.control.measure.figures import summed_up
+from benchmarks.other_tools import Cost, timed
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.peers import Cost, timed
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.values import MIB
 

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.kept import write_result
+from benchmarks.content import make_below
+from benchmarks.kept import summed_up, write_result
 from benchmarks.machine import BenchMachine
 from benchmarks.shaping import Shaper
 from benchmarks.workspace import tree_bytes
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.content import make_below
 from torpor.shared.values import GIB, MIB, StoredSnapshot
 
 MOST_TIME = 0.4

@@ -28,18 +28,17 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from benchmarks.kept import write_result
+from benchmarks.content import make_below
+from benchmarks.kept import summed_up, write_result
 from deployments.demo import clear_up, environment
 from deployments.demo_story import BUCKET, NAME, home_of, save_blocks
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import mark
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.receipts import write_receipt
 from torpor.control.store.s3_requests import S3Requests
 from torpor.control.store.snapshots import manifests, open_manifest
-from torpor.shared.content import make_below
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import asyncssh
 
+from benchmarks.other_tools import Cost
 from flows.procedures.restore import begun, restore_parts
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
@@ -19,7 +20,6 @@ from tasks.deploy import note_ready
 from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
 from tasks.workspace import StoredWorkspace
-from torpor.control.measure.peers import Cost
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import SshSession

@@ -21,16 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
-from benchmarks.kept import write_result
+from benchmarks.content import make_below
+from benchmarks.kept import summed_up, write_result
 from deployments.demo import clear_up, environment
 from deployments.demo_story import BUCKET, NAME, home_of, save_blocks
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import mark
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.content import make_below
 from torpor.shared.values import MIB
 
 WORKSPACE_BYTES: Final = 4 * MIB

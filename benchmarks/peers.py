@@ -26,17 +26,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.content import make_below
 from benchmarks.current_restic import use_current_restic
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from benchmarks.machine import BenchMachine
+from benchmarks.other_tools import PEERS, Tool
 from benchmarks.shaping import Shaper
 from benchmarks.workspace import change_workspace, tree_bytes
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.peers import PEERS, Tool
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
-from torpor.shared.content import make_below
 from torpor.shared.values import GIB, MIB
 
 PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}

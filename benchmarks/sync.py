@@ -16,15 +16,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kept import write_result
+from benchmarks.content import make_below
+from benchmarks.kept import summed_up, write_result
 from benchmarks.machine import BenchMachine
+from benchmarks.other_tools import Cost
 from benchmarks.workspace import change_workspace, tree_bytes
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.peers import Cost
 from torpor.control.reports import SyncReport
 from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.content import make_below
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, StoredSnapshot
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient
-from pydantic import Field, HttpUrl, PrivateAttr, field_validator
+from pydantic import Field, HttpUrl, field_validator
 
 import blocks
 from blocks.idleness import Idleness
@@ -100,8 +100,6 @@ class Workspace(Block):
     _block_type_slug = "workspace"
     _logo_url = HttpUrl(f"{LOGOS}/filesystem.png")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
-
-    _measured_with: Tuning | None = PrivateAttr(default=None)
 
     name: str = Field(
         title="Workspace name",
@@ -355,19 +353,6 @@ class Workspace(Block):
             when_left=idleness.when_left,
         )
 
-    def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:
-        """The same store, provider and identity under a reserved name; never saved."""
-        changes = {
-            "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [], "resume": [],
-            "accept_changed": [], "accept_lost": [], "save_minutes": 0, "programs": [],
-        }  # fmt: skip
-        tuning = {"left_behind": "report", "parts": parts, "part_mib": part_mib}
-        scratch = self.model_copy(update=changes)
-        scratch.__pydantic_extra__ = {}  # of a newer version, perhaps
-        scratch._measured_with = self.open_tuning().model_copy(update=tuning)
-        scratch._block_document_id = scratch._block_document_name = None
-        return scratch
-
     def save(
         self,
         name: str | None = None,
@@ -388,7 +373,7 @@ class Workspace(Block):
 
     def open_tuning(self) -> Tuning:
         """Its tuning; raises InvalidInput."""
-        return self._measured_with or self._settings(self.tuning, Tuning)
+        return self._settings(self.tuning, Tuning)
 
     def open_store(self, on_away: Callable[[Away], None] | None = None) -> S3Store:
         """Its object store, ready to use; raises InvalidInput. ``on_away`` hears of its waits."""

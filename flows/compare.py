@@ -13,7 +13,7 @@ from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace_blocks import open_workspace
 from torpor.control.compare.choices import frame
-from torpor.control.compare.page import page, picture, rows
+from torpor.control.compare.page import page, rows
 from torpor.control.compare.uses import advise
 from torpor.control.reports import without
 
@@ -51,7 +51,7 @@ def compare(
     runner().table(key=f"compare-{opened.spec.name}", rows=rows(found), description=title)
     runner().page(
         key=f"compare-{opened.spec.name}-page",
-        markdown=page(found, advise(found), picture(found), unread),
+        markdown=page(found, advise(found), unread),
         description=title,
     )
     return frame(found)

@@ -17,7 +17,7 @@ from torpor.control.jobs.gpu_advice import used
 from torpor.control.money.advice import steady
 from torpor.control.money.costs import costs
 from torpor.control.money.months import Month, microseconds
-from torpor.control.money.page import page, picture
+from torpor.control.money.page import page
 from torpor.control.money.spending import frame, lines, rows
 from torpor.control.reports import without
 from torpor.control.zones import zone_named
@@ -72,7 +72,6 @@ def spend(
         key=f"spend-{opened.spec.name}-page",
         markdown=page(
             found,
-            picture(found),
             what_is_left(opened),
             books.store_price,
             timezone,

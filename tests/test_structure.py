@@ -27,7 +27,6 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "format": {"codecs", "values", "errors"},
         "wire": {"values", "errors"},
         "transfer": {"values", "errors"},
-        "content": {"values", "errors"},
     },
     "machine": {  # runs on the rented machine
         "tree": set(),
@@ -40,7 +39,6 @@ FLOORS: dict[str, dict[str, set[str]]] = {
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),
         "processes": set(),
-        "drawing": set(),
         "reports": set(),
         "losses": {"reports"},
         "zones": set(),
@@ -72,9 +70,9 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "upkeep": {"losses", "safety", "reports", "store", "zones"},
         "providers": {"safety", "ports", "processes", "variables"},
         "rental": {"providers", "remote", "reports", "safety", "store"},
-        "measure": {"drawing", "processes", "store", "store_prices"},
-        "money": {"drawing", "measure", "rental", "reports", "store", "store_prices", "zones"},
-        "compare": {"drawing", "measure", "providers", "rental", "reports", "store_prices"},
+        "measure": {"processes", "store", "store_prices"},
+        "money": {"measure", "rental", "reports", "store", "store_prices", "zones"},
+        "compare": {"measure", "providers", "rental", "reports", "store_prices"},
         "remote": {"safety", "store"},
         "smoke": {"providers", "remote", "rental", "reports", "safety"},
     },

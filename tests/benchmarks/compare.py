@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from flows import compare
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import new_key_pair
@@ -27,7 +27,6 @@ from tests.fixtures.plain_flows import Shows
 from tests.markets.boot import Machines
 from tests.markets.catalog import catalog_wares
 from tests.markets.every import NAMES, Markets, new_fakes
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity

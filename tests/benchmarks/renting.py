@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from flows import wake
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -36,7 +36,6 @@ from tests.fixtures.world import own_store
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.market import Market, Rented
 from tests.markets.vast import FakeVast, vast_wares
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.providers.vast import VastProvider
 from torpor.control.remote.ssh import Identity

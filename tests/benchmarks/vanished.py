@@ -31,17 +31,16 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.kept import write_result
+from benchmarks.content import make_below
+from benchmarks.kept import summed_up, write_result
 from flows.watch import watch
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.fault_proxy import lists, puts
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.world import World, make_world, own_store
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.store_prices import LIST_PRICES
-from torpor.shared.content import make_below
 from torpor.shared.values import GIB, Machine
 
 WRITES = """

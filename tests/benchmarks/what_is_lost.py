@@ -24,7 +24,7 @@ from typing import Any
 
 from msgspec import structs
 
-from benchmarks.kept import write_result
+from benchmarks.kept import summed_up, write_result
 from flows import create, hibernate, wake
 from flows.procedures.snapshot import Snapshot
 from tasks.machines import chosen_machine, open_session
@@ -33,7 +33,6 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import new_key_pair
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.every import DEMO, Markets, opened_markets
-from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot

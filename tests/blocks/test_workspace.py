@@ -30,7 +30,6 @@ from tests.fixtures.prefect_api import ask
 from torpor.control.providers.local.provider import LocalProvider as LocalMachines
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import (
-    MIB,
     Compression,
     GpuUse,
     IdleRules,
@@ -201,15 +200,6 @@ def test_a_gpu_that_is_not_understood_is_refused_and_a_block_that_has_it_still_o
     Block.save(old, "wishes", overwrite=True)
     assert Workspace.of("wishes").spec().want.gpu == "24 potatoes"
     Workspace.delete("wishes")
-
-
-def test_a_measurement_has_parts_of_its_own(saved: Path) -> None:
-    Tuning(parts=7, left_behind="refuse", smallest=True).save("measured", overwrite=True)
-    name = WorkspaceName("benchmark--ws")
-    spec = workspace(tuning="measured").for_measuring(name, "~/b", 3, 5).spec()
-    assert (spec.parts, spec.part_bytes, spec.left_behind) == (3, 5 * MIB, "report")
-    assert spec.compression.smallest
-    assert workspace(tuning="measured").spec().parts == 7
 
 
 @pytest.mark.usefixtures("saved")

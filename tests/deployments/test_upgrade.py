@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,9 +14,8 @@ from tests.fixtures.deployed import homes_of, place_of
 from tests.fixtures.environments import environment
 from tests.fixtures.own_installation import Alone
 from tests.fixtures.prefect_api import ask
-from tests.fixtures.trees import Tree, differences, kept
+from tests.fixtures.trees import Tree, differences, fill, kept
 from tests.fixtures.waiting import until
-from torpor.shared.content import make_below
 from torpor.shared.values import MIB
 
 BEFORE: Final = "b680eefcfd7dc78599249b37674fb821f6a6aff5"
@@ -80,7 +80,7 @@ def _switch_watch_on(alone: Alone) -> None:
 
 
 def _tree(alone: Alone, name: str) -> Tree:
-    """What make_below made; a job writes beside it."""
+    """What was written before; a job writes beside it."""
     return kept(place_of(alone.installation, name) / "data")
 
 
@@ -93,7 +93,7 @@ def test_machines_snapshots_jobs_and_schedules_go_on_with_this_version(
     before.up()
     assert Path(before.python(CREATE, *NAMES)).is_relative_to(before.checkout)
     for seed, name in enumerate(NAMES):
-        make_below(place_of(alone.installation, name), MIB, seed=seed)
+        fill(place_of(alone.installation, name) / "data", random.Random(seed), big_bytes=MIB)
     trees = {name: _tree(alone, name) for name in NAMES}
     before.python(LEAVE, COMMAND)
     working = place_of(alone.installation, "working")

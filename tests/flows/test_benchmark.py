@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,9 @@ from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 
 from flows import benchmark, deploy
+from flows.procedures import measurement as of_stores
 from flows.procedures.deploy import measurement
+from tasks.measure import MeasuredStore
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
@@ -61,12 +64,36 @@ def test_starts_are_measured_and_their_machines_and_environments_go(
     notes = "\n".join(report.notes)
     assert "stack good has no image" in notes and "a start of bad by stored" in notes
     assert "| good | stored, warm | local:" in pages[-1]
-    assert list(Path(report.folder).glob("*.svg"))
 
     assert world.machines() == [mine] and world.snapshots() == snapshots
     names = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
     assert all(not snapshot_ids(world.direct, WorkspaceName(name)) for name in names)
     assert not [*world.direct.list(f"workspaces/{scratch_name(world.opened.spec.name)}/")]
+
+
+def test_stores_and_encodings_are_measured_and_a_store_that_fails_is_noted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a machine of its own, which goes, as all that was stored does."""
+    refuses = SimpleNamespace(name="far", store=_Refuses(), price=None)
+    near = MeasuredStore("near", world.direct, None)
+    monkeypatch.setattr(of_stores, "open_stores", lambda *_: [near, refuses])
+    report: BenchmarkReport = run_plainly(
+        world.opened, benchmark, rounds=1, minutes=0.01, folder=str(tmp_path)
+    )
+    assert report.advice["store"].startswith("near: raw random bytes come back at ")
+    assert report.advice["encoding of random bytes"] == "raw: no encoding saves 3 % of it"
+    assert report.notes == ["store far was not measured: it does not answer"]
+    kept = json.loads((Path(report.folder) / "benchmark.json").read_text())
+    assert {one["name"] for one in kept["figures"] if one["what"] == "line"} == {"near"}
+    assert world.machines() == []
+    scratch = scratch_name(world.opened.spec.name)
+    assert not [*world.direct.list(f"workspaces/{scratch}/")]
+
+
+class _Refuses:
+    def probe(self) -> None:
+        raise StoreError("it does not answer")
 
 
 def test_the_environment_of_a_start_that_fails_goes(
@@ -111,8 +138,8 @@ def test_a_benchmark_without_a_way_is_refused(lab: Lab, monkeypatch: pytest.Monk
 
 
 def test_parameters_of_the_other_benchmark_are_refused(lab: Lab) -> None:
-    with pytest.raises(InvalidInput, match=r"`parts`, `stores` belong to the benchmark of stores"):
-        run_plainly(lab.opened, benchmark, ["good"], parts=[1], stores=["*"])
+    with pytest.raises(InvalidInput, match=r"`stores`, `machine` belong to .* of stores"):
+        run_plainly(lab.opened, benchmark, ["good"], stores=["*"], machine="me@host")
     with pytest.raises(InvalidInput, match=r"`providers` belong to .* deploys: name `stacks`"):
         run_plainly(lab.opened, benchmark, providers=["local-provider/default"])
     assert not lab.machines()

@@ -15,7 +15,7 @@ import pytest
 
 from flows import create, replicate, wake
 from flows.procedures.drill_machine import drill_machine
-from flows.procedures.scratch_machine import scratch_machines
+from flows.procedures.scratch_machine import scratch_machine
 from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
 from tasks.plain_runner import PlainRunner
@@ -41,7 +41,7 @@ def _drill(opened: OpenWorkspace) -> None:
 
 
 def _benchmark(opened: OpenWorkspace) -> None:
-    with plain(opened), scratch_machines(opened, DEMO, "", 1):
+    with plain(opened), scratch_machine(opened, DEMO, ""):
         raise AssertionError("it was rented")
 
 

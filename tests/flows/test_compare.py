@@ -161,7 +161,6 @@ def test_it_shows_offers_for_the_snapshot(lab: Lab) -> None:
     assert table.restore_s["new"] == pytest.approx(200.0)
     assert [row["offer"] for row in shows.rows] == ["spot", "new"]
     assert f"snapshot {SNAPSHOT}, 2,000,000,000 stored bytes" in shows.markdown
-    assert "data:image/svg+xml;base64," in shows.markdown
     never = run_plainly(lab.opened, compare, spot="never", snapshot=SNAPSHOT)
     assert never.set_index("offer").rejected["spot"] == "it is a spot machine"
 

@@ -1,4 +1,4 @@
-"""A benchmark's machines and objects: gone with it, and with the next one where it is killed."""
+"""A benchmark's machine and objects: gone with it, and with the next one where it is killed."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from flows.procedures.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
+from flows.procedures.scratch_machine import held_and_cleared, scratch_machine
 from tasks.machines import renting
-from tasks.step import Step
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.plain_flows import plain
 from tests.fixtures.records import put_record
 from tests.fixtures.rentals import handed_over, standing
-from tests.fixtures.waiting import PATIENCE_S, until
+from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
 from torpor.control.providers.seam import Order
-from torpor.control.remote.measurement import make_content
+from torpor.control.remote.seam import Session
 from torpor.control.safety import Warrant
-from torpor.shared.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
-from torpor.shared.values import MIB, Machine, ObjectKey
+from torpor.shared.errors import ProviderError, WorkspaceBusy
+from torpor.shared.values import Machine, ObjectKey
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = scratch_name(WORKSPACE)
@@ -43,15 +39,14 @@ def _named(opened: OpenWorkspace) -> OpenWorkspace:
     return replace(opened, spec=msgspec.structs.replace(opened.spec, name=NAME))
 
 
-def _begin(stack: ExitStack, opened: OpenWorkspace, count: int = 1) -> list[ScratchMachine]:
-    """A benchmark that has its machines, content on one, and something in the store."""
+def _begin(stack: ExitStack, opened: OpenWorkspace) -> Session:
+    """A benchmark that has its machine, and something in the store."""
     opened = _named(opened)
     stack.enter_context(plain(opened))
     stack.enter_context(held_and_cleared(opened, WORKSPACE, f"run-{os.getpid()}"))
-    machines = stack.enter_context(scratch_machines(opened, WORKSPACE, "", count))
-    make_content(machines[0].session, NAME, MIB, 1)
-    opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/left"), b"left")
-    return machines
+    session = stack.enter_context(scratch_machine(opened, WORKSPACE, ""))
+    opened.store.put(ObjectKey(f"workspaces/{NAME}/storage/left"), b"left")
+    return session
 
 
 def _left(world: World | Lab) -> list[str]:
@@ -60,12 +55,11 @@ def _left(world: World | Lab) -> list[str]:
     return [key for key in found if "/rentals/ended/" not in key]
 
 
-def test_machines_and_objects_go_with_the_benchmark(lab: Lab) -> None:
+def test_the_machine_and_objects_go_with_the_benchmark(lab: Lab) -> None:
     mine = lab.rent()
     with ExitStack() as stack:
-        machines = _begin(stack, lab.opened, 2)
-        assert len({machine.address for machine in machines}) == 2
-        assert len(lab.machines()) == 3
+        _begin(stack, lab.opened)
+        assert len(lab.machines()) == 2
     assert [machine.id for machine in lab.machines()] == [mine.id]
     assert _left(lab) == []
 
@@ -78,48 +72,17 @@ def test_a_failure_leaves_nothing_either(lab: Lab) -> None:
     assert _left(lab) == []
 
 
-def test_a_machine_that_is_still_created_when_another_failed_is_gone_too(
+def test_a_machine_whose_request_is_interrupted_is_gone_too(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first to be asked for fails at once; the other is asked for while all is ended."""
-    create, asked, lock = FolderMarket.create, [], threading.Lock()
+    """The run is cancelled when the market has the order and has not answered."""
+    create = FolderMarket.create
 
-    def slow(self: FolderMarket, order: Order) -> Machine:
-        with lock:
-            asked.append(order.label)
-            fails = asked[0] == order.label
-        if fails:
-            until(lambda: len(set(asked)) > 1, "the other is asked for")
-            raise InvalidInput("the provider takes no such machine")
-        time.sleep(1.0)
-        return create(self, order)
+    def interrupted(self: FolderMarket, order: Order) -> Machine:
+        create(self, order)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(FolderMarket, "create", slow)
-    with pytest.raises((InvalidInput, RunCancelled)), ExitStack() as stack:
-        _begin(stack, lab.opened, 2)
-    assert len(set(asked)) == 2
-    assert lab.machines() == []
-    assert _left(lab) == []
-
-
-def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone_too(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run is cancelled before anybody has noted which thread creates the machine."""
-    submit, create = ThreadPoolExecutor.submit, FolderMarket.create
-
-    def interrupted(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Any:
-        future = submit(self, *args, **kwargs)
-        if any(isinstance(arg, Step) and arg.name == "create machine" for arg in args):
-            raise KeyboardInterrupt
-        return future
-
-    def slow(self: FolderMarket, order: Order) -> Machine:
-        time.sleep(1.0)
-        return create(self, order)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
-    monkeypatch.setattr(FolderMarket, "create", slow)
+    monkeypatch.setattr(FolderMarket, "create", interrupted)
     with pytest.raises(KeyboardInterrupt), ExitStack() as stack:
         _begin(stack, lab.opened)
     assert lab.machines() == []
@@ -208,9 +171,9 @@ def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path
     finally:
         child.kill()
         child.communicate()
-    assert any(key.endswith("packs/aa/left") for key in _left(world))
+    assert any(key.endswith("storage/left") for key in _left(world))
     with ExitStack() as stack:
-        assert all(machine.here for machine in _begin(stack, world.opened))
+        _begin(stack, world.opened)
         assert len(world.machines()) == 2
     assert [machine.id for machine in world.machines()] == [mine.id]
     assert _left(world) == []

@@ -128,14 +128,6 @@ class Deployments:
         found = self._one("artifacts/filter", {"artifacts": wanted, "sort": "CREATED_DESC"})
         self.page.goto(f"{self.server.ui_url}/v2/artifacts/artifact/{found['id']}")
 
-    def sees_plots(self, count: int = 1) -> None:
-        """The page shows so many pictures; one that cannot be shown has no width of its own."""
-        images = self.page.locator("[data-testid=markdown-display] img")
-        expect(images).to_have_count(count)
-        for image in images.all():
-            expect(image).to_be_visible()
-            assert image.evaluate("i => i.decode().then(() => i.naturalWidth)") > 300
-
     def picture(self, name: str) -> None:
         path = self.pictures / f"{name}.png"
         self.page.screenshot(path=path, full_page=True)

@@ -289,14 +289,13 @@ class CreateReport(Machine, Report, frozen=True):
 
 
 class BenchmarkReport(msgspec.Struct, frozen=True):
-    """Where the figures of a benchmark are, and what they advise. ``cached``: how many rates were
-    above the line rate; ``notes``: what could not be measured."""
+    """Where the figures of a benchmark are, and what they advise. ``notes``: what could not be
+    measured."""
 
     workspace: WorkspaceName
     folder: str
     figures: int
     advice: dict[str, str]
-    cached: int
     notes: list[str]
     seconds: dict[str, float]
 

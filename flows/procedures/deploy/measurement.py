@@ -26,12 +26,11 @@ from torpor.control.measure.deploys import (
     FROM_RENTAL,
     FROM_SSH,
     advise_deploys,
-    deploy_picture,
     deploys_page,
 )
 from torpor.control.measure.figures import Figure
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.results import default_folder, left_out, write_results
+from torpor.control.measure.results import default_folder, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.providers.seam import Provider
@@ -71,23 +70,20 @@ def measure_deploys(
         starts.note(f"the time limit was reached after {limit.done} of {rounds} rounds")
     figures = starts.figures()
     said = advise_deploys(figures)
-    picture = None if "matplotlib" in left_out() else deploy_picture(figures)
-    pictures = {} if picture is None else {"Time to the first completion": picture}
     facts = host_facts() | {"workspace": name, "snapshot": snapshot, "rounds": limit.done}
     kept = Path(folder).expanduser() if folder else default_folder()
     into = kept / f"{started:%Y%m%dT%H%M%SZ}-deploy-{name}"
-    write_results(into, figures, said, pictures, {"host": facts, "notes": starts.notes})
+    write_results(into, figures, said, {"host": facts, "notes": starts.notes})
     runner().page(
         key=f"benchmark-deploy-{name}",
-        markdown=deploys_page(figures, said, pictures, facts, starts.notes),
-        description=f"Deploys of workspace {name}. Table, JSON and pictures: {into}",
+        markdown=deploys_page(figures, said, facts, starts.notes),
+        description=f"Deploys of workspace {name}. Table and JSON: {into}",
     )
     return BenchmarkReport(
         workspace=name,
         folder=str(into),
         figures=len(figures),
         advice={one.about: f"{one.choice}: {one.because}" for one in said},
-        cached=0,
         notes=starts.notes,
         seconds=seconds_by_phase(),
     )

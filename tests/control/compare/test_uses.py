@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.market import H100, Market
 from torpor.control.compare.choices import Compared, Terms, compared
 from torpor.control.compare.experience import Past
-from torpor.control.compare.page import MOST_REASONS, MOST_ROWS, page, picture, rows
+from torpor.control.compare.page import MOST_REASONS, MOST_ROWS, page, rows
 from torpor.control.compare.uses import USES, advise
 from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.lambda_cloud import LambdaProvider
@@ -113,12 +113,11 @@ def test_where_nothing_suits_it_says_why(given: list[Any]) -> None:
 def test_the_page_says_what_was_rejected_and_who_did_not_answer() -> None:
     found = comparison(("vast", 1.0, {}), ("lambda", 2.0, {"region": "a|b <img src=x>"}),
                        ("vast", 3.0, {"available": False}))  # fmt: skip
-    text = page(found, advise(found), picture(found))
+    text = page(found, advise(found))
     assert "2 offers fit, 1 do not. A session of 10 h with no snapshot to restore." in text
     for words in ("| vast | 1 | it is sold out | 3.000 |",
                   "| runpod-provider/x | its key \\| is wrong |",
-                  "| lambda | nothing |", "| vast | disk, price not stated |",
-                  "data:image/svg+xml;base64,"):  # fmt: skip
+                  "| lambda | nothing |", "| vast | disk, price not stated |"):  # fmt: skip
         assert words in text, words
     assert not re.search(r"(?<!\\)[<]img", text)  # what markets write is text
     shown = rows(found)
@@ -135,15 +134,9 @@ def test_long_tables_are_cut_and_say_so() -> None:
     assert len(shown) == MOST_ROWS + 1
     assert shown[-1]["market"] == "and 3 more: in Python, compare returns them all"
     dear = [("vast", 1.0 + n, {"disk_gib": -float(n + 1)}) for n in range(MOST_REASONS + 2)]
-    text = page(comparison(*dear), [], None)
+    text = page(comparison(*dear), [])
     assert "and 2 reasons more" in text
     assert rows(comparison(*dear)) == [{"result": "no offer fits"}]
-
-
-def test_there_is_no_picture_without_a_price() -> None:
-    found = comparison(("vast", 0.0, {}))
-    assert picture(found) is None
-    assert "No plot: no offer that fits has a price." in page(found, advise(found), None)
 
 
 def test_where_only_this_host_has_offers_each_use_says_why_none_is_recommended() -> None:

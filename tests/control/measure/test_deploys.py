@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torpor.control.measure.deploys import advise_deploys, deploy_picture, deploys_page
+from torpor.control.measure.deploys import advise_deploys, deploys_page
 from torpor.control.measure.figures import Figure
 
 
@@ -42,8 +42,6 @@ def test_a_cold_start_is_no_choice_and_few_starts_are_named() -> None:
 def test_the_page_has_p95_cost_and_phases() -> None:
     samples = [float(n) for n in range(1, 21)]
     figures = _way("official", samples, 0.02)
-    page = deploys_page(figures, advise_deploys(figures), {}, {"host": "this"}, ["a note"])
+    page = deploys_page(figures, advise_deploys(figures), {"host": "this"}, ["a note"])
     assert "| vllm | official | vast:1 | 20 | 10.5 s | 19.0 s | 5.2 s | 9.5 s | 0.0200 $ |" in page
     assert "| health | 1.00 |" in page and "* a note" in page
-    assert (deploy_picture(figures) or b"").startswith(b"<?xml")
-    assert deploy_picture([]) is None

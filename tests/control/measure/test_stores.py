@@ -1,4 +1,4 @@
-"""Real stores: the line, what is held and cleared, and what other tools do beside torpor."""
+"""Real stores: the line, and what is held and cleared."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -17,12 +15,11 @@ import tasks.measure
 from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.records import put_record, read_record
 from tests.fixtures.stores import Server
-from torpor.control.measure import peers, scratch
+from torpor.control.measure import scratch
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.storage import measure_storage
 from torpor.control.processes import ProcessRecord, boot_id, identify
 from torpor.control.store.records import Records
-from torpor.shared.content import make_below
 from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
 from torpor.shared.transfer import line
 from torpor.shared.values import KIB, MIB, RESERVED, ObjectKey, WorkspaceName
@@ -32,16 +29,9 @@ NAME = scratch.scratch_name(WorkspaceName("demo"))
 
 def test_a_store_is_measured_both_ways_and_nothing_stays(seaweed: Server) -> None:
     store = seaweed.store()
-    figures = measure_storage(
-        store, "near", scratch.storage_prefix(NAME), line.move, measured_from="here",
-        object_bytes=[64 * KIB, MIB], parts=[1, 4, 64], batch_bytes=2 * MIB, rounds=range(2),
-    )  # fmt: skip
-    lines = [f for f in figures if f.what == "line"]
-    assert [(f.direction, f.n) for f in lines] == [("up", 4), ("down", 4)]
-    cells = {(f.object_bytes, f.parts, f.direction): f for f in figures if f.what == "storage"}
-    # 64 connections have nothing to do with two objects of 1 MiB, nor with 32 of 64 KiB
-    assert {key[:2] for key in cells} == {(64 * KIB, 1), (64 * KIB, 4), (MIB, 1)}
-    assert all(f.n == 2 and f.low > 0 for f in cells.values())
+    figures = measure_storage(store, "near", scratch.storage_prefix(NAME), line.move, range(2))
+    assert [(f.what, f.direction, f.n) for f in figures] == [("line", "up", 2), ("line", "down", 2)]
+    assert all(figure.low > 0 for figure in figures)
     assert list(store.list("")) == []
 
 
@@ -105,12 +95,10 @@ def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
     store = seaweed.store()
     store.put(ObjectKey(f"{scratch.storage_prefix(NAME)}/round-7/1/0"), b"left")
     monkeypatch.setattr(tasks.measure, "line_of", lambda *_: line.move)
-    settings = seaweed.settings(*_place_of(store.address))
     tasks.measure.measure_store.function(
-        tasks.measure.MeasuredStore("further", store, settings, None),
+        tasks.measure.MeasuredStore("further", store, None),
         None,  # type: ignore[arg-type]  # no machine: the line is measured from here
         NAME,
-        tasks.measure.Sizes((1,), (1,), (1,), 1, 1),
         Rounds(1, until=0.0),
     )
     assert list(store.list("")) == []
@@ -182,47 +170,3 @@ def test_long_names_have_reserved_names_of_their_own(
     names = [name(WorkspaceName("x" * 62 + last)) for last in "ab"]
     assert len(set(names)) == 2
     assert all(len(made) <= 63 and made.startswith(RESERVED) for made in names)
-
-
-@pytest.mark.parametrize("peer", sorted(peers.PEERS))
-def test_a_peer_stores_and_restores_and_no_argument_and_no_file_holds_a_key(
-    peer: str, seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if absent := peers.missing(peer):
-        pytest.fail(f"{absent} is missing: run `make test`, which installs it")
-    seen: list[str] = []
-    real = peers.subprocess.Popen
-
-    def started(argv: list[str], **how: Any) -> object:
-        seen.extend([*argv, *how["env"].values()])
-        return real(argv, **how)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(peers.subprocess, "Popen", started)
-    make_below(tmp_path / "content", MIB, 1)
-    store = seaweed.store()
-    settings = seaweed.settings(*_place_of(store.address))
-    tool = peers.PEERS[peer](
-        settings, f"{settings.prefix}/peers", tmp_path / "content", tmp_path / "c"
-    )
-    assert tool.full().wall_s > 0
-    assert sum(found.bytes for found in store.list("peers/")) > 100 * KIB
-    tool.restore(tmp_path / "back")
-    first = {path.name: path.stat().st_size for path in (tmp_path / "content").rglob("*.py")}
-    again = {path.name: path.stat().st_size for path in (tmp_path / "back").rglob("*.py")}
-    assert first == again != {}
-    assert not any(settings.secret_key in word for word in seen)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert not any(settings.secret_key.encode() in path.read_bytes() for path in files)
-
-
-def test_a_peer_that_fails_says_why(seaweed: Server, tmp_path: Path) -> None:
-    settings = seaweed.settings("no-such-bucket-here", "x")
-    (tmp_path / "content").mkdir()
-    tool = peers.tarball(settings, "x", tmp_path / "content", tmp_path)
-    with pytest.raises(StoreError, match="s5cmd"):
-        tool.restore(tmp_path / "back")
-
-
-def _place_of(address: str) -> tuple[str, str]:
-    bucket, _, prefix = address.partition("://")[2].partition("/")[2].partition("/")
-    return bucket, prefix

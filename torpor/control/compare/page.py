@@ -1,9 +1,7 @@
-"""The comparison as a table and as one page: advice, a picture, stopping, what was rejected."""
+"""The comparison as a table and as one page: advice, stopping, what was rejected."""
 
 from __future__ import annotations
 
-import base64
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +9,8 @@ from typing import Final
 
 from torpor.control.compare.choices import Choice, Compared
 from torpor.control.compare.uses import notice
-from torpor.control.drawing import COLOURS, canvas, svg
 from torpor.control.measure.advice import Advice
 from torpor.control.measure.page import dated, section
-from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.rental.prospects import WEIGHED
 from torpor.control.rental.search import UNSTATED
 from torpor.control.reports import MOST_ROWS, Row
@@ -56,16 +52,9 @@ def rows(found: Compared) -> list[Row]:
 def page(
     found: Compared,
     said: Sequence[Advice],
-    plot: bytes | None,
     unread: Mapping[ObjectKey, object] = {},
 ) -> str:
     """Markdown for Prefect's UI. ``unread``: the records that the figures lack, and why."""
-    image = "No plot: no offer that fits has a price."
-    if plot is not None:
-        encoded = base64.b64encode(plot).decode()
-        image = f"![Price and time to work](data:image/svg+xml;base64,{encoded})"
-    elif "matplotlib" in left_out():
-        image = f"No plot: matplotlib is missing. {INSTALL}"
     terms = found.terms
     restored = f"snapshot {terms.snapshot}, {terms.stored_bytes:,} stored bytes"
     return "\n".join(
@@ -80,10 +69,6 @@ def page(
                 f"{_plain(advice.because[:1].upper() + advice.because[1:])}."
                 for advice in said
             ),
-            "",
-            "## Price and time to work",
-            "",
-            image,
             "",
             *section("Hibernate or stop", _stopping(found)),
             *section("Rejected offers", _reasons(found.rejected)),
@@ -103,54 +88,6 @@ def page(
             *_NOTES,
         ]
     )
-
-
-def picture(found: Compared) -> bytes | None:
-    """Dollars an hour over the minutes until work can begin, as SVG: one colour or shape a market.
-    None where there is nothing to draw, or without matplotlib."""
-    priced = [choice for choice in found.fitting if choice.session_usd is not None]
-    if not priced or "matplotlib" in left_out():
-        return None
-    drawn, (axes,) = canvas(3.6, 1, share_y=False)
-    for number, market in enumerate(sorted({choice.market for choice in priced})):
-        again, colour = divmod(number, len(COLOURS))
-        of = [choice for choice in priced if choice.market == market]
-        for is_known in (True, False):
-            points = [choice for choice in of if (choice.work_s is not None) == is_known]
-            if not points:
-                continue
-            axes.scatter(
-                [(choice.start_p50_s + (choice.restore_s or 0.0)) / 60 for choice in points],
-                [choice.offer.price_usd_h for choice in points],
-                26,
-                marker="s" if again else "o",
-                facecolors=COLOURS[colour] if is_known else "none",
-                edgecolors=COLOURS[colour],
-                alpha=0.8,
-                label=market if is_known else f"{market}, restore not known",
-            )
-    axes.set_yscale("log")
-    axes.set_yticks(_ticks([choice.offer.price_usd_h for choice in priced]), minor=False)
-    axes.set_yticks([], minor=True)
-    axes.yaxis.set_major_formatter(lambda usd, _: f"{usd:g}")
-    axes.set_xlim(left=0)
-    axes.set_xlabel("minutes until work can begin")
-    axes.set_ylabel("dollars an hour")
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return svg(drawn)
-
-
-def _ticks(prices: Sequence[float]) -> list[float]:
-    """1, 2, 5, 10 and so on, from below the lowest price to above the highest."""
-    steps = [
-        step * 10.0**power
-        for power in range(
-            math.floor(math.log10(min(prices))) - 1, math.ceil(math.log10(max(prices))) + 1
-        )
-        for step in (1, 2, 5)
-    ]
-    low = max(step for step in steps if step <= min(prices))
-    return [step for step in steps if low <= step <= 2.5 * max(prices)]
 
 
 def _row(choice: Choice, hours: float) -> Row:

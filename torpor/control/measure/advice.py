@@ -1,4 +1,4 @@
-"""What the figures advise: a store, an encoding for each kind of data, a number of parts."""
+"""What the figures advise: a store, and an encoding for each kind of data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Advice(msgspec.Struct, frozen=True):
 
 def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> list[Advice]:
     """What can be said from what was measured; nothing about what was not."""
-    said = [_store(figures, prices), *_codecs(figures), _parts(figures)]
+    said = [_store(figures, prices), *_codecs(figures)]
     return [advice for advice in said if advice is not None]
 
 
 def shown(figure: Figure) -> str:
     """A figure in words: median, n, lowest and highest."""
-    unit = {"MB/s": " MB/s", "s": " s", "bytes": " bytes", "ratio": "", "$": " $"}[figure.unit]
-    digits = 0 if figure.unit == "bytes" or figure.median >= 100 else 2
+    unit = {"MB/s": " MB/s", "s": " s", "ratio": "", "$": " $"}[figure.unit]
+    digits = 0 if figure.median >= 100 else 2
     median, low, high = (
         f"{value:,.{digits}f}" for value in (figure.median, figure.low, figure.high)
     )
@@ -88,30 +88,6 @@ def _codecs(figures: Sequence[Figure]) -> list[Advice]:
         )
         said.append(Advice(f"encoding of {data}", choice, because))
     return said
-
-
-def _parts(figures: Sequence[Figure]) -> Advice | None:
-    """The fewest parts whose hibernate and whose wake are both within the best one's spread."""
-    both = [find(figures, what, unit="s") for what in ("hibernate", "wake")]
-    if not all(both):
-        return None
-    fine: list[set[int]] = []
-    for flows in both:
-        best = min(flows, key=lambda figure: figure.median)
-        fine.append({f.parts or 0 for f in flows if f.median <= best.high})
-    shared = fine[0] & fine[1]
-    # Users wait for a wake, so it counts more.
-    choice = min(shared or fine[1])
-    parts = {what: next(f for f in flows if f.parts == choice) for what, flows in zip(
-        ("hibernate", "wake"), both, strict=True)}  # fmt: skip
-    because = f"hibernate takes {shown(parts['hibernate'])}, wake {shown(parts['wake'])}; " + (
-        "more parts are not faster beyond the spread of the fastest"
-        if shared
-        else "no number is among the fastest for both, so the wake's counts"
-    )
-    if min(figure.n for flows in both for figure in flows) < 2:
-        because += ". One sample has no spread: measure for more minutes before you rely on it"
-    return Advice("parts", str(choice), because)
 
 
 def _dated(price: StorePrice) -> str:

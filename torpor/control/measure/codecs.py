@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from torpor.control.measure.content import json_lines, sources, weights
 from torpor.control.measure.figures import MB, Figure
 from torpor.shared.codecs.codec import Buffer, Codec
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.stock import RAW
-from torpor.shared.content import json_lines, sources, weights
 from torpor.shared.values import MIB
 
 CHUNK_BYTES: Final = 4 * MIB
@@ -114,14 +113,11 @@ def run_coder(
     )  # fmt: skip
 
 
-def measure_codecs(
-    limit: int, rounds: int, seed: int, check: Callable[[], None] = lambda: None
-) -> list[Figure]:
+def measure_codecs(limit: int, rounds: int, seed: int) -> list[Figure]:
     """Stored bytes, and rates of encoding ("up") and decoding ("down"), for each kind of data."""
     figures: list[Figure] = []
     for data, plain, element in samples(limit, seed):
         for coder in coders(element):
-            check()
             figures += figures_of(run_coder(data, plain, coder, rounds))
     return figures
 
@@ -138,11 +134,6 @@ def figures_of(coded: Coded) -> Iterator[Figure]:
     yield replace(whole, phase="", unit="MB/s", values=up, direction="up")
     if down:
         yield replace(whole, phase="", unit="MB/s", values=down, direction="down")
-
-
-def relative_deviation(values: Sequence[float]) -> float:
-    """The standard deviation over the mean."""
-    return statistics.pstdev(values) / statistics.mean(values)
 
 
 def _rates(coded: Coded, seconds: Sequence[float]) -> tuple[float, ...]:

@@ -1,11 +1,10 @@
-"""What a benchmark of deploys says: a table, a picture, and which strategy to use."""
+"""What a benchmark of deploys says: tables, and which strategy to use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.advice import Advice, shown
 from torpor.control.measure.figures import Figure, find
 from torpor.control.measure.page import joined, measured_on, section
@@ -50,7 +49,6 @@ def advise_deploys(figures: Sequence[Figure]) -> list[Advice]:
 def deploys_page(
     figures: Sequence[Figure],
     said: Sequence[Advice],
-    pictures: Mapping[str, bytes],
     facts: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
@@ -62,31 +60,7 @@ def deploys_page(
         "A cold start makes the environment and stores it; a warm one restores it. Phases may run "
         "at the same time, so they do not add up. Nothing is projected.",
     ]
-    return joined(said, pictures, tail)
-
-
-def deploy_picture(figures: Sequence[Figure]) -> bytes | None:
-    """Every start as a dot, and each way's median, from the rental."""
-    whole = find(figures, "deploy", phase=FROM_RENTAL, unit="s")
-    if not whole:
-        return None
-    drawn, (axes,) = canvas(1.1 + 0.42 * len(whole), 1, share_y=False)
-    stacks = list(dict.fromkeys(figure.name for figure in whole))
-    for row, figure in enumerate(whole):
-        colour = COLOURS[stacks.index(figure.name) % len(COLOURS)]
-        ssh = _beside(figures, figure, FROM_SSH).median
-        axes.barh([row], [figure.median], 0.6, color=colour, alpha=0.45)
-        axes.barh([row], [ssh], 0.6, [figure.median - ssh], color=colour)
-        axes.plot(figure.values, [row] * figure.n, "o", color=INK, markersize=2.5)
-    axes.set_yticks(
-        range(len(whole)),
-        [f"{figure.name}, {figure.data}, {figure.measured_from}" for figure in whole],
-    )
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds from the rental; dark: from SSH")
-    axes.grid(axis="x", color="#e7e9ed")
-    axes.grid(axis="y", visible=False)
-    return svg(drawn)
+    return joined(said, tail)
 
 
 def _places(figures: Sequence[Figure]) -> list[tuple[str, str]]:

@@ -12,9 +12,9 @@ import msgspec
 if TYPE_CHECKING:
     import pandas
 
-What = Literal["line", "storage", "codec", "hibernate", "wake", "replicate", "peer", "deploy"]
+What = Literal["line", "codec", "deploy"]
 Direction = Literal["up", "down", ""]
-Unit = Literal["MB/s", "s", "bytes", "ratio", "$"]
+Unit = Literal["MB/s", "s", "ratio", "$"]
 
 MB: Final = 1e6
 
@@ -23,10 +23,8 @@ class Figure(msgspec.Struct, frozen=True):
     """Every sample of one figure. What does not apply is empty or None.
 
     ``line``: raw random bytes to one store, the most that this host and store were seen to move.
-    ``storage``: objects of one size by one number of connections. ``codec``: one encoding on one
-    kind of data. ``hibernate``, ``wake``, ``replicate``: a whole flow, or one ``phase`` of it.
-    ``deploy``: starts of the stack ``name`` by the strategy ``data``, until the first completion.
-    ``peer``: another tool on the same content. Rates are decimal MB of stored bytes a second of
+    ``codec``: one encoding on one kind of data. ``deploy``: starts of the stack ``name`` by the
+    strategy ``data``, until the first completion. Rates are decimal MB of stored bytes a second of
     wall time; of codecs, plain bytes a second of CPU time on one core.
     """
 
@@ -36,12 +34,8 @@ class Figure(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
     direction: Direction = ""
     phase: str = ""
-    parts: int | None = None
-    machines: int | None = None
-    object_bytes: int | None = None
     data: str = ""
     measured_from: str = ""
-    cached: bool = False
 
     @property
     def n(self) -> int:
@@ -64,27 +58,12 @@ class Figure(msgspec.Struct, frozen=True):
         """The smallest sample that 95 % of them do not exceed."""
         return sorted(self.values)[math.ceil(0.95 * self.n) - 1]
 
-    @property
-    def spread(self) -> float:
-        """Highest less lowest, over the median; 0 for one sample."""
-        return (self.high - self.low) / self.median if self.median else 0.0
-
     def row(self) -> dict[str, Any]:
         """One line of the table: the samples summed up, and kept."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "values"}
         summed = {"n": self.n, "median": self.median, "min": self.low, "max": self.high}
         summed |= {"p95": self.p95}
-        return fields | summed | {"spread": self.spread, "samples": list(self.values)}
-
-
-def summed_up(values: Sequence[float]) -> dict[str, float]:
-    """n, median and spread (lowest and highest) of one figure."""
-    return {
-        "n": len(values),
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-    }
+        return fields | summed | {"samples": list(self.values)}
 
 
 def frame(figures: Sequence[Figure]) -> pandas.DataFrame:
@@ -92,9 +71,7 @@ def frame(figures: Sequence[Figure]) -> pandas.DataFrame:
     import pandas  # a second of CPU that other flows need not spend
 
     columns = list(Figure("line", "", "s", (0.0,)).row())
-    table = pandas.DataFrame([figure.row() for figure in figures], columns=columns)
-    whole = ("parts", "machines", "object_bytes")
-    return table.astype(dict.fromkeys(whole, "Int64"))
+    return pandas.DataFrame([figure.row() for figure in figures], columns=columns)
 
 
 def find(figures: Sequence[Figure], what: What, *, phase: str = "", **wanted: Any) -> list[Figure]:

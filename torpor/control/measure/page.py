@@ -1,39 +1,31 @@
-"""A benchmark as one page: what it advises, pictures, tables, and what it was measured on."""
+"""A benchmark as one page: what it advises, tables, and what it was measured on."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from torpor.control.measure.advice import Advice, shown
 from torpor.control.measure.figures import Figure, find
 from torpor.control.store_prices import StorePrice
 
-MOST_BYTES: Final = 600_000
-"""The most bytes of the page with its pictures; Prefect's API and its database take more, but a
-browser stays quick."""
-
 
 def page(
     figures: Sequence[Figure],
     said: Sequence[Advice],
-    pictures: Mapping[str, bytes],
     prices: Mapping[str, StorePrice | None],
     facts: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
-    """Markdown for Prefect's UI, which shows pictures whose address is ``data:image/...``."""
+    """Markdown for Prefect's UI."""
     tail = [
         *section("Stores", _stores(figures, prices)),
-        *section("Hibernate and wake", _flows(figures)),
-        *section("Beside other tools, on the same content", _peers(figures)),
         *section("Encodings", _codecs(figures)),
         *measured_on(facts, notes),
         "Every figure is the median of n samples with the lowest and the highest. Rates up and "
         "down are two things and are never added. Nothing is projected.",
     ]
-    return joined(said, pictures, tail)
+    return joined(said, tail)
 
 
 def measured_on(facts: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
@@ -42,9 +34,8 @@ def measured_on(facts: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
     return [*section("What it was measured on", rows), *(f"* {note}" for note in notes), ""]
 
 
-def joined(said: Sequence[Advice], pictures: Mapping[str, bytes], tail: list[str]) -> str:
-    """The page, which begins with the advice. Pictures are left out from the last on where it would
-    be over MOST_BYTES."""
+def joined(said: Sequence[Advice], tail: Sequence[str]) -> str:
+    """The page, which begins with the advice."""
     head = [
         "## What it advises",
         *(
@@ -53,16 +44,7 @@ def joined(said: Sequence[Advice], pictures: Mapping[str, bytes], tail: list[str
             for advice in said
         ),
     ]
-    held = sum(map(len, head)) + sum(map(len, tail))
-    images: list[str] = []
-    for title, svg in pictures.items():
-        image = f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg).decode()})"
-        held += len(image)
-        if held > MOST_BYTES:
-            tail.append(f"The picture of {title} is too big for this page: see the folder.")
-            continue
-        images += ["", f"## {title}", "", image]
-    return "\n".join([*head, *images, "", *tail])
+    return "\n".join([*head, "", *tail])
 
 
 def section(title: str, rows: Iterable[Mapping[str, str]]) -> list[str]:
@@ -92,33 +74,6 @@ def _stores(
         }
 
 
-def _flows(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
-    for what in ("hibernate", "wake", "replicate"):
-        for whole in (f for f in figures if (f.what, f.phase, f.unit) == (what, "", "s")):
-            rate = find(
-                figures, whole.what, parts=whole.parts, machines=whole.machines, unit="MB/s"
-            )
-            yield {
-                "flow": what,
-                "parts": str(whole.parts),
-                "machines": str(whole.machines),
-                "seconds": shown(whole),
-                "stored bytes moved": (shown(rate[0]) + _flag(rate[0])) if rate else "",
-            }
-
-
-def _peers(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
-    names = list(dict.fromkeys(f.name for f in figures if f.what == "peer"))
-    for name in names if len(names) > 1 else ():
-        of = {(f.direction, f.unit): f for f in find(figures, "peer", name=name)}
-        yield {
-            "tool": name,
-            "first upload": shown(of["up", "s"]) if ("up", "s") in of else "",
-            "restore": shown(of["down", "s"]) if ("down", "s") in of else "",
-            "stored": shown(of["up", "bytes"]) if ("up", "bytes") in of else "",
-        }
-
-
 def _codecs(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
     for share in (f for f in figures if (f.what, f.phase) == ("codec", "stored")):
         up = find(figures, "codec", direction="up", name=share.name, data=share.data)
@@ -131,10 +86,6 @@ def _codecs(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
                 "encode, one core": shown(up[0]) if up else "",
                 "decode, one core": shown(down[0]) if down else "stored raw",
             }
-
-
-def _flag(figure: Figure) -> str:
-    return " **cached: above the line rate**" if figure.cached else ""
 
 
 def dated(price: StorePrice | None) -> str:

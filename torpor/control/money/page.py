@@ -1,25 +1,19 @@
-"""What was spent, as one page: months, a picture, budgets, storage, and what is not counted."""
+"""What was spent, as one page: months, budgets, storage, and what is not counted."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Final
 
-from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.page import dated, section
-from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.money.advice import Steady
 from torpor.control.money.budgets import between
-from torpor.control.money.costs import HOUR_US, dollars
+from torpor.control.money.costs import HOUR_US
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
 from torpor.control.reports import Row
 from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
-
-MOST_COLOURS: Final = len(COLOURS) - 1
-"""Workspaces with a colour of their own; the others share the last one."""
 
 _NOT_COUNTED: Final = (
     "A rental counts from its request, at the price of that moment. Not counted: traffic, taxes, "
@@ -37,7 +31,6 @@ _HOW: Final = (
 
 def page(
     found: Sequence[Line],
-    plot: bytes | None,
     budgets: Sequence[str],
     price: StorePrice | None,
     timezone: str,
@@ -46,19 +39,12 @@ def page(
     unread: Unread = {},  # noqa: B006 - it is never changed
 ) -> str:
     """Markdown for Prefect's UI."""
-    image = "No plot: no machine had a known price."
-    if plot is not None:
-        encoded = base64.b64encode(plot).decode()
-        image = f"![Cost by month](data:image/svg+xml;base64,{encoded})"
-    elif "matplotlib" in left_out():
-        image = f"No plot: matplotlib is missing. {INSTALL}"
     return "\n".join(
         [
-            f"## Machines by month ({timezone})",
-            "",
-            image,
-            "",
-            *section("Months", [_month(month, found) for month in _months(found)]),
+            *section(
+                f"Machines by month ({timezone})",
+                [_month(month, found) for month in _months(found)],
+            ),
             *section("Budgets of this workspace", [{"budget": words} for words in budgets]),
             *section("Storage, as it is now", _storage(found, price)),
             *section("Worth a reservation", [machine.row() for machine in reserve]),
@@ -70,42 +56,6 @@ def page(
             ),
             _NOT_COUNTED,
         ]
-    )
-
-
-def picture(found: Sequence[Line]) -> bytes | None:
-    """Dollars by month, one colour a workspace, as SVG; a line shows lower and upper bound. None
-    where there is nothing to draw, or without matplotlib."""
-    months = sorted(_months(found))
-    totals: dict[str, int] = {}
-    for line in found:
-        totals[line.workspace] = totals.get(line.workspace, 0) + line.high
-    names = sorted((name for name in totals if totals[name]), key=lambda name: -totals[name])
-    if not names or "matplotlib" in left_out():
-        return None
-    shown = names[:MOST_COLOURS]
-    groups = {name: {name} for name in shown} | {"others": set(names[MOST_COLOURS:])}
-    drawn, (axes,) = canvas(3.2, 1, share_y=False)
-    at, under = range(len(months)), [0.0] * len(months)
-    for colour, (label, members) in zip(COLOURS, groups.items(), strict=False):
-        if members:
-            heights = [_usd(found, month, members)[1] for month in months]
-            axes.bar(at, heights, 0.66, under, color=colour, label=label)
-            under = [low + height for low, height in zip(under, heights, strict=True)]
-    for place, month in zip(at, months, strict=True):
-        axes.plot([place, place], _usd(found, month, set(names)), color=INK, linewidth=1.2)
-    axes.set_xticks(at, [str(month) for month in months], rotation=45 if len(months) > 8 else 0)
-    axes.set_xlim(-0.6, max(len(months), 4) - 0.4)  # one month is no wall
-    axes.set_ylabel("dollars")
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return svg(drawn)
-
-
-def _usd(found: Sequence[Line], month: Month, names: set[str]) -> tuple[float, float]:
-    of = [line for line in found if line.month == month and line.workspace in names]
-    return (
-        float(dollars(sum(line.low for line in of))),
-        float(dollars(sum(line.high for line in of))),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a machine's agent does for a benchmark: content to measure with, and its line to a store."""
+"""The line between a machine and a store, as the machine's agent measures it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from collections.abc import Callable, Sequence
 from torpor.control.remote.seam import Agent
 from torpor.shared.transfer.line import Moved
 from torpor.shared.values import Grant
-from torpor.shared.wire.machine import MakeContent, MeasureLine, RemoveContent
-
-
-def make_content(agent: Agent, name: str, total_bytes: int, seed: int) -> None:
-    """Make ``path_of(name)`` again on the machine; the same seed gives the same content."""
-    agent.call(MakeContent(name, total_bytes, seed), request_id=_request_id("content"))
-
-
-def remove_content(agent: Agent, name: str, *, place_too: bool = False) -> None:
-    """Remove it from the machine, if it is there; ``place_too``: also its parent folder."""
-    agent.call(RemoveContent(name, place_too), request_id=_request_id("content"))
+from torpor.shared.wire.machine import MeasureLine
 
 
 def line_of(

@@ -26,7 +26,6 @@ from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
 from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.agent.sync import SyncRun
-from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
@@ -42,11 +41,9 @@ from torpor.shared.wire.losses import LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
     LineRate,
-    MakeContent,
     MeasureLine,
-    RemoveContent,
 )
-from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
+from torpor.shared.wire.request import BeginsRun, OfRun
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
@@ -93,8 +90,6 @@ def operations(
     """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise``,
     ``autosaves`` and ``canary``: the argv that start such a process."""
     table = Operations()
-    table.add(MakeContent, _make_content)
-    table.add(RemoveContent, _remove_content)
     table.add(MeasureLine, _measure_line)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
     table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))
@@ -187,16 +182,6 @@ class _Serving(Generic[R]):
 
 def _compare(run: RestoreRun, request: CheckRestore, call: Call) -> Checked:
     return run.compare(request, call)  # a path's run has one of its own
-
-
-def _make_content(request: MakeContent, call: Call) -> Nothing:
-    content.make(request.name, request.bytes, request.seed, call.check)
-    return Nothing()
-
-
-def _remove_content(request: RemoveContent, call: Call) -> Nothing:
-    content.remove(request.name, place_too=request.place_too)
-    return Nothing()
 
 
 def _measure_line(request: MeasureLine, call: Call) -> LineRate:

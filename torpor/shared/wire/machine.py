@@ -54,23 +54,6 @@ class ExaminePacks(Request[Examined], frozen=True):
     authority: str
 
 
-class MakeContent(Request[Nothing], frozen=True):
-    """Make content to measure with, in ``~/torpor-benchmark/NAME``."""
-
-    op = "content.make"
-    name: str
-    bytes: int
-    seed: int
-
-
-class RemoveContent(Request[Nothing], frozen=True):
-    """Remove that folder; with ``place_too`` also ``~/torpor-benchmark``, after the last one."""
-
-    op = "content.remove"
-    name: str
-    place_too: bool
-
-
 class LineRate(msgspec.Struct, frozen=True):
     """Wall seconds for the whole batch, in each direction."""
 

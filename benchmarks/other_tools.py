@@ -91,16 +91,6 @@ def tarball(settings: S3Settings, below: str, folder: Path, _: Path) -> Tool:
 PEERS: Final = {"restic": restic, "tar+lz4+s5cmd": tarball}
 
 
-def missing(peer: str) -> str | None:
-    """The program without which a peer cannot run here, or None."""
-    for program in {"restic": ("restic",), "tar+lz4+s5cmd": ("lz4", "s5cmd")}[peer]:
-        try:
-            _found(program)
-        except InvalidInput:
-            return program
-    return None
-
-
 def _found(program: str) -> str:
     path = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if path is None:

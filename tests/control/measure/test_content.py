@@ -1,0 +1,17 @@
+"""Content to measure encodings with is like a workspace's."""
+
+from __future__ import annotations
+
+import random
+
+from torpor.control.measure import content
+from torpor.shared.codecs.layout import Element, Run
+from torpor.shared.codecs.planes import PLANES
+from torpor.shared.values import MIB
+
+
+def test_the_weights_are_like_weights() -> None:
+    plain = content.weights(MIB, random.Random(1))
+    stored = PLANES.encode(memoryview(plain), [Run(len(plain), Element.BF16)])
+    assert stored is not None
+    assert 1.45 < len(plain) / len(stored) < 1.55
