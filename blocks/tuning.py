@@ -1,25 +1,21 @@
-"""The block of tuning: settings of transfers, machines and destroys that few people change."""
+"""The block of tuning: settings of encodings, machines and destroys that few people change."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
 from blocks.reference import LOGOS
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import MIB, Compression, GpuUse, workspace_name
-
-MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
+from torpor.shared.values import Compression, GpuUse, workspace_name
 
 
 class Tuning(Block):
     """Settings that rarely need a change, for workspaces that name this block.
 
     Args:
-        parts: The number of parts of a transfer.
-        part_mib: The smallest part, in MiB.
         smallest: Prefer smaller snapshots to faster ones.
         gpu_encodes: Allow the machine's GPU to encode and decode weights.
         gpu_python: A Python on the machine that can import CuPy.
@@ -49,19 +45,6 @@ class Tuning(Block):
     _logo_url = HttpUrl(f"{LOGOS}/filesystem.png")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
 
-    parts: int = Field(
-        default=32,
-        ge=1,
-        le=MAX_PARTS,
-        description="The number of parts of a transfer, 1 to 64. Each is retried on its own.",
-    )
-    part_mib: int = Field(
-        default=64,
-        ge=1,
-        le=4096,
-        title="Smallest part (MiB)",
-        description="The smallest part, in MiB. A small workspace has fewer parts.",
-    )
     smallest: bool = Field(
         default=False,
         title="Fewest bytes",
@@ -147,10 +130,6 @@ class Tuning(Block):
             "need different owners."
         ),
     )
-
-    @property
-    def part_bytes(self) -> int:
-        return self.part_mib * MIB
 
     def compression(self) -> Compression:
         """What chunks are encoded for, as a plain value."""

@@ -289,8 +289,8 @@ class Workspace(Block):
     tuning: OptionalReference = Field(
         default="",
         description=(
-            "The Tuning block with the number of parts, compression, the choice of offers and what "
-            "a destroy may leave behind. Empty: the defaults of that block."
+            "The Tuning block with compression, the choice of offers and what a destroy may leave "
+            "behind. Empty: the defaults of that block."
         ),
     )
 
@@ -343,8 +343,6 @@ class Workspace(Block):
             move_aside=tuning.move_aside,
             left_behind=tuning.left_behind,
             left_behind_gib=tuning.left_behind_gib,
-            parts=tuning.parts,
-            part_bytes=tuning.part_bytes,
             compression=tuning.compression(),
             programs=list(self.programs),
             process=self.process,

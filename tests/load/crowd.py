@@ -232,7 +232,7 @@ def gathered(alone: Alone, markets: Markets, number: int, seed: int) -> Iterator
         markets.fakes[name].market.clock = AheadClock()
         for block in markets.blocks(name, BLOCK):
             block.save(BLOCK, overwrite=True)
-    Tuning(parts=1).save(BLOCK, overwrite=True)
+    Tuning().save(BLOCK, overwrite=True)
     first, *more = [f"{name}-provider/{BLOCK}" for name in MARKETS]
     for workspace in names(number):
         Workspace(

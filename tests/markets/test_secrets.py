@@ -66,7 +66,7 @@ def saved_blocks(
 def _use(name: str) -> None:
     """The workspace names this market, and another one after it."""
     order = [f"{market}-provider/{BLOCK}" for market in (name, *(n for n in NAMES if n != name))]
-    Tuning(rank="order", parts=2).save(BLOCK, overwrite=True)
+    Tuning(rank="order").save(BLOCK, overwrite=True)
     Workspace(
         name=BLOCK,
         store=BLOCK,

@@ -58,7 +58,6 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     assert blocks.Ec2Provider.load(NAME, _sync=True).region == REGION
 
     new_block(page, torpor_up, "tuning", NAME)
-    page.get_by_label("Parts (Optional)").fill("2")
     page.get_by_label("Lowest reliability (Optional)").fill("0.9")
     forms.picture("block-tuning")
     save_block(page)
@@ -78,7 +77,7 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
         [f"runpod-provider/{NAME}"],
         "RTX 4090",
     )
-    assert (tuning.parts, tuning.min_reliability) == (2, 0.9)
+    assert tuning.min_reliability == 0.9
 
     create(NAME)
     (made,) = markets.alive()

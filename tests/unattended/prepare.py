@@ -35,7 +35,7 @@ def prepare(number: int, machines: str, hook: str, gcp: dict[str, Any]) -> dict[
     ).save("tests", overwrite=True)
     LocalProvider(folder=machines, price_usd_h=1.0).save("paid", overwrite=True)
     QUIET.save("quiet", overwrite=True)
-    Tuning(parts=1).save("small", overwrite=True)
+    Tuning().save("small", overwrite=True)
     for name, settings in (
         (f"idle{number}", {"idle": "quiet"}),
         (f"spent{number}", {"when_idle": "report"}),

@@ -44,7 +44,7 @@ def _check_packs(machine: str, packs: int) -> None:
     if packs > MOST_PACKS:
         raise MachineError(
             f"machine {machine} wants {packs} packs in one part, and gets at most {MOST_PACKS}: "
-            "raise `parts` in the workspace's Tuning block"
+            "restore one directory at a time (`torpor restore`)"
         )
 
 
