@@ -147,7 +147,7 @@ def mark_adopted(provider: Provider, machine: Machine, label: Label | None) -> N
 @step("end its own saves", retries=ONCE)
 def end_saves(opened: OpenWorkspace, rental: Rental) -> list[str]:
     """Let a machine that is given up save the workspace no more; a warning where it may. It has the
-    workspace's key and grants for an hour."""
+    workspace's key, and grants for twelve hours at most."""
     provider = opened.markets.of(rental.provider)
     recall([provider], [rental])
     try:
@@ -160,7 +160,7 @@ def end_saves(opened: OpenWorkspace, rental: Rental) -> list[str]:
     except TorporError as error:
         words = (
             f"machine {rental.machine} could not be told to end its own saves, and may write "
-            f"snapshots of the workspace for another hour: {error}"
+            f"snapshots of the workspace until its grants end, within twelve hours: {error}"
         )
         runner().log.warning("%s", words)
         return [words]

@@ -19,6 +19,7 @@ from torpor.control.jobs.standby import OWN_SAVES, book_for, renewed_s
 from torpor.control.remote.seam import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
+from torpor.control.store.marks import COMMIT_S
 from torpor.control.upkeep.autosaves import delete_superseded, thin
 from torpor.control.upkeep.lineage import Stored
 from torpor.control.upkeep.pins import holds
@@ -77,7 +78,8 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         if _drives(opened, state.job):
             return Saves(f"job {state.job} saves it")
         ends_s = state.until_unix - time.time()
-        is_fresh = ends_s >= state.lasts_s - renewed_s(state.lasts_s)
+        lasts_s = state.lasts_s or COMMIT_S  # an older process does not say it
+        is_fresh = ends_s >= lasts_s - renewed_s(lasts_s)
         lasts = state.lives and is_fresh and state.left > OWN_SAVES
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
@@ -87,7 +89,8 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
     except TorporError as error:
         return Saves(f"its own saves cannot go on: {error}", fail=True)
     if state.job:
-        return Saves(f"job {state.job}, which is over, saved it until now: its own saves begin")
+        job = plain(state.job)
+        return Saves(f"job {job}, which is over, saved it until now: its own saves begin")
     told = _told(state)
     if is_gone and not told.fail:
         why = "it was deleted, or is on its way. It saves again"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -28,7 +27,7 @@ from torpor.control.upkeep.lineage import OwnLine, choose
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, StoreUnavailable
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
-from torpor.shared.values import PROGRAMS, SnapshotId, StoredObject, made_at
+from torpor.shared.values import PROGRAMS, SnapshotId, StoredObject
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
 
 
@@ -97,14 +96,6 @@ def test_a_book_with_a_save_each_minute_fits_into_a_line(machine: NearAgent) -> 
     book = book_of(machine, machine.root, None, every_s=60.0)
     assert len(book.saves) == OWN_SAVES + MOST_SAVES
     assert len(request_line("id", book)) * 4 < MAX_LINE_BYTES  # real grants are longer
-
-
-def test_a_save_is_named_by_when_it_is_due(machine: NearAgent) -> None:
-    """Half a day of saves would else be named by when the control side was last there."""
-    book = book_of(machine, machine.root, machine.hibernated(), every_s=1800.0)
-    times = [made_at(save.snapshot).timestamp() for save in book.saves]
-    assert {later - first for first, later in itertools.pairwise(times[1:])} == {1800.0}
-    assert [save.created_unix for save in book.saves[1:]] == times[1:]
 
 
 def test_grants_that_can_replace_what_was_verified_end_within_the_hour(

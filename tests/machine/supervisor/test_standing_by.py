@@ -194,6 +194,58 @@ def test_a_save_command_ends_with_a_scheduled_save_that_gives_way(machine: Machi
     machine.stop()
 
 
+def _first_waits(machine: Machine) -> list[str]:
+    """A save command that takes long the first time."""
+    first = machine.work / "first"
+    return ["sh", "-c", f"[ -e {first} ] && exit; touch {first}; sleep 600"]
+
+
+@pytest.mark.parametrize("all_get_it", [True, False], ids=["every process", "the supervisor"])
+def test_a_scheduled_save_gives_way_to_a_machine_that_shuts_down(
+    machine: Machine, all_get_it: bool
+) -> None:
+    machine.shell(f"trap '' TERM; {WAITS}")
+    machine.stands_by(every_s=0.2, save_argv=_first_waits(machine))
+    until((machine.work / "first").exists, "a scheduled save has begun")
+    book = machine.stands_by(every_s=600.0)
+    saves = machine.own_saves()
+    machine.shuts_down()
+    for save in saves if all_get_it else ():
+        save.terminate()
+    save = saved(machine)
+    assert save.snapshot in {one.snapshot for one in book.saves}
+    notice = machine.state().notice
+    assert notice is not None and notice.kind == "signal"
+    (machine.work / "go").touch()
+
+
+def test_grants_that_a_save_has_not_used_are_there_for_the_one_that_it_gives_way_to(
+    machine: Machine,
+) -> None:
+    """A scheduled save is given almost all of them."""
+    machine.shell(WAITS)
+    book = machine.stands_by(every_s=0.2, save_argv=_first_waits(machine))
+    until((machine.work / "first").exists, "a scheduled save has begun")
+    machine.shuts_down()
+    save = saved(machine)
+    assert save.snapshot == book.saves[0].snapshot
+    machine.stop()
+
+
+def test_a_machine_that_is_given_up_and_a_next_attempt_end_its_scheduled_saves(
+    machine: Machine,
+) -> None:
+    machine.shell(WAITS)
+    machine.stands_by(every_s=0.2)
+    saved(machine)
+    machine.agent.call(EndAutosave(WORKSPACE))
+    last = machine.state().saved
+    machine.shuts_down()
+    until(lambda: machine.state().save_error, "it has no grants any more")
+    machine.stop()
+    assert machine.state().saved == last
+
+
 # -- after the end of the command
 
 

@@ -93,6 +93,17 @@ def test_a_thousand_autosaves_push_no_ancestor_out() -> None:
     assert not Work([line]).has(_line(0, MOST_ANCESTORS + 200))
 
 
+def test_half_a_day_of_autosaves_that_nobody_deletes_is_one_line() -> None:
+    """A control side was away: the newest names only the last of them itself."""
+    lines = {_id(0): Lineage.after(None, _id(0), equal=False)}
+    for number in range(1, 5 * MOST_SAVES):
+        before = lines[_id(number - 1)]
+        lines[_id(number)] = Lineage.after(before, _id(number), equal=False, autosave=True)
+    newest = Lineage.after(lines[_id(5 * MOST_SAVES - 1)], _id(5 * MOST_SAVES), equal=False)
+    assert not Work([newest]).names(_id(1))
+    assert all(Work(chain(newest, lines.get)).names(name) for name in lines)
+
+
 def test_it_is_in_the_manifest() -> None:
     line = Lineage.after(_line(1, 2), SNAPSHOT, equal=True)
     assert lineage_of(honest(environment={"kernel": "6.1", **line.record()})) == line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Set
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Final
 
 import msgspec
@@ -128,9 +128,8 @@ def is_own_save(
     since_unix: float,
 ) -> bool:
     """Whether a machine has made the snapshot by itself, on a book that was signed after
-    ``since_unix``, when the job first had a machine: the name has the time of the book or a later
-    one. A machine that lies could name any other one, also an earlier job's, which is not this
-    job's to delete."""
+    ``since_unix``, when the job first had a machine: the name has the time of the book. A machine
+    that lies could name any other one, also an earlier job's, which is not this job's to delete."""
     if made_at(snapshot).timestamp() < int(since_unix):
         return False
     manifest, _ = open_manifest(store, workspace, snapshot, seal, facts=())
@@ -157,16 +156,16 @@ def _sign_saves(
     store: ObjectStore, spec: WorkspaceSpec, every_s: float, end_s: int
 ) -> list[SaveGrant]:
     """Grants for manifests whose names sort after every snapshot, and one after the other: one for
-    each time at which a save is due, and OWN_SAVES more."""
+    each time at which a save is due, and OWN_SAVES more. All names have the time of this book: by
+    that, ``choose`` knows a machine that was given up from its successor."""
     newest = newest_snapshot(store, spec.name)
     now = datetime.now(timezone.utc)
     due = min(MOST_SAVES, int(end_s / every_s) + 1) if every_s else 0
     saves = []
-    for number in range(OWN_SAVES + due):
-        at = now + timedelta(seconds=number * every_s)
-        newest = new_snapshot_id(at, newest)
+    for _ in range(OWN_SAVES + due):
+        newest = new_snapshot_id(now, newest)
         grant = _grant(store, "PUT", manifest_key(spec.name, newest), end_s)
-        saves.append(SaveGrant(newest, int(at.timestamp()), grant))
+        saves.append(SaveGrant(newest, int(now.timestamp()), grant))
     return saves
 
 

@@ -34,18 +34,18 @@ def delete_superfluous(
     succession = Succession.of(store, verified, seal)
     succession.hold(verified.snapshot)
     lines, workspace = succession.lines, verified.workspace
+    own = {one.snapshot for one in lines.going_back(verified.snapshot) if one.autosave}
     old = [
         save
-        for save in lines.oldest_first(set(saves))
+        for save in lines.oldest_first(set(saves) - own)
         if save != verified.snapshot and lines.goes_on_from(verified.snapshot, save)
     ]
     pinned = pin_times(store, workspace).keys()
     unpinned = [save for save in old if save not in pinned]
     wanted = unpinned[: max(0, len(unpinned) - (keep - 1))]
-    own = [one.snapshot for one in lines.going_back(verified.snapshot) if one.autosave]
     why = f"snapshot {verified.snapshot} of its job is verified"
     deleted = succession.end({*wanted, *own} - pinned, why).deleted
-    gone = {*deleted, *pinned & set(old)}
+    gone = {*deleted, *pinned & {*old, *own}}
     return Thinned(
         deleted,
         [

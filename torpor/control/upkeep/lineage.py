@@ -4,9 +4,9 @@ A snapshot descends from what its lineage names, which its machine has written d
 manifest is sent. A *tip* is a snapshot from which no other one descends, and that has work of its
 own: one that is equal to what it began from is no tip. Within a line of descent the tip is the
 newest, whatever its name and whenever the store received it. Between lines, the tip that the store
-received last is: by the store's clock, never by names, which are signed up to an hour before, or by
-machines' clocks. Of what machines saved by themselves, the names tell the machine that was given up
-from its successor. Snapshots from before there were lineages are one line, in the store's order.
+received last is: by the store's clock, never by names, which are signed up to half a day before, or
+by machines' clocks. Of what machines saved by themselves, the names tell the machine that was given
+up from its successor. Snapshots from before there were lineages are one line, in the store's order.
 
 Everybody who wants the newest state asks ``choose``.
 """

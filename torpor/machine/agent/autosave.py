@@ -17,7 +17,7 @@ from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor.autosave import AutosaveFolder, autosave_folders
 from torpor.machine.supervisor.folder import JobFolder, ProcessFolder, job_that_saves
 from torpor.shared.errors import InvalidInput, MachineError, WorkspaceBusy, from_wire
-from torpor.shared.values import WorkspaceName, workspace_name
+from torpor.shared.values import Compression, WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
 from torpor.shared.wire.job import StandBy
 from torpor.shared.wire.machine import Bye
@@ -37,6 +37,8 @@ def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
     folder = AutosaveFolder(call.home, workspace)
     folder.make()
     lock = folder.take()
+    if request.instead_of and request.instead_of == job_that_saves(call.home, workspace):
+        _take_grants_of(JobFolder(call.home, request.instead_of), workspace, call)
     if lock is None and folder.bundle() == _bundle(start):
         _ask(folder, call.request_id, request)
         return Nothing()
@@ -44,10 +46,7 @@ def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
         lock = _dismissed(folder, workspace, call)
     try:
         # With the lock: a job that gets its grants after this look ends what is started here.
-        job = job_that_saves(call.home, workspace)
-        if job and job == request.instead_of:
-            _take_grants_of(JobFolder(call.home, job), request.book, call)
-        elif job:
+        if job := job_that_saves(call.home, workspace):
             raise WorkspaceBusy(f"job {job} saves workspace {workspace} on this machine")
         start_process(start, lock, request_line(call.request_id, request), call)
     finally:
@@ -67,12 +66,20 @@ def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
     return msgspec.structs.replace(state, job=job, line=line.snapshot if line else None)
 
 
-def end_autosave(request: EndAutosave, call: Call) -> Nothing:
+def end_saves(request: EndAutosave, call: Call) -> Nothing:
+    """Those of the workspace's own process, and those that the supervisor of a job makes."""
     workspace = workspace_name(request.workspace)
+    end_autosave(workspace, call)
+    if job := job_that_saves(call.home, workspace):
+        _take_grants_of(JobFolder(call.home, job), workspace, call)
+    return Nothing()
+
+
+def end_autosave(workspace: WorkspaceName, call: Call) -> None:
+    """End the process that saves the workspace, if one lives."""
     folder = AutosaveFolder(call.home, workspace)
     if folder.identity() is not None:
         os.close(_dismissed(folder, workspace, call))
-    return Nothing()
 
 
 def dismiss_autosaves(home: Path, call: Call) -> None:
@@ -93,12 +100,27 @@ def used_bundles(home: Path) -> set[Path]:
     return used
 
 
-def _take_grants_of(folder: JobFolder, book: StandBy, call: Call) -> None:
-    """Its supervisor saves nothing from now on, but for a save that runs."""
-    none = msgspec.structs.replace(
-        book, job=folder.job, key=None, known=[], saves=[], packs=[], young=[], every_s=0.0
+def _take_grants_of(folder: JobFolder, workspace: WorkspaceName, call: Call) -> None:
+    """Its supervisor saves nothing from now on, but for a save after a notice that runs."""
+    empty: list[Any] = []
+    none = StandBy(
+        job=folder.job,
+        workspace=workspace,
+        roots=empty,
+        exclude=empty,
+        accepted=empty,
+        compression=Compression(),
+        key=None,
+        known=empty,
+        parent=None,
+        lost=empty,
+        saves=empty,
+        packs=empty,
+        save_argv=empty,
+        save_timeout_s=0.0,
     )
     _ask(folder, call.request_id, none)
+    end_save(call.home, workspace)
 
 
 def _dismissed(folder: AutosaveFolder, workspace: WorkspaceName, call: Call) -> int:

@@ -25,6 +25,7 @@ from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.programs import look_at
 from torpor.machine.checkpoint.tree import why_not
+from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, Kept, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -35,8 +36,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
     from_wire,
 )
-from torpor.shared.values import learned
-from torpor.shared.wire.autosave import EndAutosave
+from torpor.shared.values import WorkspaceName, learned, workspace_name
 from torpor.shared.wire.job import (
     JobLook,
     JobState,
@@ -167,7 +167,8 @@ def stand_by(request: StandBy, call: Call) -> Nothing:
         raise MachineError(f"the supervisor of job {request.job} did not answer: ask again")
     if said.error is not None:
         raise from_wire(said.error)
-    return end_autosave(EndAutosave(request.workspace), call)
+    end_autosave(workspace_name(request.workspace), call)
+    return Nothing()
 
 
 def dismiss_supervisors(home: Path) -> None:
@@ -182,6 +183,7 @@ def dismiss_supervisors(home: Path) -> None:
         give_up = time.monotonic() + LEAVE_S
         while kept.supervisor.lives:
             _ask_to_leave(folder, kept.state.attempt)
+            _end_scheduled_save(home, kept)
             if time.monotonic() >= give_up:
                 raise WorkspaceBusy(
                     f"the supervisor of job {folder.job} saves the workspace: wait until it has "
@@ -227,6 +229,7 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
             left = partial(of_supervisor, folder.path, kept.supervisor)
             end_processes(left, LEFT_GRACE_S, call.check)  # without it, init adopts them
             _ask_to_leave(folder, state.attempt)
+            _end_scheduled_save(call.home, kept)
         call.check()
         if time.monotonic() >= give_up:
             raise WorkspaceBusy(
@@ -284,6 +287,11 @@ def _make_log(path: str) -> None:
             f"the log {path} cannot be written on the machine: {error.strerror}. Name a file in "
             "the workspace"
         ) from None
+
+
+def _end_scheduled_save(home: Path, kept: Kept) -> None:
+    if kept.saves:
+        end_save(home, WorkspaceName(kept.saves))
 
 
 def _ask_to_leave(folder: JobFolder, attempt: int) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torpor.machine.agent.activity import read_activity
-from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosave
+from torpor.machine.agent.autosave import autosave, end_saves, look_at_autosave
 from torpor.machine.agent.brought import make_paths, note_made_again
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
@@ -103,7 +103,7 @@ def operations(
     table.add(NoteMadeAgain, note_made_again)
     table.add(Autosave, lambda request, call: autosave(request, call, autosaves))
     table.add(LookAtAutosave, look_at_autosave)
-    table.add(EndAutosave, end_autosave)
+    table.add(EndAutosave, end_saves)
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

@@ -120,7 +120,7 @@ def _unheard(_number: int, _frame: object) -> None:
 def _give_way(rescue: Rescue) -> None:
     """End at once, with the save command: what the save has stored is in the journal."""
     rescue.end_save_command()
-    os.write(1, encode_line(msgspec.to_builtins(Rescued(None, gave_way=True))))
+    os.write(1, encode_line(msgspec.to_builtins(rescue.so_far())))
     os._exit(1)
 
 
@@ -166,8 +166,15 @@ class Rescue:
         self._lost = orders.book.lost
         self._new_bytes = 0
         self._resumed: list[ObjectKey] = []
+        self._stores: SnapshotRun | None = None
+        self._sends = False  # the manifest
         self._gives_way = threading.Event()
         self._save_command = threading.Lock()  # held while the save command runs
+
+    def so_far(self) -> Rescued:
+        """What a save that gives way has used."""
+        used = 0 if self._stores is None else self._stores.filled_packs
+        return Rescued(None, gave_way=True, packs=used, unsent=not self._sends)
 
     def end_save_command(self) -> None:
         """End it where it runs, and let none begin any more: another run's would write the same
@@ -191,7 +198,7 @@ class Rescue:
                 if self._scheduled:
                     return Rescued(None, gave_way=True, packs=0, unsent=True)
                 raise
-            words = None
+            self._stores, words = run, None
             try:
                 words = threads.submit(self._run_save_command, self._owe_resume(run))
                 with run.starting(self._call):
@@ -403,6 +410,7 @@ class Rescue:
 
     def _commit(self, run: SnapshotRun) -> OwnSave:
         save, began = self._book.saves[0], time.monotonic()
+        self._sends = True
         statistics, accepted = self._statistics(), self._book.accepted
         commit = Commit(run.id, save.snapshot, save.created_unix, statistics, accepted, save.grant)
         try:

@@ -47,7 +47,7 @@ class Guard:
         *,
         rests: bool,
     ) -> None:
-        self._saves = RescueSaves(save)
+        self._saves = RescueSaves(save, is_urgent=lambda: self.is_urgent)
         self.schedule: Final = Schedule(0.0, usable_cores(), rests=rests)
         self._ends_s = 0.0
         self._failed = False
@@ -57,7 +57,7 @@ class Guard:
         self._news: SimpleQueue[News] = SimpleQueue()
         self._unsaved: SimpleQueue[Notice] = SimpleQueue()
         self._lock = threading.Lock()
-        self._open = 0  # notices whose save has not ended
+        self._open = self._urgent = 0  # notices whose save has not ended, and those not scheduled
         self.stands_until_unix = 0.0
         """When the last grant ends."""
         threading.Thread(target=self._save_for_each, name="saves", daemon=True).start()
@@ -79,8 +79,13 @@ class Guard:
         self.stands_until_unix = max((save.grant.expires_unix for save in book.saves), default=0)
 
     def hear(self, notice: Notice) -> None:
+        """Have the workspace saved for it. A scheduled save gives way to any other."""
+        is_urgent = notice.kind != "schedule"
         with self._lock:
             self._open += 1
+            self._urgent += is_urgent
+        if is_urgent:
+            self._saves.end_scheduled()
         self._news.put(notice)
         self._unsaved.put(notice)
         self._wake()
@@ -108,6 +113,11 @@ class Guard:
                     self.schedule.rest_no_longer()
                 else:
                     self._failed = done.saved is None and not done.unchanged
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a save runs or waits that is not scheduled."""
+        return self._urgent > 0
 
     @property
     def saves_now(self) -> bool:
@@ -146,6 +156,7 @@ class Guard:
             finally:  # or its supervisor would never leave
                 with self._lock:
                     self._open -= 1
+                    self._urgent -= notice.kind != "schedule"
                 self._freezes = False  # the news of it is there
                 self._wake()
 
@@ -153,6 +164,9 @@ class Guard:
         """Save; then, in the time that is left, once more with the command, frozen. A later save
         would lack what is frozen."""
         freeze, began_s = self._freeze, time.monotonic()
+        if notice.kind == "schedule" and self.is_urgent:
+            self._news.put(Rescued(None, gave_way=True, scheduled=True))
+            return
         if freeze is None:
             self._news.put(self._saves.save(notice))
             return

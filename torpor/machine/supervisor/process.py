@@ -95,11 +95,12 @@ class Supervisor:
             self._requests.wait(TICK_S)
             if self._shuts_down:
                 self._guard.shut_down()
-                saves = self._guard.saves_now  # then another one waits for what is being frozen
+                saves = self._guard.is_urgent  # then another one waits for what is being frozen
                 self._shuts_down = saves and self._guard.freezes_now
                 if not saves:
                     self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
-            self._guard.save_if_due()
+            if not self._leaving:
+                self._guard.save_if_due()
             for news in self._guard.news():
                 self._hear(news)
             self._look_at_command(freezes=self._guard.freezes_now)
@@ -242,7 +243,10 @@ class Supervisor:
             self._kept = msgspec.structs.replace(self._kept, state=state)
             self._look_at_command()  # where it was ended for that, one write says both
             self._keep()
-        elif not news.gave_way:
+        elif news.scheduled:
+            if news.saved is not None:
+                self._keep(saved=news.saved)
+        else:
             self._keep(saved=news.saved or self._kept.state.saved, save_error=news.error)
 
     # -- requests

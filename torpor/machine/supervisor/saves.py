@@ -18,6 +18,8 @@ from torpor.shared.wire.job import Notice, OwnSave, StandBy
 from torpor.shared.wire.protocol import encode_line
 from torpor.shared.wire.snapshot import KnownSnapshot
 
+LONGEST_S: Final = 3600.0
+"""A save after a notice ends after this time at the latest; a scheduled one with its grants."""
 UNKNOWN_S: Final = 30.0
 """How long the machine is taken to live if its market does not say: the shortest of all notices."""
 NOTICE_S: Final = {"aws-spot": 120.0, "azure": 900.0}
@@ -46,8 +48,9 @@ class Orders(msgspec.Struct, frozen=True):
 class Rescued(msgspec.Struct, frozen=True):
     """What the process prints as one line. ``error``: why there is no save, or what went wrong
     although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
-    ``gave_way``: to a run, which holds the workspace. ``packs``: how many grants for packs were
-    used, from the first on; None where nobody knows. ``unsent``: no manifest was sent. ``bytes_s``:
+    ``gave_way``: to a run, which holds the workspace, or to a notice. ``scheduled``: no notice
+    asked for it. ``packs``: how many grants for packs were used, from the first on; None where
+    nobody knows. ``unsent``: no manifest was sent. ``bytes_s``:
     how fast it stored what was new; 0 where that was too little to say. ``sent_s``: seconds in
     which it was sending, at most; None where nobody knows."""
 
@@ -55,6 +58,7 @@ class Rescued(msgspec.Struct, frozen=True):
     error: str = ""
     unchanged: bool = False
     gave_way: bool = False
+    scheduled: bool = False
     packs: int | None = None
     unsent: bool = False
     bytes_s: float = 0.0
@@ -69,23 +73,27 @@ class RescueSaves:
     save wrote.
     """
 
-    def __init__(self, start: list[str], now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        start: list[str],
+        now: Callable[[], float] = time.time,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_urgent``: whether a notice waits for its save; a scheduled one gives way to it."""
         self._start = start
         self._now = now
+        self._is_urgent = is_urgent
+        self._scheduled: subprocess.Popen[bytes] | None = None  # the process of such a save
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._book: StandBy | None = None
         self._given_unix = 0.0
-        self._given_s = 0.0
-        self._signed_unix = 0  # by the control side's clock
         self._made: list[str] = []
 
     def stand_by(self, book: StandBy) -> None:
         """Replace the book. A save that runs goes on with the one that it has."""
         with self._lock:
             self._book, self._given_unix, self._made = book, self._now(), []
-            self._given_s = time.monotonic()
-            self._signed_unix = book.saves[0].created_unix if book.saves else 0
 
     def has_made(self, known: Sequence[KnownSnapshot]) -> bool:
         """Whether the newest of the ``known`` snapshots is what the book that it has knows, or a
@@ -124,10 +132,15 @@ class RescueSaves:
                     "the machine cannot save by itself: the control side has handed over no grants "
                     "for it, or all of them are used",
                 )
-            line = encode_line(msgspec.to_builtins(orders))
-            done = self._run(line, orders.book.lasts_s)
+            done = self._run(orders)
             self._take_back(orders, done)
-            return done
+            return msgspec.structs.replace(done, scheduled=orders.scheduled)
+
+    def end_scheduled(self) -> None:
+        """Let a scheduled save that is under way give way; what it has stored is in the journal."""
+        with self._lock:
+            if self._scheduled is not None:
+                self._scheduled.terminate()
 
     def _orders(self, notice: Notice) -> Orders | None:
         """The next save, with half of the packs that are left; the last one gets all of them. A
@@ -137,10 +150,6 @@ class RescueSaves:
             if book is None or not book.saves:
                 return None
             scheduled = notice.kind == "schedule"
-            now_unix = self._signed_unix + time.monotonic() - self._given_s
-            due = [save.created_unix for save in book.saves]
-            while len(due) > 1 and due[0] < due[1] <= now_unix:
-                book, due = msgspec.structs.replace(book, saves=book.saves[1:]), due[1:]
             share = len(book.packs) if len(book.saves) == 1 else (len(book.packs) + 1) // 2
             if scheduled:
                 share = max(share, len(book.packs) - RESERVE)
@@ -177,8 +186,8 @@ class RescueSaves:
             return UNKNOWN_S  # this machine's clock is not the market's
         return max(left_s, 0.0)
 
-    def _run(self, orders: bytes, longest_s: float) -> Rescued:
-        """After ``longest_s`` the grants have ended, and the process is ended too."""
+    def _run(self, orders: Orders) -> Rescued:
+        longest_s = orders.book.lasts_s if orders.scheduled else LONGEST_S
         try:
             process = subprocess.Popen(
                 self._start,
@@ -188,14 +197,22 @@ class RescueSaves:
             )
         except OSError as error:
             return Rescued(None, f"the machine's own save could not be started: {error}")
+        with self._lock:
+            self._scheduled = process if orders.scheduled else None
+        if orders.scheduled and self._is_urgent():
+            process.terminate()
         try:
-            said, _ = process.communicate(orders, longest_s)
+            line = encode_line(msgspec.to_builtins(orders))
+            said, _ = process.communicate(line, longest_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             return Rescued(
                 None, f"the machine's own save took over {longest_s:.0f} s and was ended"
             )
+        finally:
+            with self._lock:
+                self._scheduled = None
         try:
             return msgspec.convert(json.loads(said), learned(Rescued))
         except ValueError:

@@ -22,7 +22,8 @@ AUTOSAVE: Final = "autosave"
 OWN_SAVE: Final = "own_save"
 """In a manifest's statistics: the machine made the snapshot by itself."""
 MOST_SAVES: Final = 100
-"""Over an hour of autosaves, each of which is superfluous soon."""
+"""Autosaves, each of which is superfluous soon. Where nobody deletes them for half a day, older
+ones are named by these (``chain``)."""
 LINEAGE: Final = "lineage"
 """Its name in the environment record, where a reader of any torpor takes it for a fact more."""
 
@@ -104,19 +105,21 @@ def lineage_of(manifest: Manifest) -> Lineage:
 
 
 def chain(lineage: Lineage, before: Callable[[SnapshotId], Lineage | None]) -> Iterator[Lineage]:
-    """The lineage, and where that does not reach back to the first, the one of its oldest ancestor
-    that still exists, and so on: a line of thousands of snapshots is named by a few of them.
-    ``before``: the lineage of a snapshot; None where that is gone or says none."""
-    yield lineage
-    seen = {lineage.snapshot}
-    while not lineage.whole:
-        found = (before(name) for name in reversed(lineage.ancestors) if name not in seen)
-        older = next((one for one in found if one is not None), None)
-        if older is None:
-            return
-        seen.add(older.snapshot)
-        lineage = older
-        yield lineage
+    """The lineage, and where that does not reach back to the first, or names as many autosaves as
+    it may, the ones of the oldest of these that still exist, and so on: a line of thousands of
+    snapshots is named by a few of them. ``before``: the lineage of a snapshot; None where that is
+    gone or says none."""
+    seen, waiting = {lineage.snapshot}, [lineage]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        more_saves = one.saves if len(one.saves) == MOST_SAVES else []
+        for names in ([] if one.whole else one.ancestors, more_saves):
+            found = (before(name) for name in reversed(names) if name not in seen)
+            older = next((of for of in found if of is not None), None)
+            if older is not None:
+                seen.add(older.snapshot)
+                waiting.append(older)
 
 
 class Work:

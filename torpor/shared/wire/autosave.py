@@ -48,7 +48,7 @@ class LookAtAutosave(Request[AutosaveState], frozen=True):
 
 class EndAutosave(Request[Nothing], frozen=True):
     """End the process that saves the workspace, and the save that it makes: a machine that is
-    destroyed must not take that for a notice. Idempotent."""
+    destroyed must not take that for a notice. A job's supervisor loses its grants. Idempotent."""
 
     op = "autosave.end"
     workspace: WorkspaceName

@@ -166,8 +166,7 @@ class TryFreezing(Request[Tried], frozen=True):
 
 
 class SaveGrant(msgspec.Struct, frozen=True):
-    """Leave to write one manifest by the time that ``grant`` expires. ``created_unix``: when it is
-    to be used, by the control side's clock, which its name says too."""
+    """Leave to write one manifest by the time that ``grant`` expires."""
 
     snapshot: SnapshotId
     created_unix: int
@@ -177,8 +176,7 @@ class SaveGrant(msgspec.Struct, frozen=True):
 class StandBy(Request[Nothing], frozen=True):
     """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
 
-    ``job``: empty for the saves of no job. ``saves``: one for each save, used in order; one whose
-    successor's time has come is left out. ``packs``:
+    ``job``: empty for the saves of no job. ``saves``: one for each save, used in order. ``packs``:
     grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name.
     ``young``: packs that none of those names and a manifest may: a save that did not end may have
     stored them. The key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
