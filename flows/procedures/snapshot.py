@@ -227,7 +227,7 @@ class Snapshot:
     def commit(self) -> None:
         """Write the manifest. StillChanging if the machine ends and files changed meanwhile."""
         self._lost = with_missed(self._lost, self._last.missed)
-        if not self._new_bytes:
+        if self._last.unchanged:
             check_guards(self._guards, Ending(self._machine, self._lost, nothing_new=True))
         statistics = {"new_bytes": self._new_bytes, "passes": self._passes}
         self._stored, self._committed = commit(self._remote, statistics)
@@ -392,6 +392,5 @@ class Snapshot:
         seen = store(self._remote, self._passes + 1, passes, lost)
         self._read_unix = max(began_unix, time.time() - max(0.0, seen.ago_s))
         self._passes += seen.passes
-        self._new_bytes += seen.new_bytes
-        self._stored_bytes += seen.stored_bytes
+        self._new_bytes, self._stored_bytes = seen.new_bytes, seen.stored_bytes
         return seen

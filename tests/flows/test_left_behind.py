@@ -16,13 +16,15 @@ import pytest
 
 from flows import backup, create
 from tests.fixtures.lab import Lab
+from tests.fixtures.near_agent import NearMachine
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.shared.errors import InvalidInput, UnsavedWork, WorkspaceInvalid
+from torpor.shared.errors import AgentLost, InvalidInput, UnsavedWork, WorkspaceInvalid
 from torpor.shared.wire.losses import LookForLosses
+from torpor.shared.wire.snapshot import Store
 from torpor_cli.output import quiet
 
 
@@ -55,6 +57,38 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -
     report = hibernate_plainly(lab.opened, accept_lost=["~/nvme"])
     assert (report.destroyed, lab.machines()) == (True, [])
     assert report.lost == []
+
+
+@pytest.mark.parametrize("changes", ["the answer is lost", "only a name goes"])
+def test_a_workspace_that_changed_is_stored_also_where_the_machine_must_stay(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, changes: str
+) -> None:
+    """Only an unchanged one is not stored again at each try."""
+    _link_out(home)
+    (home / "workspace" / "old").write_text("old")
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
+    if changes == "only a name goes":
+        with pytest.raises(UnsavedWork):
+            hibernate_plainly(lab.opened, only_if_idle=True)
+        (home / "workspace" / "old").unlink()
+    stored = lab.verify_listed() if changes == "only a name goes" else 0
+    call, lost = NearMachine.call, []
+
+    def once(machine: NearMachine, request: Any, **options: Any) -> Any:
+        answer = call(machine, request, **options)
+        if isinstance(request, Store) and request.packs and not lost:
+            lost.append(request)
+            raise AgentLost("the answer is lost")
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NearMachine, "call", once)
+        with pytest.raises(UnsavedWork, match="is verified"):
+            hibernate_plainly(lab.opened, only_if_idle=True)
+    assert lab.verify_listed() == stored + 1
+    with pytest.raises(UnsavedWork, match="Nothing is new since the last snapshot"):
+        hibernate_plainly(lab.opened, only_if_idle=True)
+    assert lab.verify_listed() == stored + 1
 
 
 def test_the_look_knows_where_volumes_were_mounted_when_the_machine_was_rented(

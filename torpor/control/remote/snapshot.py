@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
@@ -64,6 +65,13 @@ class _Leave(NamedTuple):
     grant: Grant
 
 
+class _Bytes(NamedTuple):
+    """Of chunks: plain, and stored."""
+
+    new: int = 0
+    stored: int = 0
+
+
 class RemoteSnapshot(RemoteRun):
     """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``own``: of a user's own
     files in a home instead.
@@ -89,6 +97,7 @@ class RemoteSnapshot(RemoteRun):
         self._newest: SnapshotId | None = None
         self._tried: SnapshotId | None = None  # the last commit, maybe in this very second
         self._leave: _Leave | None = None
+        self._counted = self._before = _Bytes()  # by this agent, and by those before it
 
     def begin(self) -> None:
         """Take the workspace on the machine.
@@ -221,27 +230,31 @@ class RemoteSnapshot(RemoteRun):
     def _store_passes(self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent) -> Stored:
         """A hostile machine may ask for grants at any time. It gets more only if it has stored a
         pack with those that it got last, but for once in each pass."""
-        made = new_bytes = stored_bytes = 0
+        made, trusts, signed_s = 0, passes, 0.0
         packs: list[Grant] = []
-        trusts = passes
         for _ in range(MOST_REQUESTS):
             request = self._store_request(passes - made, packs, lost)
             seen = self._call(request, _counted_from(made, passes, on_event))
             made += seen.passes
-            new_bytes, stored_bytes = new_bytes + seen.new_bytes, stored_bytes + seen.stored_bytes
+            self._count(seen)
             if made > passes or (made == passes if seen.packs else not made):
                 raise hostile(self.machine, f"says that it has made {made} of {passes} passes")
             if not seen.packs:
                 return msgspec.structs.replace(
-                    seen, passes=made, new_bytes=new_bytes, stored_bytes=stored_bytes
+                    seen,
+                    passes=made,
+                    new_bytes=self._before.new + seen.new_bytes,
+                    stored_bytes=self._before.stored + seen.stored_bytes,
                 )
             if not self._has_stored_one_of(packs, seen.stored):
-                if not trusts:
+                too_early = bool(packs) and time.monotonic() - signed_s < PUT_S / 2
+                if too_early or not trusts:
                     raise GrantExpired(
                         f"machine {self.machine} asks for grants for packs again and again, and "
                         f"has stored none with the last ones: {seen.why or 'it does not say why'}"
                     )
                 trusts -= 1
+            signed_s = time.monotonic()
             lost, packs = (), self._pack_grants(min(seen.packs, PACKS_AT_ONCE))
         raise GrantExpired(
             f"machine {self.machine} has asked {MOST_REQUESTS} times for more grants for packs"
@@ -273,6 +286,12 @@ class RemoteSnapshot(RemoteRun):
             grant = self._store.grant("PUT", key, expires_s=PUT_S)
             grants.append(self._grant("PUT", key, count * PACK_BYTES) if grant.once else grant)
         return grants
+
+    def _count(self, seen: Stored) -> None:
+        """Take up what the run has stored so far; a new agent counts from 0."""
+        if seen.new_bytes < self._counted.new:
+            self._before = _Bytes(*map(sum, zip(self._before, self._counted, strict=True)))
+        self._counted = _Bytes(seen.new_bytes, seen.stored_bytes)
 
     def _begin_again(self) -> None:
         self.begin()

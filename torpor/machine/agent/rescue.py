@@ -400,7 +400,7 @@ class Rescue:
             self._stored_s += time.monotonic() - began
         self._lost = []
         self._passes += stored.passes
-        self._new_bytes += stored.new_bytes
+        self._new_bytes = stored.new_bytes
 
     def _has_time_for(self, began: float) -> bool:
         """Whether another pass as long as the last one, and the manifest with as much time again,

@@ -152,7 +152,7 @@ class SnapshotRun(AgentRun):
         self._pass: Pass | None = None
         self._asking: Pass | None = None  # for grants
         self._passes = 0  # that have ended
-        self._new_bytes = self._stored_bytes = 0  # since the last answer
+        self._new_bytes = self._stored_bytes = 0
         self._by_itself = False  # the machine, without a control side
         self._gone: list[Gone] | None = None  # by the first pass
         self._missing: list[Missing] = []  # by the last one
@@ -526,21 +526,22 @@ class SnapshotRun(AgentRun):
     def _ask(self, last: Pass, made: int, stored: str = "", why: str = "") -> Stored:
         """Answer that the rest of this pass needs more grants."""
         self._asking = last
-        answer = self._stored(made)
+        answer = self._answer(made)
         return msgspec.structs.replace(answer, packs=last.packs, stored=stored, why=why)
 
     def _stored(self, made: int) -> Stored:
+        return msgspec.structs.replace(self._answer(made), unchanged=self.is_unchanged())
+
+    def _answer(self, made: int) -> Stored:
         self._take_stored()
-        new_bytes, stored_bytes = self._new_bytes, self._stored_bytes
-        self._new_bytes = self._stored_bytes = 0
         last = self._has_scanned()
         return msgspec.structs.replace(
             last.found,
             unread=last.bytes,
             ago_s=time.monotonic() - last.began_s,
             passes=made,
-            new_bytes=new_bytes,
-            stored_bytes=stored_bytes,
+            new_bytes=self._new_bytes,
+            stored_bytes=self._stored_bytes,
         )
 
     def _take_stored(self) -> None:

@@ -83,7 +83,8 @@ class Missed(msgspec.Struct, frozen=True):
 
 class Stored(msgspec.Struct, frozen=True):
     """What came of some passes. ``passes``: those that this request has ended. ``new_bytes`` and
-    ``stored_bytes``: of the chunks that the run has stored since its last answer, plain and stored.
+    ``stored_bytes``: of the chunks that the run has stored since it began, plain and stored.
+    ``unchanged``: the tree is equal to the snapshot that it goes on from.
 
     Of the last walk, which began ``ago_s`` seconds ago: ``unread``: the bytes that it found to be
     read. ``unaccepted``: names that are new since the pass before, but for those that may change.
@@ -101,6 +102,7 @@ class Stored(msgspec.Struct, frozen=True):
     skipped: Count
     unaccepted_count: Count
     unaccepted: Names
+    unchanged: bool = False
     unread: Count = 0
     ago_s: float = 0.0
     parted_count: Count = 0
