@@ -178,17 +178,21 @@ def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
     assert not any("written in a home" in line for line in woken.warnings)
 
 
-def test_of_each_machine_only_the_newest_of_its_home_stays(
+def _store_without_an_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.market, "destroy", _refuses)
+        with pytest.raises(InvalidInput, match="does not end"):
+            hibernate_plainly(lab.opened)
+
+
+def test_of_each_machine_those_go_whose_files_are_all_in_the_last_of_its_home(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = sealed_lab
     _work_in(home)
     for number in range(3):
-        (home / "train.py").write_text(f"print({number})")
-        with monkeypatch.context() as patch:
-            patch.setattr(lab.market, "destroy", _refuses)
-            with pytest.raises(InvalidInput, match="does not end"):
-                hibernate_plainly(lab.opened)
+        (home / f"train{number}.py").write_text(f"print({number})")
+        _store_without_an_end(lab, monkeypatch)
     before = snapshot_ids(lab.store, HOME)
     assert len(before) == 3
     with plain(lab.opened):
@@ -204,6 +208,38 @@ def test_of_each_machine_only_the_newest_of_its_home_stays(
 
 def _refuses(*_: object) -> None:
     raise InvalidInput("a machine that does not end")
+
+
+def _hide(home: Path) -> None:
+    (home / "proj").rename(home / ".proj")
+
+
+def _make_an_environment(home: Path) -> None:
+    (home / "proj" / "pyvenv.cfg").write_text("home = /usr/bin")
+
+
+def _edit(home: Path) -> None:
+    (home / "proj" / "model.py").write_bytes(b"y" * 2000)
+
+
+def _lead_elsewhere(home: Path) -> None:
+    (home / "proj" / "latest").unlink()
+    (home / "proj" / "latest").symlink_to("same.py")
+
+
+@pytest.mark.parametrize("act", [_hide, _make_an_environment, _edit, _lead_elsewhere])
+def test_an_earlier_snapshot_of_a_home_stays_where_it_alone_holds_files(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    _store_without_an_end(lab, monkeypatch)
+    (first,) = snapshot_ids(lab.store, HOME)
+    act(home)
+    assert hibernate_plainly(lab.opened).destroyed
+    assert len(snapshot_ids(lab.store, HOME)) == 2
+    with plain(lab.opened):
+        assert "~/proj/model.py" in {row["path"] for row in snapshots.fn(HOME, first).shown}
 
 
 def test_the_retention_of_the_workspace_deletes_nothing_of_a_home(
