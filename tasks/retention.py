@@ -126,12 +126,14 @@ def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: Snapsho
 
 @step("delete earlier snapshots", retries=ONCE)
 def delete_earlier(opened: StoredWorkspace, verified: Verified) -> None:
-    """Delete the snapshots that the verified one goes on from, but for pinned ones. What fails here
-    fails no run."""
+    """Delete those of the snapshots that the verified one goes on from of which it has each file,
+    but for pinned ones. A home's snapshot holds what a look has selected: what a later one lacks
+    was not deleted by its user. What fails here fails no run."""
     try:
         succession = Succession.of(opened.store, verified, opened.seal)
         earlier = [one.snapshot for one in succession.lines.going_back(verified.snapshot)]
-        ended = succession.end(earlier, f"snapshot {verified.snapshot} has its work")
+        held = [one for one in earlier if succession.holds_all(verified.snapshot, one)]
+        ended = succession.end(held, f"snapshot {verified.snapshot} has its work")
     except TorporError as error:
         runner().log.warning("earlier snapshots of %s stay: %s", opened.spec.name, error)
     else:

@@ -34,7 +34,7 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.losses import Lost, judge_losses, not_kept, with_home, with_missed
+from torpor.control.losses import OWN_FILES, Lost, judge_losses, not_kept, with_home, with_missed
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -248,25 +248,21 @@ class Snapshot:
         return self._verified
 
     def confirm(self, verified: Verified) -> Warrant:
-        """Compare the disk once more, and ask all guards, for the warrant to destroy the machine.
-        The warrant asks those again that need no answer of the machine, each time the provider is
-        asked to destroy it."""
+        """Look at the homes and compare the disk once more, and ask all guards, for the warrant to
+        destroy the machine. The workspace is compared last, as the homes take time. The warrant
+        asks those again that need no answer of the machine, each time the provider is asked to
+        destroy it."""
         if not self._ends:
             raise UnsafeDestroy(f"machine {self._machine.id} is kept after this snapshot")
         check_frozen(self._quiet.images, verified)
         ending = Ending(self._machine, self._lost, verified)
         ask_first(self._guards, ending)
+        self._check_homes()
         last_look = partial(check_guards, self._guards, ending, only_store=True)
         warrant = confirm(
             self._workspace, self._remote, verified, self._machine, self._session, last_look
         )
-        check_guards(self._guards, ending)
-        if not self._homes_are_known():
-            raise StillChanging(
-                f"files beside the workspace came or changed on machine {self._machine.id} after "
-                "torpor had looked at them: the machine was not destroyed. Hibernate again"
-            )
-        check_guards(self._guards, ending)  # a job may have begun during that look
+        check_guards(self._guards, ending)  # a job may have begun during these looks
         return warrant
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:
@@ -281,17 +277,20 @@ class Snapshot:
         if self._beside is not None and self._lost.stored:
             self._beside.delete_earlier()
 
-    def is_at_rest(self) -> bool:
-        """Whether it is verified, and the disk is as it says."""
+    def unrest(self) -> str | None:
+        """How the disk differs from what is verified; None where it does not."""
         if self._verified is None or self._verified.snapshot != self._stored.snapshot:
-            return False
+            return "nothing is verified"
         try:
-            return not self._remote.confirm().unaccepted_count
-        except (AgentLost, UnsavedWork):
-            return False
+            confirmed = self._remote.confirm()
+        except (AgentLost, UnsavedWork) as error:
+            return str(error)
+        if not confirmed.unaccepted_count:
+            return None
+        return f"{confirmed.unaccepted_count} names, as {', '.join(confirmed.unaccepted)}"
 
     def delete_earlier(self) -> None:
-        """Delete the snapshots that it goes on from, once it is verified."""
+        """Delete those that it goes on from and whose files it has, once it is verified."""
         if self._verified is not None:
             delete_earlier(self._workspace, self._verified)
 
@@ -352,13 +351,24 @@ class Snapshot:
             )
         self._lost = judge_losses(losses, self._workspace.spec)
 
-    def _homes_are_known(self) -> bool:
-        """Whether a user's own files in the homes are still those that were stored beside the
-        workspace, or whose loss was accepted, or none."""
+    def _check_homes(self) -> None:
+        """StillChanging unless a user's own files in the homes are still those that were stored
+        beside the workspace, or whose loss was accepted, or none."""
         if self._beside is not None and self._lost.stored:
-            return self._beside.is_at_rest()
-        homes = look_at_homes(self._remote, rented=self._rented, volumes=self._volumes)
-        return judge_losses(homes, self._workspace.spec).own_mark == self._lost.own_mark
+            changed = self._beside.unrest()
+            if changed is None:
+                return
+        else:
+            homes = look_at_homes(self._remote, rented=self._rented, volumes=self._volumes)
+            now = judge_losses(homes, self._workspace.spec)
+            if now.own_mark == self._lost.own_mark:
+                return
+            changed = now.own or "those that were there have gone"
+        raise StillChanging(
+            f"files beside the workspace came or changed on machine {self._machine.id} after "
+            f"torpor had looked at them: {changed}. The machine was not destroyed: hibernate "
+            f"again, or accept the loss of these files: `--accept-lost '{OWN_FILES}'`"
+        )
 
     @property
     def _rented(self) -> bool:
@@ -370,7 +380,7 @@ class Snapshot:
         same."""
         try:
             beside = self._beside = self._beside or self._begin_beside(home)
-            if not beside.is_at_rest():
+            if beside.unrest() is not None:
                 beside.store_changes()
                 beside.commit()
                 beside.verify()

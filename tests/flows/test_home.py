@@ -16,6 +16,7 @@ import pytest
 
 from flows import backup, delete_snapshots, job, pin, prune, restore_path, snapshots, verify, wake
 from tasks.plain_runner import PlainRunner
+from tasks.snapshot import look_at_homes
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
@@ -24,14 +25,21 @@ from tests.fixtures.passes import before_each_walk
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.world import World
 from torpor.control.money import storage
-from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.prune_report import PruneReport
 from torpor.control.upkeep.reports import BackupReport
-from torpor.shared.errors import AgentLost, InvalidInput, MachineError, TorporError, UnsavedWork
+from torpor.shared.errors import (
+    AgentLost,
+    InvalidInput,
+    MachineError,
+    StillChanging,
+    TorporError,
+    UnsavedWork,
+)
 from torpor.shared.values import MachineId, WorkspaceName
-from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Confirmed, Store
+from torpor.shared.wire.losses import LookAtHomes, Losses
+from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Store
 from torpor_cli.output import quiet
 
 HOME = WorkspaceName("home--demo")
@@ -170,17 +178,21 @@ def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
     assert not any("written in a home" in line for line in woken.warnings)
 
 
-def test_of_each_machine_only_the_newest_of_its_home_stays(
+def _store_without_an_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.market, "destroy", _refuses)
+        with pytest.raises(InvalidInput, match="does not end"):
+            hibernate_plainly(lab.opened)
+
+
+def test_of_each_machine_those_go_whose_files_are_all_in_the_last_of_its_home(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = sealed_lab
     _work_in(home)
     for number in range(3):
-        (home / "train.py").write_text(f"print({number})")
-        with monkeypatch.context() as patch:
-            patch.setattr(lab.market, "destroy", _refuses)
-            with pytest.raises(InvalidInput, match="does not end"):
-                hibernate_plainly(lab.opened)
+        (home / f"train{number}.py").write_text(f"print({number})")
+        _store_without_an_end(lab, monkeypatch)
     before = snapshot_ids(lab.store, HOME)
     assert len(before) == 3
     with plain(lab.opened):
@@ -196,6 +208,38 @@ def test_of_each_machine_only_the_newest_of_its_home_stays(
 
 def _refuses(*_: object) -> None:
     raise InvalidInput("a machine that does not end")
+
+
+def _hide(home: Path) -> None:
+    (home / "proj").rename(home / ".proj")
+
+
+def _make_an_environment(home: Path) -> None:
+    (home / "proj" / "pyvenv.cfg").write_text("home = /usr/bin")
+
+
+def _edit(home: Path) -> None:
+    (home / "proj" / "model.py").write_bytes(b"y" * 2000)
+
+
+def _lead_elsewhere(home: Path) -> None:
+    (home / "proj" / "latest").unlink()
+    (home / "proj" / "latest").symlink_to("same.py")
+
+
+@pytest.mark.parametrize("act", [_hide, _make_an_environment, _edit, _lead_elsewhere])
+def test_an_earlier_snapshot_of_a_home_stays_where_it_alone_holds_files(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]
+) -> None:
+    lab = sealed_lab
+    _work_in(home)
+    _store_without_an_end(lab, monkeypatch)
+    (first,) = snapshot_ids(lab.store, HOME)
+    act(home)
+    assert hibernate_plainly(lab.opened).destroyed
+    assert len(snapshot_ids(lab.store, HOME)) == 2
+    with plain(lab.opened):
+        assert "~/proj/model.py" in {row["path"] for row in snapshots.fn(HOME, first).shown}
 
 
 def test_the_retention_of_the_workspace_deletes_nothing_of_a_home(
@@ -498,11 +542,11 @@ def test_what_changes_in_a_home_until_the_last_moment_is_stored_too(
 
 
 def _at_the_comparison(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Call ``act`` once, when the disk is compared with the snapshot: the homes were looked at."""
+    """Call ``act`` once, before the last look at the homes: the first has come to its end."""
     acts = [act]
 
     def hook(number: int, request: Any) -> None:
-        if isinstance(request, Confirm) and acts:
+        if isinstance(request, (Confirm, LookAtHomes)) and acts:
             acts.pop()()
 
     _before_each_call(monkeypatch, hook)
@@ -575,6 +619,69 @@ def test_what_a_job_leaves_in_a_home_at_its_last_moment_is_stored_too(
         job.fn(lab.opened.spec.name, ["true"])
     assert lab.machines() == []
     assert _restored(lab)["late.py"][1] == b"the first of its kind"
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["where files are stored", "without"])
+def test_what_is_written_into_the_workspace_during_the_last_look_at_the_homes_is_stored(
+    sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    lab = sealed_lab
+    if own:
+        _work_in(home)
+    late = lab.workspace(lab.machines()[0].id) / "late.py"
+    call, homes, written = NearMachine.call, [], []
+
+    def written_meanwhile(self: NearMachine, request: Any, **options: Any) -> Any:
+        answer = call(self, request, **options)
+        if isinstance(request, BeginSnapshot) and request.own is not None:
+            homes.append(request.run)
+        at_homes = isinstance(request, LookAtHomes) or (
+            isinstance(request, Confirm) and request.run in homes
+        )
+        if at_homes and not written:
+            written.append(late.write_text("written at the last moment"))
+        return answer
+
+    monkeypatch.setattr(NearMachine, "call", written_meanwhile)
+    assert hibernate_plainly(lab.opened).destroyed
+    woken = wake_plainly(lab.opened)
+    assert (lab.workspace(MachineId(woken.machine)) / "late.py").exists()
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_yes_holds_where_the_long_look_was_cut(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:
+    home = _begun(lab)
+    _work_in(home)
+    monkeypatch.setattr(
+        "tests.fixtures.near_agent._LooksHere.communicate", lambda *_, **__: (b"", b"")
+    )
+    terminal = _Typed("y\n")
+    monkeypatch.setattr("sys.stdin", terminal)
+    if grows:
+        _at_the_comparison(monkeypatch, lambda: (home / "train.py").write_bytes(b"x" * 5000))
+    with quiet(False, asks=True):
+        assert hibernate_plainly(lab.opened).destroyed
+    assert terminal.left == []
+
+
+def test_files_that_come_at_each_last_look_are_named_with_how_to_accept_them(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, numbers = _begun(lab), itertools.count()
+
+    def write(number: int, request: Any) -> None:
+        if isinstance(request, LookAtHomes):
+            (home / f"late{next(numbers)}.py").write_text("one more")
+
+    _before_each_call(monkeypatch, write)
+    monkeypatch.setattr("sys.stdin", _Typed("y\n", "y\n", "y\n"))
+    with quiet(False, asks=True), pytest.raises(StillChanging) as kept:
+        hibernate_plainly(lab.opened)
+    assert f"{home}/late2.py (8 bytes in 1 file)" in str(kept.value)
+    assert "`--accept-lost '~/*'`" in str(kept.value)
+    assert len(lab.machines()) == 1
 
 
 def test_a_person_is_not_asked_again_about_a_file_that_grows(
@@ -682,14 +789,13 @@ def test_the_first_file_after_the_look_over_ssh_and_a_real_store(
     home = world.home(world.rent().id)
     (home / "workspace").mkdir()
     (home / "workspace" / "notes").write_text("of the workspace")
-    confirm = RemoteSnapshot.confirm
 
-    def late(self: RemoteSnapshot) -> Confirmed:
+    def late(*told: Any, **options: Any) -> Losses:
         if not (home / "late.py").exists():
             _late(home)
-        return confirm(self)
+        return look_at_homes(*told, **options)
 
-    monkeypatch.setattr(RemoteSnapshot, "confirm", late)
+    monkeypatch.setattr("flows.procedures.snapshot.look_at_homes", late)
     report = hibernate_plainly(world.opened)
     assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
 

@@ -316,14 +316,25 @@ def test_a_person_at_the_terminal_is_asked_once_before_the_machine_ends(
 
 
 @pytest.mark.parametrize("output", [b"", b"{"])
-def test_a_look_that_fails_is_not_an_empty_home(
-    lab: Lab, home: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, output: bytes
+def test_a_long_look_that_fails_hides_nothing_in_a_home(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, output: bytes
 ) -> None:
     monkeypatch.setattr(
         "tests.fixtures.near_agent._LooksHere.communicate", lambda *_, **__: (output, b"")
     )
-    unknown = "whether you wrote files beside the workspace is not known: the machine: its process"
-    with pytest.raises(UnsavedWork, match=rf"costs 4\.00 \$/h: {unknown} ended with status 0"):
+    _work_in_the_home(home)
+    with pytest.raises(UnsavedWork, match=r"/proj \(2\.0 kB in 2 files\), .*/train\.py \(26 bytes"):
+        hibernate_plainly(lab.opened)
+    report = hibernate_plainly(lab.opened, accept_lost=["~/*"])
+    assert any("not looked at: the machine: its process ended" in line for line in report.lost)
+
+
+def test_a_look_that_fails_is_not_an_empty_home(
+    lab: Lab, home: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torpor.machine.agent.losses.HOMES_S", -1.0)
+    unknown = "whether you wrote files beside the workspace is not known: the look at the homes"
+    with pytest.raises(UnsavedWork, match=rf"costs 4\.00 \$/h: {unknown} did not come to its end"):
         hibernate_plainly(lab.opened)
     terminal.types("n")
     with quiet(False, asks=True), pytest.raises(UnsavedWork, match=unknown):

@@ -31,8 +31,8 @@ class Lost(msgspec.Struct, frozen=True):
     """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
     ``own``: what a user has written in a home beside the workspace, or that it is not known; such
     a machine is kept until a person has accepted the loss, or all of it is stored. ``own_mark``: it
-    changes where there are other such files. ``storable``: it is known, and nothing else keeps the
-    machine. ``stored``: what of it was stored, for a report."""
+    changes where there are other such files, or others are unknown. ``storable``: it is known, and
+    nothing else keeps the machine. ``stored``: what of it was stored, for a report."""
 
     lines: list[str] = []
     keep: list[str] = []
@@ -76,7 +76,7 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     kept = "" if OWN_FILES in spec.accept_lost else _of_own(losses, own)
     reasons = _reasons(losses, links, spec)
     known = bool(kept) and not losses.own_unseen
-    mark = losses.own_mark if known else kept
+    mark = "" if OWN_FILES in spec.accept_lost else losses.own_mark
     return Lost(lines, reasons, kept, mark, known and not reasons)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,8 +120,27 @@ def test_a_process_that_hangs_is_not_waited_for(
     losses = look.losses(LookForLosses("run", [], True, True, 0.1, []), [], _call(home))
     assert not losses.complete
     assert "as on a disk that hangs" in losses.unseen[0]
-    assert losses.own_unseen == losses.unseen  # what is the user's own there is not known
+    assert {one.path for one in losses.own} == {f"{home}/data", f"{home}/fine"}
+    assert losses.own_unseen == []  # the homes were looked at by themselves
+    homes = look.homes(LookAtHomes("run", [], True, []), _call(home))
+    assert homes.own_mark == losses.own_mark
     assert started[0].returncode == -signal.SIGKILL
+
+
+def test_how_far_a_look_at_the_homes_came_that_was_cut_changes_no_mark(
+    look: LookBehind, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = look.homes(HOMES, _call(home))
+    at_s = itertools.cycle([0.0, 0.0, 1.0])  # it is cut after the first directory
+    clock = SimpleNamespace(monotonic=lambda: next(at_s))
+    monkeypatch.setattr("torpor.machine.agent.losses.HOMES_S", 0.0)
+    monkeypatch.setattr("torpor.machine.agent.losses.time", clock)
+    cut = look.homes(HOMES, _call(home))
+    assert cut.own_unseen == ["the look at the homes did not come to its end"]
+    (home / "late").write_text("xyz")
+    again = look.homes(HOMES, _call(home))
+    assert (len(cut.own), len(again.own)) == (0, 1)
+    assert again.own_mark == cut.own_mark != whole.own_mark
 
 
 def test_the_machine_began_when_the_agents_folder_was_made_or_when_it_started(home: Path) -> None:

@@ -27,7 +27,7 @@ from torpor.control.upkeep.lineage import Lines
 from torpor.control.upkeep.pins import hold, holds, let_go, pin_times
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.missed import Missed, Tree, has_all, missed
+from torpor.shared.format.missed import Missed, Tree, has_all, holds_all, missed
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
@@ -165,6 +165,14 @@ class Succession:
             if not self._is_whole(heir):  # it shows what was missed, and holds nothing
                 later += self.lines.heirs(heir)
         return None
+
+    def holds_all(self, newest: SnapshotId, snapshot: SnapshotId) -> bool:
+        """Whether ``newest`` has each file of a snapshot as it is there. What cannot be read may
+        hold more."""
+        try:
+            return holds_all(self._tree(newest), self._tree(snapshot))
+        except SnapshotError:
+            return False
 
     def end(self, wanted: Iterable[SnapshotId], why: str) -> Ended:
         """Delete those of the ``wanted`` that are superseded and not pinned; ``why`` stands in

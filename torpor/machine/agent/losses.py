@@ -20,7 +20,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import python_places
 from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.tree.disks import Mounts
-from torpor.machine.tree.left_behind import SENT, Found, Look, Where
+from torpor.machine.tree.left_behind import HOMES_CUT, SENT, Found, Look, Where
 from torpor.machine.tree.links_out import LinksOut
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.format.manifest import Entry
@@ -33,8 +33,7 @@ LINKS_S: Final = 10.0
 """How long to look where links lead. A link whose data was not looked at until then keeps the
 machine."""
 HOMES_S: Final = 20.0
-"""How long one look at the homes alone may take; it is unknown then what is there. Of the minute
-that a warrant holds, as the last look comes within it."""
+"""How long one look at the homes alone may take; it is unknown then what is there."""
 _STOP_S: Final = 2.0
 _POLL_S: Final = 0.2
 _SOON_NS: Final = 900 * 10**9
@@ -97,7 +96,8 @@ class LookBehind:
 
     def losses(self, request: LookForLosses, entries: Sequence[Entry] | None, call: Call) -> Losses:
         """The losses found. ``entries``: those of the last pass, for their links. What a user has
-        written in a home is looked for once more: the process has begun with the first pass."""
+        written in a home is looked for by itself: the process has begun with the first pass, and
+        may not come to its end."""
         if request.whole:
             self.begin(request)
         if request.wait_s == 0:
@@ -117,8 +117,7 @@ class LookBehind:
         if not request.whole:
             return _answer(_found(True), links, count)
         found = self._wait(request.wait_s, call)
-        now = found if found.own_unseen else self._homes(request, call)
-        return _answer(_with_own(found, now), links, count)
+        return _answer(_with_own(found, self._homes(request, call)), links, count)
 
     def homes(self, request: LookAtHomes, call: Call) -> Losses:
         """What a user has written in a home until now."""
@@ -247,12 +246,13 @@ def _heard(process: subprocess.Popen[bytes], wait_s: float, call: Call) -> Found
 
 def _unknown(why: str) -> Found:
     unseen = [f"the machine: {why}"] if why else []
-    return _found(False, unseen, unseen or ["the look at the homes has not come to its end"])
+    return _found(False, unseen)
 
 
-def _found(complete: bool, unseen: Sequence[str] = (), own_unseen: Sequence[str] = ()) -> Found:
+def _found(complete: bool, unseen: Sequence[str] = ()) -> Found:
     """Nothing, as far as is known."""
-    return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, [*own_unseen])
+    own_unseen = [] if complete else [HOMES_CUT]
+    return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, own_unseen)
 
 
 def _with_own(found: Found, homes: Found) -> Found:

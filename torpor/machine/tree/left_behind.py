@@ -31,6 +31,7 @@ from torpor.shared.wire.losses import Left
 MOST_S: Final = 60.0
 SENT: Final = 20
 """Names and directories in an answer."""
+HOMES_CUT: Final = "the look at the homes did not come to its end"
 _NICE: Final = 10
 """In all: more would starve it where the agent itself was started with a low priority."""
 _CHECK_FILES: Final = 2000
@@ -169,7 +170,7 @@ class Look:
         self._owned = Owned(prefix, where.since_ns)
         self._homes = {where.top} if where.top != "/" else self._homes_of_users()
         self._own: dict[str, tuple[int, int, int]] = {}  # a name in a home: files, bytes, newest
-        self._own_unseen = ["the look at the homes did not come to its end"]
+        self._own_unseen = [HOMES_CUT]
         self._own_mark = 0
         self._most_gathered = 0
         self._gathered: list[str] = []
@@ -246,8 +247,17 @@ class Look:
                 max((name.newest_unix for name in own), default=0.0),
             ),
             [*map(shown, self._own_unseen[:SENT])],
-            f"{self._own_mark:032x}",
+            self._mark(),
         )
+
+    def _mark(self) -> str:
+        """The same as long as the same is known of a user's own files in the homes: their names,
+        and what could not be looked at. Where the look was cut, how far it came says nothing."""
+        is_cut = HOMES_CUT in self._own_unseen
+        mark = 0 if is_cut else self._own_mark
+        for why in [HOMES_CUT] if is_cut else {*self._own_unseen}:
+            mark ^= _number(b"\0" + os.fsencode(why))  # no path has a zero byte
+        return f"{mark:032x}"
 
     # -- the homes
 
@@ -276,8 +286,7 @@ class Look:
         place = f"{home}/{below or name}"
         files, before, newest = self._own.get(place, (0, 0, 0))
         self._own[place] = files + 1, before + size, max(newest, newest_ns)
-        names = os.fsencode(f"{path}/{name}")
-        self._own_mark ^= int.from_bytes(blake2b(names, digest_size=16).digest(), "big")
+        self._own_mark ^= _number(os.fsencode(f"{path}/{name}"))
 
     # -- the walk
 
@@ -550,6 +559,10 @@ def taken_bytes(facts: os.stat_result) -> int:
     if facts.st_size < 1 << 20:
         return facts.st_size
     return min(facts.st_size, facts.st_blocks * 512)
+
+
+def _number(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=16).digest(), "big")
 
 
 def shown(path: str) -> str:

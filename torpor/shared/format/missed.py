@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from torpor.shared.format.manifest import (
+    DIRECTORY,
     FILE,
     HOLE,
     Chunk,
@@ -201,7 +202,18 @@ class Tree:
         }
 
     def content(self, position: int) -> Hashable:
-        return content_of(self._entries[position], self.manifest.chunks)
+        return self._content_of(self._entries[position])
+
+    def _content_of(self, file: Entry) -> Hashable:
+        return content_of(file, self.manifest.chunks)
+
+    def contents(self) -> set[Hashable]:
+        """What is at each name, of all but directories."""
+        return {
+            (self.roots[one.root], one.path, one.kind, one.target, self._content_of(one))
+            for one in self._entries
+            if one.kind != DIRECTORY
+        }
 
     def first_of(self, positions: Sequence[int]) -> list[str]:
         """The first names in the directory that has most of them."""
@@ -250,6 +262,12 @@ def has_all(now: Tree, before: Tree) -> bool:
     numbers = range(len(before.roots))
     gone = [at for number in numbers for at in before.lacking(number, now)]
     return not _not_back(before, gone, now)
+
+
+def holds_all(now: Tree, before: Tree) -> bool:
+    """Whether ``now`` has each file and each link of ``before`` under the same name, with the same
+    content."""
+    return before.contents() <= now.contents()
 
 
 def _not_back(before: Tree, lost: Sequence[int], later: Tree) -> list[int]:

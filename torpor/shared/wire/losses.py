@@ -43,7 +43,8 @@ class Losses(msgspec.Struct, frozen=True):
     added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
     and why. ``own``: what of it a user has written in a home, by its name there, without settings
     and caches; ``own_total``: all of that; ``own_mark``: the same as long as these files have the
-    same names. ``own_unseen``: why there may be more; empty where all of it is known.
+    same names, and ``own_unseen`` is the same: why there may be more; empty where all of it is
+    known.
     """
 
     complete: bool
