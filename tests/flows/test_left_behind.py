@@ -195,7 +195,7 @@ def test_what_comes_during_a_long_upload_counts_where_the_block_refuses_losses(
     home = world.home(machine.id)
     (home / "workspace").mkdir()
     (home / "workspace" / "notes").write_text("of the workspace")
-    store_part = RemoteSnapshot.store_part
+    store = RemoteSnapshot.store
 
     def looks() -> bool:
         argvs = [argv_of(process.pid) for process in world.processes(machine.id)]
@@ -205,9 +205,9 @@ def test_what_comes_during_a_long_upload_counts_where_the_block_refuses_losses(
         until(lambda: not looks(), "no look at the machine is under way")
         (home / ".data").mkdir(exist_ok=True)
         (home / ".data" / "late").write_bytes(b"x" * 3_000_000)
-        return store_part(self, *given)
+        return store(self, *given)
 
-    monkeypatch.setattr(RemoteSnapshot, "store_part", slowly)
+    monkeypatch.setattr(RemoteSnapshot, "store", slowly)
     strict = world.wanting(left_behind="refuse", left_behind_gib=0.001)
     with pytest.raises(UnsavedWork, match=r"3\.0 MB in 1 file, .* would be lost: .*/\.data"):
         hibernate_plainly(strict)
