@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -11,11 +14,11 @@ import pytest
 
 from tests.fixtures.waiting import until
 from tests.machine.supervisor.test_autosave import book
-from torpor.machine.supervisor import schedule
+from torpor.machine.supervisor import saves, schedule
 from torpor.machine.supervisor.guard import Guard
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Grant, ObjectKey, SnapshotId
-from torpor.shared.wire.job import OwnSave
+from torpor.shared.wire.job import Notice, OwnSave
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 
@@ -49,3 +52,37 @@ def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
     clock_s[0] += 200.0
     guard.stand_by(msgspec.structs.replace(first, known=known("own")))
     assert guard.schedule.wait_s == 400.0
+
+
+_DEAF = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+open(sys.argv[1], "w").close()
+time.sleep(1)
+def gives_way(*_):
+    print('{"saved": null, "gave_way": true, "packs": 0, "unsent": true}', flush=True)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, gives_way)
+time.sleep(600)
+"""
+_DIES = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
+
+
+@pytest.mark.parametrize("code", [_DEAF, _DIES], ids=["it does not hear it", "it dies of it"])
+def test_a_scheduled_save_that_has_just_begun_gives_way_with_all_its_grants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """Its process hears SIGTERM only once it has started."""
+    monkeypatch.setattr(saves, "AGAIN_S", 0.2)
+    begun = tmp_path / "begun"
+    notice = threading.Event()
+    start = [sys.executable, "-c", code, str(begun)]
+    kept = saves.RescueSaves(start, is_urgent=notice.is_set)
+    kept.stand_by(book(600.0))
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(kept.save, Notice("schedule", "a save is due", 0.0))
+        until(begun.exists, "it has started")
+        notice.set()
+        kept.end_scheduled()
+        assert done.result().gave_way
+    assert kept.left == 1

@@ -4,6 +4,7 @@ holds for them, and the process that makes one (agent/rescue.py)."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -26,6 +27,8 @@ NOTICE_S: Final = {"aws-spot": 120.0, "azure": 900.0}
 """The longest notice that each market gives: more is left only by a wrong clock of the machine."""
 RESERVE: Final = 64
 """Packs that a scheduled save leaves for one after a notice: 4 GiB."""
+AGAIN_S: Final = 5.0
+"""A save that is to give way is told again after this time; it needs less to end."""
 _SLACK_S: Final = 60.0
 
 
@@ -202,22 +205,41 @@ class RescueSaves:
         if orders.scheduled and self._is_urgent():
             process.terminate()
         try:
-            line = encode_line(msgspec.to_builtins(orders))
-            said, _ = process.communicate(line, longest_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return Rescued(
-                None, f"the machine's own save took over {longest_s:.0f} s and was ended"
-            )
+            said = self._answer(process, orders, longest_s)
         finally:
             with self._lock:
                 self._scheduled = None
+        if said is None:
+            return Rescued(
+                None, f"the machine's own save took over {longest_s:.0f} s and was ended"
+            )
         try:
             return msgspec.convert(json.loads(said), learned(Rescued))
         except ValueError:
+            if orders.scheduled and process.returncode == -signal.SIGTERM:  # before it heard that
+                return Rescued(None, gave_way=True, packs=0, unsent=True)
             return Rescued(
                 None,
                 f"the machine's own save ended with status {process.returncode} and did not say "
                 "what it did",
             )
+
+    def _answer(
+        self, process: subprocess.Popen[bytes], orders: Orders, longest_s: float
+    ) -> bytes | None:
+        """What the process prints; None where it was ended because it took ``longest_s``. Before it
+        hears SIGTERM, one that gives way to a notice may miss it: it gets another one."""
+        give_up_s = time.monotonic() + longest_s
+        line: bytes | None = encode_line(msgspec.to_builtins(orders))
+        while True:
+            left_s = give_up_s - time.monotonic()
+            try:
+                return process.communicate(line, min(AGAIN_S, max(0.0, left_s)))[0]
+            except subprocess.TimeoutExpired:
+                line = None  # it is on its way
+                if left_s <= AGAIN_S:
+                    process.kill()
+                    process.communicate()
+                    return None
+                if orders.scheduled and self._is_urgent():
+                    process.terminate()
