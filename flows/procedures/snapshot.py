@@ -50,7 +50,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, OwnFiles, Stored
+from torpor.shared.wire.snapshot import Committed, Missed, OwnFiles, Stored
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
@@ -227,7 +227,7 @@ class Snapshot:
     def commit(self) -> None:
         """Write the manifest. StillChanging if the machine ends and files changed meanwhile."""
         self._lost = with_missed(self._lost, self._last.missed)
-        if self._last.unchanged:
+        if self._last.unchanged or not (self._new_bytes or self._last.missed == Missed()):
             check_guards(self._guards, Ending(self._machine, self._lost, nothing_new=True))
         statistics = {"new_bytes": self._new_bytes, "passes": self._passes}
         self._stored, self._committed = commit(self._remote, statistics)

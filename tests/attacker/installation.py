@@ -17,7 +17,6 @@ from unittest.mock import patch
 import msgspec
 
 from flows import delete_snapshots, prune
-from flows.procedures import snapshot
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import FolderMarket, make_lab
 from tests.fixtures.memory_store import MemoryStore
@@ -33,7 +32,7 @@ from torpor.control.safety import Warrant
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.signatures import ROOT_BYTES, Signer
 from torpor.control.upkeep.pins import pin
-from torpor.machine.agent import writing
+from torpor.machine.agent import snapshot, writing
 from torpor.machine.tree import compare, walk
 from torpor.shared.errors import HostKeyChanged
 from torpor.shared.format.keys import workspace_key

@@ -41,7 +41,7 @@ MOMENTS: Final = (
     (Moment(CREATE, 1, over=True), 0),
     (Moment(REACHABLE, 2, over=True), 0),
     (Moment(BEGIN, 1, over=True), 0),
-    (Moment(PART, 4, over=True), 0),
+    (Moment(PART, 1, over=True), 0),
     (Moment(FINISH, 1, over=True), 0),
     (Moment(CHECK, 1, over=True), 0),
     (Moment(HAND_OVER, 1, over=True), 0),
@@ -152,14 +152,14 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
 
 def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
-    assert fleets.end(fleets.start(Moment(PART, 4, over=True), snapshot=older)).killed
+    assert fleets.end(fleets.start(Moment(PART, 1, over=True), snapshot=older)).killed
     assert len(fleets.world.machines()) == COUNT
     fleets.is_completed()
 
 
 def test_a_wake_ends_what_was_left_of_another_snapshot_and_comes_through(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
-    killed = fleets.start(Moment(PART, 4, over=True), snapshot=older, count=1)
+    killed = fleets.start(Moment(PART, 1, over=True), snapshot=older, count=1)
     assert fleets.end(killed).killed
     (left,) = fleets.world.machines()
     assert str(fleets.end(fleets.controls.start("wake", {}))) == "completed"

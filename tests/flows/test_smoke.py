@@ -55,7 +55,6 @@ def test_a_workspace_sleeps_wakes_works_serves_and_is_measured(standing: World) 
     assert served.machine in {machine.id for machine in standing.machines()}
     assert hibernate(NAME).destroyed
 
-    measured = benchmark(NAME, parts=[1], content_mib=8, rounds=1, minutes=1, machines=[1],
-                         object_mib=[1], other_tools=False)  # fmt: skip
+    measured = benchmark(NAME, rounds=1, minutes=1)
     assert measured is not None and standing.machines() == []
     assert standing.verify_listed() > 0

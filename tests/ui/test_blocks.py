@@ -12,7 +12,7 @@ from tests.ui.conftest import click_for, edit_block, new_block, save_block
 
 def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: object) -> None:
     new_block(page, torpor_up, "tuning", "ui-few")
-    page.get_by_label("Parts (Optional)").fill("8")
+    page.get_by_label("Quiesce timeout (seconds) (Optional)").fill("8")
     page.screenshot(path=f"{pictures}/block-tuning.png", full_page=True)
     save_block(page)
     new_block(page, torpor_up, "idleness", "ui-patient")
@@ -34,7 +34,7 @@ def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: ob
         ["~/workspace", "/data"],
         "RTX 4090",
     )
-    assert (made.spec().parts, made.spec().idle.minutes) == (8, 120)
+    assert (made.spec().quiesce_timeout_s, made.spec().idle.minutes) == (8, 120)
     assert (made.store, made.provider, made.identity) == (
         "default",
         "local-provider/default",
@@ -48,7 +48,7 @@ def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: ob
     save_block(page)
     edited = load_named(Workspace, "ui-made", of="test")
     assert edited.model_dump(exclude={"tuning"}) == made.model_dump(exclude={"tuning"})
-    assert (edited.tuning, edited.spec().parts) == ("", 32)
+    assert (edited.tuning, edited.spec().quiesce_timeout_s) == ("", 300)
     edited.open_store().probe()
 
 

@@ -72,6 +72,8 @@ def end_saves(request: EndAutosave, call: Call) -> Nothing:
     end_autosave(workspace, call)
     if job := job_that_saves(call.home, workspace):
         _take_grants_of(JobFolder(call.home, job), workspace, call)
+        if job_that_saves(call.home, workspace):
+            raise MachineError(f"the supervisor of job {job} keeps its grants: ask again")
     return Nothing()
 
 
@@ -119,7 +121,8 @@ def _take_grants_of(folder: JobFolder, workspace: WorkspaceName, call: Call) -> 
         save_argv=empty,
         save_timeout_s=0.0,
     )
-    _ask(folder, call.request_id, none)
+    with suppress(OSError, MachineError):  # it has just left, and its grants with it
+        _ask(folder, call.request_id, none)
     end_save(call.home, workspace)
 
 
