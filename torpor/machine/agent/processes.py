@@ -58,9 +58,6 @@ def start_process(
 def ask(peer: socket.socket, line: bytes) -> Said | None:
     """The process's answer; None if it ended instead."""
     peer.settimeout(ANSWER_S)
-    try:
-        peer.sendall(line)
-        with peer.makefile("rb") as answer:
-            return parse_said(answer.readline(MAX_LINE_BYTES))
-    except ConnectionError:
-        return None
+    peer.sendall(line)
+    with peer.makefile("rb") as answer:
+        return parse_said(answer.readline(MAX_LINE_BYTES))
