@@ -5,10 +5,9 @@ Prefect accepts a run with such a parameter, and then fails it: "Function expect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import partial
-from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
@@ -19,10 +18,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
 
-_PAGE: Final = 200
-"""What Prefect lists at once, at most."""
-
-T = TypeVar("T")
+from tasks.runs_of_block import all_pages
 
 
 def remove_lost_parameters(
@@ -32,7 +28,7 @@ def remove_lost_parameters(
     schedules and from runs that have not ended. ``schemas``: of the parameters that the flows have,
     by entrypoint. Returns what was removed, in words."""
     waiting = _waiting(client)
-    for there in [*_all(client.read_deployments)]:
+    for there in [*all_pages(client.read_deployments)]:
         schema = schemas.get(there.entrypoint or "")
         if schema is None:
             continue
@@ -64,16 +60,8 @@ def _waiting(client: SyncPrefectClient) -> list[FlowRun]:
     """The runs that have not ended."""
     types = FlowRunFilterStateType(any_=[kind for kind in StateType if kind not in TERMINAL_STATES])
     wanted = FlowRunFilter(state=FlowRunFilterState(type=types))
-    return [*_all(partial(client.read_flow_runs, flow_run_filter=wanted))]
+    return [*all_pages(partial(client.read_flow_runs, flow_run_filter=wanted))]
 
 
 def _kept(given: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
-
-
-def _all(page: Callable[..., list[T]]) -> Iterator[T]:
-    for number in count():
-        found = page(limit=_PAGE, offset=number * _PAGE)
-        yield from found
-        if len(found) < _PAGE:
-            return

@@ -58,12 +58,12 @@ def runs_of_block(block: str, workspace: str) -> RunsOfBlock:
         wanted = FlowRunFilter(state=FlowRunFilterState(type=alive))
         runs = [
             f"run {run.name} ({run.state_name})"
-            for run in _all(partial(client.read_flow_runs, flow_run_filter=wanted))
+            for run in all_pages(partial(client.read_flow_runs, flow_run_filter=wanted))
             if is_meant(run.parameters)
             and not (run.auto_scheduled and run.state_type == StateType.SCHEDULED)
         ]
         schedules, deployments = [], []
-        for one in _all(client.read_deployments):
+        for one in all_pages(client.read_deployments):
             named = is_meant(one.parameters)
             mine = [
                 each
@@ -90,7 +90,8 @@ def delete_schedule(schedule: Schedule) -> None:
             return  # somebody has deleted it meanwhile
 
 
-def _all(page: Callable[..., list[T]]) -> Iterator[T]:
+def all_pages(page: Callable[..., list[T]]) -> Iterator[T]:
+    """Everything that a request of Prefect's client reads in pages."""
     for number in count():
         found = page(limit=_PAGE, offset=number * _PAGE)
         yield from found

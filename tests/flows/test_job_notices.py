@@ -75,10 +75,7 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     noticed: tuple[World, str], metadata: Metadata
 ) -> None:
     world, market = noticed
-    machine = world.rent().id
-    place = world.workspace(machine)
-    place.mkdir()
-    (place / "training.py").write_text(Path(training.__file__).read_text())
+    machine, place = _placed(world)
     (place / "weights.bin").write_bytes(os.urandom(3 * MIB))
     hibernate_plainly(world.opened, destroy=False)
     (basis,) = [one.snapshot for one in world.snapshots()]
@@ -121,10 +118,7 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
 
 def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: World) -> None:
     """A laptop is closed, and the market takes the machine without a notice."""
-    machine = world.rent().id
-    place = world.workspace(machine)
-    place.mkdir()
-    (place / "training.py").write_text(Path(training.__file__).read_text())
+    machine, place = _placed(world)
     with patch.object(attempt, "LATE_S", 0.5):
         assert killed_in_a_child(lambda: _die_once_it_stands_by(world, save_minutes=0.01))
     (left,) = _jobs(world).open()
@@ -157,10 +151,7 @@ def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: Wor
 @pytest.mark.parametrize("goes", [True, False], ids=["goes", "stays"])
 def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes: bool) -> None:
     """A machine that shuts down sends SIGTERM to the supervisor and to the command alike."""
-    machine = world.rent().id
-    place = world.workspace(machine)
-    place.mkdir()
-    (place / "training.py").write_text(Path(training.__file__).read_text())
+    machine, place = _placed(world)
     hand_over, stands_by = attempt.stand_by, threading.Event()
 
     def note(*given: Any) -> float:
@@ -243,6 +234,15 @@ def _take(metadata: Metadata, market: str) -> float:
             EVENTS, {"Events": [{**event, "NotBefore": formatdate(taken_unix, usegmt=True)}]}
         )
     return taken_unix
+
+
+def _placed(world: World) -> tuple[MachineId, Path]:
+    """A machine, and the workspace on it with the training program."""
+    machine = world.rent().id
+    place = world.workspace(machine)
+    place.mkdir()
+    (place / "training.py").write_text(Path(training.__file__).read_text())
+    return machine, place
 
 
 def _run(world: World, command: list[str], **options: Any) -> JobReport:

@@ -15,9 +15,9 @@ from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import JOB, book_of, saved, stored
 from torpor.control.jobs.standby import (
-    MOST_SAVES,
     OWN_SAVES,
     PACKS,
+    SCHEDULED_SAVES,
     renewed_s,
 )
 from torpor.control.safety import check_whole, verify_snapshot
@@ -94,7 +94,7 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
 
 def test_a_book_with_a_save_each_minute_fits_into_a_line(machine: NearAgent) -> None:
     book = book_of(machine, machine.root, None, every_s=60.0)
-    assert len(book.saves) == OWN_SAVES + MOST_SAVES
+    assert len(book.saves) == OWN_SAVES + SCHEDULED_SAVES
     assert len(request_line("id", book)) * 4 < MAX_LINE_BYTES  # real grants are longer
 
 

@@ -43,7 +43,7 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 OWN_SAVES: Final = 4
 """Saves that a machine may make on one book beside those of its schedule: a notice may be
 withdrawn, or follow a recommendation, and a save may fail."""
-MOST_SAVES: Final = OWN_COMMIT_S // 60
+SCHEDULED_SAVES: Final = OWN_COMMIT_S // 60
 """Scheduled saves on one book: one each minute, until its grants end."""
 PACKS: Final = 2048
 """128 GiB of packs: a program may write far more than the workspace held. They are 1.4 MB of
@@ -160,7 +160,7 @@ def _sign_saves(
     that, ``choose`` knows a machine that was given up from its successor."""
     newest = newest_snapshot(store, spec.name)
     now = datetime.now(timezone.utc)
-    due = min(MOST_SAVES, int(end_s / every_s) + 1) if every_s else 0
+    due = min(SCHEDULED_SAVES, int(end_s / every_s) + 1) if every_s else 0
     saves = []
     for _ in range(OWN_SAVES + due):
         newest = new_snapshot_id(now, newest)

@@ -28,7 +28,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class OwnSave(msgspec.Struct, frozen=True):
-    """A snapshot that the supervisor stored after a notice, without the control side; not verified.
+    """A snapshot that the machine stored by itself, after a notice or on schedule; not verified.
     ``root`` in hex."""
 
     snapshot: Snapshot
@@ -46,7 +46,7 @@ class JobState(msgspec.Struct, frozen=True):
     ``error``: why the command could not be started; its status is then 126 or 127, as a shell's.
     ``log_from``: how long the log was when this attempt began; shorter than what an earlier machine
     wrote, if that was not saved. ``went_on``: its processes went on where they
-    were frozen; ``afresh``: why they did not. ``saved``: what the machine saved after a notice;
+    were frozen; ``afresh``: why they did not. ``saved``: what the machine saved last by itself;
     ``save_error``: why it did not, or what went wrong although it did.
     ``frozen``: the save for which the command's processes were frozen and ended, whether or not it
     was stored; ``not_frozen``: why they were not, or why that save is not stored.
