@@ -67,6 +67,8 @@ class Follower:
         self._ticks.join()
         with self._lock:
             self._close()
+            if words := self._name_left_out():
+                self._send(self._to_output, words)
             self._queue.put(None)
         self._writer.join()
 
@@ -127,7 +129,7 @@ class Follower:
     def prints(self, text: str) -> None:
         """Write the output of a command on a machine to standard output: raw into a pipe. A
         terminal gets nothing that it would obey. Nothing of what goes on beside it is rewritten
-        until something else begins. What nobody reads for long is left out."""
+        until something else begins. What comes while MOST_WAITING wait for a reader is left out."""
         with self._lock:
             self._close()
             self._things.clear()
@@ -135,15 +137,17 @@ class Follower:
                 return
             terminal = sys.stdout.isatty()
             shown = "\r".join(map(plain, text.split("\r"))) if terminal else text
-            if self._waiting + len(shown) > MOST_WAITING:
+            if self._waiting and self._waiting + len(shown) > MOST_WAITING:
                 self._left_out += len(shown)
                 return
-            if self._left_out:
-                shown = f"\n... {self._left_out:,} characters that nobody read in time\n{shown}"
-                self._left_out = 0
+            shown = self._name_left_out() + shown
             codec = getattr(sys.stdout, "encoding", None) or "utf-8"
             self._send(self._to_output, shown.encode(codec, "backslashreplace").decode(codec))
             self._partial = terminal and not text.endswith("\n")
+
+    def _name_left_out(self) -> str:
+        left_out, self._left_out = self._left_out, 0
+        return f"\n... {left_out:,} characters that nobody read in time\n" if left_out else ""
 
     @contextmanager
     def silent(self) -> Iterator[None]:

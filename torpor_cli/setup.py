@@ -149,7 +149,8 @@ def _store(
     access_key: str,
 ) -> str:
     """The name of a new Object Store block, or of the one on this host. ``undo`` deletes what was
-    made."""
+    made, but for the key: another command may have stored something with it meanwhile, and the next
+    `init` of this name takes it again."""
     from prefect_aws import AwsCredentials
     from pydantic import SecretStr
 
@@ -170,10 +171,7 @@ def _store(
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
     key_file = state_folder() / "keys" / name
-    made_key = ObjectStore.new_encryption_key().get_secret_value()
-    key = secret_file(key_file, lambda: made_key)
-    if key == made_key:
-        undo.callback(_unmake, key_file)
+    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
     block = made(
         lambda: ObjectStore(
             flavour=kind,
@@ -395,13 +393,6 @@ def _check_free(kind: Any, name: str) -> None:
             f"there is a block {slug}/{name} already, which stays as it is: "
             f"choose another name, or change it: {how}"
         )
-
-
-def _unmake(file: Path) -> None:
-    """Delete the key of a store in which nothing was stored yet."""
-    file.unlink(missing_ok=True)
-    with suppress(OSError):  # other keys are there
-        file.parent.rmdir()
 
 
 def _save(undo: ExitStack, block: Any, name: str) -> None:

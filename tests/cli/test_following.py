@@ -291,8 +291,19 @@ def test_a_reader_who_does_not_read_holds_up_no_run_and_is_told_what_it_missed(
         reads.set()
         follower.flush()
         follower.prints("step 3\n")
+        follower.flush()
+        follower.prints("y" * 50)  # more than may wait, and nothing does
+        follower.flush()
+        stopped.clear()
+        reads.clear()
+        follower.prints("step 4\n")
+        assert stopped.wait(PATIENCE_S)
+        follower.prints("z" * 60)
+        reads.set()
     assert screen.getvalue() == (
         "step 1\nstep 2\n\n... 100 characters that nobody read in time\nstep 3\n"
+        + ("y" * 50)
+        + "step 4\n\n... 60 characters that nobody read in time\n"
     )
     assert lines.lines == ["saving"]
 

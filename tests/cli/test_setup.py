@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,7 @@ def _left() -> list[str]:
     found = [kind.__name__ for kind in kinds if NAME in saved_names(kind)]
     if "default" in saved_names(blocks.VastProvider):
         found.append("VastProvider")
-    return found + [file.name for file in (state_folder() / "keys").glob("*")]
+    return found
 
 
 def _of(world: World) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def _of(world: World) -> dict[str, Any]:
     }
 
 
-def test_a_refused_key_of_a_market_leaves_nothing_of_the_store(
+def test_a_refused_key_of_a_market_leaves_no_block_of_the_store(
     nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
@@ -74,7 +75,7 @@ def test_a_refused_key_of_a_market_leaves_nothing_of_the_store(
     assert _left() == []
 
 
-def test_a_refused_store_and_an_interrupt_leave_nothing(
+def test_a_refused_store_and_an_interrupt_leave_no_block(
     nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torpor.shared.errors import TorporError
@@ -84,26 +85,32 @@ def test_a_refused_store_and_an_interrupt_leave_nothing(
     assert _left() == []
     monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("torpor_cli.setup.try_market", interrupted)
+    monkeypatch.setattr("torpor_cli.setup.try_market", partial(_raise, KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         setup.init(NAME, market="local", **_of(world))
     assert _left() == []
 
 
-def test_a_key_that_was_there_before_stays(
+def test_the_key_of_a_refused_store_stays_for_whoever_has_stored_with_it(
     nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another terminal may have made a workspace of that store meanwhile, and hibernated it."""
     key = state_folder() / "keys" / NAME
-    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = ObjectStore.new_encryption_key().get_secret_value()
-    key.write_text(made)
-    with pytest.raises(Exception):  # noqa: B017 - whatever the store says of a wrong secret
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor_cli.setup.try_market", partial(_raise, KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            setup.init(NAME, market="local", **_of(world))
+    made = key.read_text()
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr("torpor_cli.setup.try_market", partial(_raise, KeyboardInterrupt))
         setup.init(NAME, market="local", **_of(world))
     assert key.read_text() == made
     key.unlink()
+
+
+def _raise(error: type[BaseException], *_: object) -> None:
+    raise error
 
 
 @pytest.fixture
