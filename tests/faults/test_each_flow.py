@@ -66,7 +66,7 @@ USES: Final = {
     for use in (
         Use(flows.create, awake=False),
         Use(flows.wake, awake=False),
-        Use(flows.replicate, awake=False, parameters=lambda lab: {"count": 2}),
+        Use(flows.replicate, awake=False, parameters=lambda lab: {"count": 2, "peers": "always"}),
         Use(flows.hibernate),
         Use(flows.backup, parameters=lambda lab: {"keep_last": 1}),
         Use(flows.sync, parameters=lambda lab: {"snapshot": _oldest(lab)}),

@@ -216,12 +216,16 @@ def test_a_job_and_its_supervisor_end_with_their_machine(
     argv = [sys.executable, "-c", _STARTS_A_JOB]
     assert client.say(shlex.join(argv)) == "running\n"
     kept = JobFolder(provider.home(LABEL) / ".torpor", "0123456789ab").read()
-    job = [kept.supervisor.pid, kept.command.pid]
-    processes = until(
-        lambda: [p for p in _machine(provider, machine) if p.pid in job or _is(p, b"sleep\x00600")],
-        "the job runs",
-    )
-    assert {p.pid for p in processes} > set(job)
+    job = {kept.supervisor.pid, kept.command.pid}
+
+    def of_job() -> list[psutil.Process]:
+        """Supervisor, command and the child that it left, once all three run."""
+        all_of_it = [
+            p for p in _machine(provider, machine) if p.pid in job or _is(p, b"sleep\x00600")
+        ]
+        return all_of_it if {p.pid for p in all_of_it} > job else []
+
+    processes = until(of_job, "the job and the child of its command run")
     provider.destroy(machine, never_handed_over(machine, LABEL))
     assert [p for p in processes if is_running(p)] == []
 
