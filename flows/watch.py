@@ -23,7 +23,6 @@ from flows.procedures.watch.rows import (
     not_there,
 )
 from flows.procedures.watch.twins import most_frequent_saves, twins, undecided
-from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
 from tasks.overview import show_overview
 from tasks.run_table import shown
@@ -40,6 +39,7 @@ from tasks.watch import (
 )
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
+from torpor.control.alerts.delivery import lasting
 from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
@@ -103,7 +103,7 @@ def watch(
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     if not dry_run:
         _renew(standing, opened, faults)
-    over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
+    over, budgets = over_budget(in_hand, [*opened.values()])
     saves = {
         name: most_frequent_saves([blocks[block] for block in named[name]])
         for name in (opened.keys() - with_job if not dry_run else ())
@@ -174,8 +174,8 @@ def watch(
         ),
         faults,
     )
+    told = None if dry_run else tell_of(alarms, notify, faults)
     if not dry_run:
-        told = tell_of(alarms, notify, faults)
         sure = {name: of for name, of in named.items() if name not in doubtful}
         end_abandoned(report.findings, sure, alike, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
@@ -183,7 +183,12 @@ def watch(
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     if metrics:
-        write_metrics(report, metrics)
+        now_alerts = (
+            []
+            if dry_run
+            else lasting(alarms.alerts, told.remembered if told else [], report.at_unix)
+        )
+        write_metrics(report, now_alerts, metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)
@@ -203,19 +208,8 @@ def _handed_over(
 
 def _warn(watched: list[Watched]) -> None:
     for one in watched:
-        if one.kind != "unknown":
-            continue
-        runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
-        if one.machine is not None:
-            emit(
-                MachineUnknown(
-                    workspace=one.workspace,
-                    machine=one.machine,
-                    provider=one.provider,
-                    reason=one.reason,
-                    price_usd_h=one.price_usd_h or 0.0,
-                )
-            )
+        if one.kind == "unknown":
+            runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
 
 
 def _act(

@@ -6,11 +6,15 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from tasks.events import AlertRaised, emit
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, begun, plan
 from torpor.shared.errors import NotDelivered
+from torpor.shared.values import WorkspaceName
 
 
 class Told(NamedTuple):
@@ -48,15 +52,29 @@ def _remember(alerts: Sequence[Alert]) -> None:
 def tell(
     alerts: Sequence[Alert], blocks: Sequence[str], doubt: Doubt, mended: Collection[Key]
 ) -> Told:
-    """Send what is due by these notification blocks. A message is remembered right after its block
-    accepted it: a run that is killed in between leaves one that is sent twice, and none that is
-    never sent. A block that refuses one gets no other in this look."""
+    """Send what is due: the event of an alert once, and messages by these notification blocks. Each
+    is remembered right after it was sent: a run that is killed in between leaves one that is sent
+    twice, and none that is never sent. A block that refuses a message gets no other in this
+    look."""
     server, now_unix = runner().alerts, time.time()
     memory = {one.key: one for one in server.remembered()}
     wanted = plan(alerts, [*memory.values()], blocks, doubt, now_unix, mended=mended)
     for one in wanted.begun:
         server.remember(one)
         memory[one.key] = one
+    for one in wanted.raised:
+        emit(
+            AlertRaised(
+                workspace=WorkspaceName(one.workspace),
+                kind=one.kind,
+                subject=one.subject,
+                title=one.title,
+                message=one.words,
+                name=one.name,
+            )
+        )
+        memory[one.key] = replace(one, raised=True)
+        server.remember(memory[one.key])
     for one in wanted.forgotten:
         server.forget(one)
         del memory[one.key]

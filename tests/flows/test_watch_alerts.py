@@ -132,6 +132,45 @@ def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
     assert _watch(lab.opened, server)[2] == []
 
 
+def test_an_idle_machine_that_stays_is_told_after_half_an_hour(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its block or its schedule says report, and where its hibernation fails."""
+    machine, _ = handed_over(lab.opened)
+    looked: Future[MachineLook] = Future()
+    looked.set_result(MachineLook(Verdict("idle", "nothing ran for 30 minutes"), Saves("")))
+    look_at = SimpleNamespace(submit=lambda *_: looked)
+    monkeypatch.setattr(sys.modules["flows.watch"], "look_at", look_at)
+    assert _watch(lab.opened, server, only_report=True)[2] == []
+    server.since(1800)
+    _, runs, ((subject, body),) = _watch(lab.opened, server, only_report=True)
+    assert subject == f"torpor: machine {machine.id} of workspace demo is idle and stays"
+    assert "none: watch reports only. It costs 4.00 $/h." in body
+    assert "Next step: hibernate workspace demo" in body
+    assert runs.started == []
+
+
+def test_a_machine_without_a_rental_is_told_after_two_hours_and_raised_once(
+    lab: Lab, server: AlertMemory, tmp_path: Path
+) -> None:
+    """Another store may have its rental: torpor leaves it alone, and it costs money."""
+    machine = lab.rent()
+    lab.forget_rentals()
+    metrics = tmp_path / "torpor.prom"
+    events: list[dict[str, Any]] = []
+    for waited, told in ((0, 0), (7000, 0), (200, 1), (120, 0)):
+        server.since(waited)
+        with _Runs(lab.opened, alerts=server, on_event=events.append):
+            watch.fn(dry_run=False, metrics=str(metrics))
+        assert len(server.take()) == told
+    (raised,) = [one for one in events if one["payload"].get("kind") == "machine forgotten"]
+    assert raised["event"] == "torpor.alert.raised"
+    assert raised["resource"]["prefect.resource.id"].startswith("torpor.alert.machine-forgotten.")
+    assert raised["related"][0]["prefect.resource.id"] == "torpor.workspace.demo"
+    assert f"machine {machine.id} at " in raised["payload"]["title"]
+    assert 'torpor_alert{kind="machine forgotten"' in metrics.read_text()
+
+
 def test_a_machine_that_can_neither_be_used_nor_be_ended_is_told_with_what_it_costs(
     lab: Lab, server: AlertMemory
 ) -> None:

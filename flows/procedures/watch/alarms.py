@@ -55,6 +55,7 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     shown = [(f.machine, f.rental) for f in look.standing.findings if f.machine and f.rental]
     found = [
         *watch.of_machines(report.watched, now_unix),
+        *watch.of_idle(report.watched, now_unix),
         *watch.of_saves(report.watched, now_unix),
         *look.standing.lost,
         *watch.of_left(report.left, now_unix),
@@ -66,7 +67,11 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     ]
     kinds: set[str] = set()
     if look.standing.silent:  # what these would show is not known
-        kinds |= {"machine left", "machine abandoned"}
+        kinds |= {"machine left", "machine abandoned", "machine forgotten"}
+    if look.some:  # a machine without a rental here may have one in another store
+        kinds.add("machine forgotten")
+    else:
+        found += watch.of_forgotten(report.findings, now_unix)
     if look.some or look.unread or look.standing.silent:  # what it would say is not all
         kinds.add("awake")
     else:

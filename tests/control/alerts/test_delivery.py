@@ -15,6 +15,8 @@ from torpor.control.alerts.delivery import (
     Plan,
     Remembered,
     after,
+    begun,
+    lasting,
     plan,
 )
 
@@ -45,6 +47,7 @@ class Watcher:
         self.blocks = blocks or (HOOK,)
         self.memory: dict[tuple[str, str], Remembered] = {}
         self.refusing: set[str] = set()
+        self.raised: list[str] = []
 
     def look(
         self, *alerts: Alert, at: float = 0.0, doubt: Doubt = _NONE, **options: Any
@@ -54,8 +57,11 @@ class Watcher:
         alerts = tuple(msgspec.structs.replace(alert, at_unix=now) for alert in alerts)
         found = self._plan(alerts, doubt, now, options)
         accepted = []
-        for begun in found.begun:
-            self.memory[begun.key] = begun
+        for new in found.begun:
+            self.memory[new.key] = new
+        for entry in found.raised:
+            self.raised.append(entry.subject)
+            self.memory[entry.key] = msgspec.structs.replace(entry, raised=True)
         for forgotten in found.forgotten:
             del self.memory[forgotten.key]
         for notice in found.notices:
@@ -108,6 +114,32 @@ def test_what_did_not_last_is_told_to_nobody() -> None:
     assert seen.look(at=1801) == [] and seen.memory == {}
     assert seen.look(late, at=1900) == []  # it counts from its new beginning
     assert len(seen.look(late, at=3700)) == 1
+
+
+def test_an_alert_is_raised_once_when_it_has_lasted_also_where_nobody_is_to_be_told() -> None:
+    seen = Watcher()
+    seen.blocks = ()
+    late, lost = _alert("m-1", after_s=1800), _alert("m-2", kind="machine lost", once=True)
+    seen.look(late, lost)
+    assert seen.raised == ["m-2"]
+    seen.look(late, at=1800)
+    seen.look(late, at=1920)
+    assert seen.raised == ["m-2", "m-1"]
+    seen.look(at=2040)
+    seen.look(late, at=2160)
+    seen.look(late, at=4000)
+    assert seen.raised == ["m-2", "m-1", "m-1"]  # it began once more
+    memory = [*seen.memory.values()]
+    begun_late = _alert("m-3", after_s=1, at_unix=NOW + 4000)
+    assert lasting([late, lost, begun_late], memory, NOW + 4000) == [late, lost]
+
+
+def test_what_only_a_killed_look_saw_is_raised_by_the_next_one() -> None:
+    seen = Watcher()
+    spent = begun(_alert("lab", kind="budget spent"), NOW)
+    seen.memory[spent.key] = spent
+    assert len(seen.look(at=120)) == 1 and seen.raised == ["lab"]
+    assert len(seen.look(at=240)) == 1 and seen.raised == ["lab"]  # its end
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from torpor.control.reports import Row, moment
 
 Kind = Literal[
     "machine unknown",
+    "machine idle",
     "machine left",
+    "machine forgotten",
     "machine abandoned",
     "machine lost",
     "saves failing",
@@ -83,7 +85,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """An alert that has been seen. ``words``: its cause and next step at first, cut short.
-    ``told``: when each notification block accepted it last."""
+    ``raised``: its event was sent. ``told``: when each notification block accepted it last."""
 
     kind: str
     subject: str
@@ -91,6 +93,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     since_unix: float
     words: str = ""
+    raised: bool = False
     told: dict[str, float] = {}
 
     @property
@@ -128,10 +131,11 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``begun``: alerts to record before anything is sent. ``forgotten``: alerts to delete at once,
-    because their end is not sent."""
+    """``begun``: alerts to record before anything is sent. ``raised``: those whose event is due.
+    ``forgotten``: alerts to delete at once, because their end is not sent."""
 
     begun: list[Remembered]
+    raised: list[Remembered]
     notices: list[Notice]
     forgotten: list[Remembered]
 
@@ -145,7 +149,7 @@ def plan(
     *,
     mended: Collection[Key] = (),
 ) -> Plan:
-    """Which alerts to record, send and forget.
+    """Which alerts to record, raise, send and forget.
 
     ``mended``: the failed runs that a later run has mended, and the lost machines whose rentals are
     open, of a look that was killed before it closed them. Other failed runs that are too old to be
@@ -156,9 +160,13 @@ def plan(
     new = [begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
     known |= {entry.key: entry for entry in new}
     notices: list[Notice] = []
+    raised: list[Remembered] = []
     forgotten: list[Remembered] = []
     for entry in known.values():
         alert = seen.get(entry.key)
+        lasts = _is_late(entry, doubt, mended) if alert is None else _lasts(alert, entry, now_unix)
+        if lasts and not entry.raised:
+            raised.append(entry)
         if alert is not None:
             due = [block for block in blocks if _is_due(alert, entry, block, now_unix)]
             notices += [_notice(alert, entry, block) for block in due]
@@ -177,7 +185,7 @@ def plan(
             :MOST_NOTICES
         ]
     ]
-    return Plan(new, bounded, forgotten)
+    return Plan(new, raised, bounded, forgotten)
 
 
 def after(entry: Remembered, notice: Notice, now_unix: float) -> Remembered | None:
@@ -207,6 +215,18 @@ def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]
     return found
 
 
+def lasting(
+    alerts: Sequence[Alert], remembered: Sequence[Remembered], now_unix: float
+) -> list[Alert]:
+    """The alerts that people are to hear of by now."""
+    known = {entry.key: entry for entry in remembered}
+    return [
+        alert
+        for alert in alerts
+        if _lasts(alert, known.get(alert.key) or begun(alert, now_unix), now_unix)
+    ]
+
+
 def without_secrets(words: str) -> str:
     """An error's words as third parties may read them: without what URLs (presigned ones) and
     pydantic's errors carry of secrets."""
@@ -227,10 +247,15 @@ def begun(alert: Alert, now_unix: float) -> Remembered:
     )
 
 
+def _lasts(alert: Alert, entry: Remembered, now_unix: float) -> bool:
+    """Whether it has lasted so long that people are to hear of it."""
+    return now_unix - entry.since_unix >= alert.after_s
+
+
 def _is_due(alert: Alert, entry: Remembered, block: str, now_unix: float) -> bool:
     told_unix = entry.told.get(block)
     if told_unix is None:
-        return now_unix - entry.since_unix >= alert.after_s
+        return _lasts(alert, entry, now_unix)
     if alert.once:
         return False
     return now_unix - told_unix >= AGAIN_S and alert.at_unix > told_unix
