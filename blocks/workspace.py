@@ -52,37 +52,6 @@ class Workspace(Block):
     It holds no secrets: it names the blocks of the store, the provider and the SSH identity. Rules
     of idleness and tuning are blocks of their own, too.
 
-    Args:
-        name: The workspace's name, also in the store and on machines.
-        paths: The directories to keep.
-        exclude: Patterns of names and paths to leave out.
-        first: Patterns of what a wake restores first, in this order.
-        store: The block of the object store.
-        provider: The block of the provider, as type/name.
-        more_providers: Blocks of further providers, in the order of preference.
-        identity: The block of the SSH identity.
-        gpu: The GPUs it needs, in order of preference.
-        gpu_count: The number of GPUs, where `gpu` does not say it.
-        disk_gib: The smallest disk, in GiB.
-        max_price_usd_h: The highest price, in dollars an hour.
-        regions: The regions to rent in, as the providers name them.
-        spot: Whether to rent spot machines.
-        cuda: The least version of CUDA that the machine's driver must support.
-        driver: The least version of the machine's NVIDIA driver. Offers that do not state theirs
-            fit by their CUDA.
-        image: The image of the machine.
-        quiesce: A command that pauses work on the machine.
-        resume: A command that continues that work, when the machine is kept.
-        accept_changed: Patterns of files that may change while they are read.
-        accept_lost: Directories outside of the workspace that may be lost with the machine.
-        programs: Command lines that a wake starts on the machine.
-        process: Whether these programs, and a job's command at a spot notice, are frozen.
-        save_minutes: How often a rented machine stores its workspace by itself, in minutes.
-        when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
-        idle: The block of idle rules.
-        project: The project that its machines are paid for.
-        tuning: The block of tuning.
-
     Example:
         Describe a workspace, and put it to sleep:
         ```python
