@@ -35,10 +35,10 @@ def hibernate(
 ) -> HibernateReport | AsleepReport | ProgramsReport:
     """Store a workspace, verify it, and destroy its machine.
 
-    The machine is destroyed only if every byte is in the store, was read back and compared, and the
-    disk has not changed since. What else is on the machine is reported, and lost; but what was
-    written in a home beside the workspace is stored as a snapshot of its own, or keeps the machine
-    until its loss is accepted.
+    The machine is destroyed only if all of the snapshot is in the store with the checksums that the
+    machine computed, and the disk has not changed since. What else is on the machine is reported,
+    and lost; but what was written in a home beside the workspace is stored as a snapshot of its
+    own, or keeps the machine until its loss is accepted.
 
     Args:
         workspace: The Workspace block to hibernate, or its name.

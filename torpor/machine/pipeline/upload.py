@@ -20,9 +20,8 @@ from torpor.machine.tree.read import Read, read_at, read_unchanged, read_whole
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Pace
-from torpor.shared.codecs.encodings import decode_chunk
+from torpor.shared.codecs.encodings import decode_chunk, is_of_gpu
 from torpor.shared.codecs.layout import Run
-from torpor.shared.codecs.planes import RANS
 from torpor.shared.codecs.stock import RAW
 from torpor.shared.errors import GrantExpired, SnapshotDamaged, StoreCorrupt
 from torpor.shared.format.keys import SEAL_BYTES, Seal, chunk_associated
@@ -238,7 +237,7 @@ class _Packer:
         encoder = self._source.encoder
         wall, cpu = time.perf_counter(), time.thread_time()
         encoding, encoded = encoder.encode(plain, runs)
-        if encoding == RANS.code:  # by the GPU: waiting for it says nothing about the cores
+        if is_of_gpu(encoding):  # by the GPU: waiting for it says nothing about the cores
             if _comes_back(encoding, encoded, plain):
                 return encoding, encoded
             encoder.distrust_gpu()
