@@ -10,7 +10,7 @@ import msgspec
 from pydantic import Field
 
 from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
-from flows.procedures.watch.alarms import Look, remember_spent, see_alarms, tell_of
+from flows.procedures.watch.alarms import Observation, remember_spent, see_alarms, tell_of
 from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
@@ -162,7 +162,7 @@ def watch(
         missed=missed,
     )
     alarms = see_alarms(
-        Look(
+        Observation(
             report=report,
             standing=standing,
             budgets=budgets if in_hand else None,

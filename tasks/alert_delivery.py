@@ -17,7 +17,7 @@ from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
 
 
-class Told(NamedTuple):
+class Delivered(NamedTuple):
     """What is remembered now, and why each notification block that refused a message did so."""
 
     remembered: list[Remembered]
@@ -51,7 +51,7 @@ def _remember(alerts: Sequence[Alert]) -> None:
 @step("tell of alerts", retries=ONCE)
 def tell(
     alerts: Sequence[Alert], blocks: Sequence[str], doubt: Doubt, mended: Collection[Key]
-) -> Told:
+) -> Delivered:
     """Send what is due: the event of an alert once, and messages by these notification blocks. Each
     is remembered right after it was sent: a run that is killed in between leaves one that is sent
     twice, and none that is never sent. A block that refuses a message gets no other in this
@@ -79,20 +79,20 @@ def tell(
         server.forget(one)
         del memory[one.key]
     refused: dict[str, str] = {}
-    for notice in wanted.notices:
-        if notice.block in refused:
+    for message in wanted.messages:
+        if message.block in refused:
             continue
         try:
-            server.notify(notice.block, notice.subject, notice.body)
+            server.notify(message.block, message.subject, message.body)
         except NotDelivered as error:
-            refused[notice.block] = str(error)
+            refused[message.block] = str(error)
             runner().log.error("%s", error)
             continue
-        before = memory.pop(notice.key)
-        left = after(before, notice, now_unix)
+        before = memory.pop(message.key)
+        left = after(before, message, now_unix)
         if left is None:
             server.forget(before)
         else:
             server.remember(left)
             memory[left.key] = left
-    return Told([*memory.values()], [*refused.values()])
+    return Delivered([*memory.values()], [*refused.values()])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from tasks.alert_delivery import Told, remember, tell
+from tasks.alert_delivery import Delivered, remember, tell
 from tasks.runner import runner
 from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
@@ -23,7 +23,7 @@ from torpor.shared.values import WorkspaceName
 _SCHEDULED = ("watch", "backup")
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and what it could not see. ``budgets``: None where no machine is in use, so
     that none was read. ``named``: the blocks of each workspace. ``unread``: the workspaces whose
     store or jobs could not be read. ``some``: it was not at all workspaces of the installation.
@@ -49,7 +49,7 @@ class Alarms(msgspec.Struct, frozen=True):
     valid_unix: float | None
 
 
-def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
+def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
     shown = [(f.machine, f.rental) for f in look.standing.findings if f.machine and f.rental]
@@ -111,7 +111,7 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
 
 
-def _blocks(look: Look, names: Iterable[str]) -> set[str]:
+def _blocks(look: Observation, names: Iterable[str]) -> set[str]:
     return {block for name in names for block in look.named.get(WorkspaceName(name), ())}
 
 
@@ -121,7 +121,7 @@ def remember_spent(budgets: BudgetsSeen, watched: Sequence[Watched]) -> None:
     remember([alert for alert in alerts if alert.kind == "budget spent"])
 
 
-def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Told | None:
+def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Delivered | None:
     """Tell whoever is to be told, and show a table; None where the memory cannot be read. What
     keeps a message from everybody is one of the ``faults``: a run that completes says that people
     are told, and the server's own automation hears when none does."""
@@ -152,7 +152,7 @@ def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> T
     return told
 
 
-def _asleep(look: Look) -> frozenset[str]:
+def _asleep(look: Observation) -> frozenset[str]:
     """The blocks of workspaces that are on no machine and have a snapshot."""
     off = {one.workspace for one in look.report.watched if one.kind == "off"}
     return frozenset(
@@ -163,7 +163,7 @@ def _asleep(look: Look) -> frozenset[str]:
     )
 
 
-def _backups(look: Look, schedule: Schedule) -> list[Alert]:
+def _backups(look: Observation, schedule: Schedule) -> list[Alert]:
     since = {
         block: one.since_unix
         for one in look.report.watched

@@ -9,7 +9,7 @@ import pytest
 
 from torpor.control.alerts.delivery import (
     AGAIN_S,
-    MOST_NOTICES,
+    MOST_MESSAGES,
     Alert,
     Doubt,
     Plan,
@@ -64,15 +64,15 @@ class Watcher:
             self.memory[entry.key] = msgspec.structs.replace(entry, raised=True)
         for forgotten in found.forgotten:
             del self.memory[forgotten.key]
-        for notice in found.notices:
-            if notice.block in self.refusing:
+        for message in found.messages:
+            if message.block in self.refusing:
                 continue
-            accepted.append(f"{notice.block}: {notice.subject}")
-            left = after(self.memory[notice.key], notice, now)
+            accepted.append(f"{message.block}: {message.subject}")
+            left = after(self.memory[message.key], message, now)
             if left is None:
-                del self.memory[notice.key]
+                del self.memory[message.key]
             else:
-                self.memory[notice.key] = left
+                self.memory[message.key] = left
         return accepted
 
     def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> Plan:
@@ -180,7 +180,7 @@ def test_what_happened_once_is_not_told_again() -> None:
     seen = Watcher()
     seen.look(_alert())
     found = seen._plan((_alert(at_unix=NOW - 60),), Doubt(), NOW + 2 * AGAIN_S, {})
-    assert found.notices == []
+    assert found.messages == []
     seen, once = Watcher(), _alert(kind="budget reached", once=True)
     assert len(seen.look(once, at=120)) == 1
     assert seen.look(once, at=9 * AGAIN_S) == []
@@ -189,8 +189,8 @@ def test_what_happened_once_is_not_told_again() -> None:
 
 def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_bounded() -> None:
     found = plan([_alert(str(n)) for n in range(50)], [], [HOOK, MAIL], Doubt(), NOW)
-    assert len(found.notices) == 2 * MOST_NOTICES and len(found.begun) == 50
-    assert found.notices[0].body == (
+    assert len(found.messages) == 2 * MOST_MESSAGES and len(found.begun) == 50
+    assert found.messages[0].body == (
         "the sampler is dead\nNext step: log in\nSince: 2027-01-15 08:00 UTC"
     )
 
@@ -201,8 +201,8 @@ def test_a_message_holds_no_query_of_a_url_and_no_value_of_a_field() -> None:
         "1 error: [type=string_type, input_value={'key': 'hush, hush'}, input_type=dict] "
         "input_value='cu"
     )
-    (notice,) = plan([_alert(cause=cause)], [], [HOOK], Doubt(), NOW).notices
-    assert notice.body.startswith(
+    (message,) = plan([_alert(cause=cause)], [], [HOOK], Doubt(), NOW).messages
+    assert message.body.startswith(
         "GET https://...@s3.example/b/k?... failed; 1 error: "
         "[type=string_type, input_value=..., input_type=dict] input_value=...\nNext"
     )

@@ -41,7 +41,7 @@ Kind = Literal[
 
 AGAIN_S: Final = 24 * 3600.0
 """An alert that lasts is told again after this time."""
-MOST_NOTICES: Final = 20
+MOST_MESSAGES: Final = 20
 """Messages to one notification block in one look; the others are sent at the next one."""
 _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
@@ -106,7 +106,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self.key)).hexdigest()[:24]
 
 
-class Notice(msgspec.Struct, frozen=True):
+class AlertMessage(msgspec.Struct, frozen=True):
     """A message to one notification block. ``over``: it says that the alert has ended."""
 
     block: str
@@ -136,7 +136,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     begun: list[Remembered]
     raised: list[Remembered]
-    notices: list[Notice]
+    messages: list[AlertMessage]
     forgotten: list[Remembered]
 
 
@@ -159,7 +159,7 @@ def plan(
     seen = {alert.key: alert for alert in alerts}
     new = [begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
     known |= {entry.key: entry for entry in new}
-    notices: list[Notice] = []
+    messages: list[AlertMessage] = []
     raised: list[Remembered] = []
     forgotten: list[Remembered] = []
     for entry in known.values():
@@ -169,30 +169,30 @@ def plan(
             raised.append(entry)
         if alert is not None:
             due = [block for block in blocks if _is_due(alert, entry, block, now_unix)]
-            notices += [_notice(alert, entry, block) for block in due]
+            messages += [_message(alert, entry, block) for block in due]
         elif blocks and _is_late(entry, doubt, mended):
-            notices += [_late(entry, block) for block in blocks]
+            messages += [_late(entry, block) for block in blocks]
         elif not doubt.covers(entry):
             heard = [block for block in blocks if block in entry.told]
             if heard and (entry.kind not in _WITHOUT_END or entry.key in mended):
-                notices += [_over(entry, block, now_unix) for block in heard]
+                messages += [_over(entry, block, now_unix) for block in heard]
             else:
                 forgotten.append(entry)
     bounded = [
-        notice
+        message
         for block in blocks
-        for notice in [candidate for candidate in notices if candidate.block == block][
-            :MOST_NOTICES
+        for message in [candidate for candidate in messages if candidate.block == block][
+            :MOST_MESSAGES
         ]
     ]
     return Plan(new, raised, bounded, forgotten)
 
 
-def after(entry: Remembered, notice: Notice, now_unix: float) -> Remembered | None:
-    """What is remembered once ``notice`` was accepted; None where nobody needs to hear more."""
-    if not notice.over:
-        return msgspec.structs.replace(entry, told={**entry.told, notice.block: now_unix})
-    left = {block: at for block, at in entry.told.items() if block != notice.block}
+def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remembered | None:
+    """What is remembered once ``message`` was accepted; None where nobody needs to hear more."""
+    if not message.over:
+        return msgspec.structs.replace(entry, told={**entry.told, message.block: now_unix})
+    left = {block: at for block, at in entry.told.items() if block != message.block}
     return msgspec.structs.replace(entry, told=left) if left else None
 
 
@@ -261,10 +261,10 @@ def _is_due(alert: Alert, entry: Remembered, block: str, now_unix: float) -> boo
     return now_unix - told_unix >= AGAIN_S and alert.at_unix > told_unix
 
 
-def _notice(alert: Alert, entry: Remembered, block: str) -> Notice:
+def _message(alert: Alert, entry: Remembered, block: str) -> AlertMessage:
     again = "still: " if block in entry.told else ""
     body = f"{_words(alert)}\nSince: {moment(entry.since_unix)}"
-    return Notice(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
+    return AlertMessage(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
 
 
 def _words(alert: Alert) -> str:
@@ -280,15 +280,15 @@ def _is_late(entry: Remembered, doubt: Doubt, mended: Collection[Key]) -> bool:
     return entry.kind != "run failed" or not doubt.covers(entry)
 
 
-def _late(entry: Remembered, block: str) -> Notice:
+def _late(entry: Remembered, block: str) -> AlertMessage:
     """The message about what is not seen any more, such as a failed run that is too old, and that
     every block refused until now."""
     body = f"Nobody could be told until now.\n{entry.words}\nSince: {moment(entry.since_unix)}"
-    return Notice(block, entry.key, f"torpor: {entry.title}", body)
+    return AlertMessage(block, entry.key, f"torpor: {entry.title}", body)
 
 
-def _over(entry: Remembered, block: str, now_unix: float) -> Notice:
-    return Notice(
+def _over(entry: Remembered, block: str, now_unix: float) -> AlertMessage:
+    return AlertMessage(
         block,
         entry.key,
         f"torpor: over: {entry.title}",

@@ -14,7 +14,7 @@ from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
 from torpor.control.supervision import told
-from torpor.control.watch_report import BACK_UP, Left, Watched, WatchedJob, WatchReport
+from torpor.control.watch_report import BACK_UP, LeftMachine, Watched, WatchedJob, WatchReport
 from torpor.shared.values import Machine, WorkspaceName, owner_of
 
 UNKNOWN_S: Final = 1800.0
@@ -184,7 +184,7 @@ def of_records(seen: Overviews, told: Collection[str], now_unix: float) -> list[
     ]
 
 
-def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
+def of_left(left: Sequence[LeftMachine], now_unix: float) -> list[Alert]:
     """The machines that killed runs left."""
     return [
         Alert(

@@ -15,7 +15,7 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.names import Unread, UnreadFiles
-from torpor.machine.tree.plan import Group, Job, Piece
+from torpor.machine.tree.plan import Group, Piece, ReadUnit
 from torpor.machine.tree.read import Read, read_at, read_unchanged, read_whole
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
@@ -36,7 +36,7 @@ class Share:
     """Neighbouring jobs that one worker does, and how far they are. Bytes are plain unless they say
     stored."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ReadUnit]
     done: int = 0  # of the jobs, from the first on: their chunks are in the store
     bytes: int = 0  # that were read
     new_bytes: int = 0  # of chunks that the store did not have, and has now
