@@ -15,6 +15,7 @@ from tasks.step import step
 from tasks.waiting import waits_of
 from tasks.workspace import StoredWorkspace
 from torpor.control.deploy.bases import is_base, shown_name
+from torpor.control.remote.preview import preview
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
@@ -30,6 +31,9 @@ begin_snapshot = step("begin snapshot", retries=WHILE_BUSY, says="beginning a sn
 look_for_new = step("look for what is new", phase="scan", says="looking for what is new")(
     RemoteSnapshot.walk
 )
+preview_snapshot = step(
+    "preview snapshot", phase="scan", says="looking at what would be stored, and at what would not"
+)(preview)
 
 
 @step("store", run_name="store from pass {number}")
