@@ -47,7 +47,7 @@ from torpor.shared.values import (
 )
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.job import StartJob
-from torpor.shared.wire.losses import Left, Losses
+from torpor.shared.wire.losses import LeftBehind, Losses
 from torpor.shared.wire.preview import Preview
 from torpor.shared.wire.protocol import PROTOCOL, Hello, parse_said
 from torpor.shared.wire.request import Event, Request, parse_answer
@@ -221,7 +221,7 @@ def test_other_programs_than_were_to_be_frozen_are_refused(
 def test_a_preview_beside_a_snapshot_that_it_was_not_told_of_is_refused(
     memory_store: MemoryStore,
 ) -> None:
-    nothing = Left("/", 0, 0, 0.0)
+    nothing = LeftBehind("/", 0, 0, 0.0)
     losses = Losses(True, nothing, [], [], [], 0, [], 0, [], 0, [])
     agent = Hostile(_honest(PreviewSnapshot=Preview("00" * 32, 1, 1, 0, 0, 0, losses)))
     with pytest.raises(MachineError, match="machine hostile remembers a snapshot"):
