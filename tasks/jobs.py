@@ -13,7 +13,7 @@ import msgspec
 
 from blocks import Workspace
 from blocks.secret_variables import load_secrets
-from tasks.machines import check_reached, renting
+from tasks.machines import end_abandoned, find_machines, renting
 from tasks.programs import THAW_S
 from tasks.retries import ONCE
 from tasks.runner import runner
@@ -66,24 +66,23 @@ else:
 """
 
 
-@step("find machine of job")
 def machines_in_use(
     opened: OpenWorkspace, wanted: MachineId | None
 ) -> list[tuple[Machine, Rental]]:
-    """The workspace's machines that were handed over. Closes the rental of one that has provably
-    gone. One that is being ended counts only if it is the ``wanted`` one: for a job that ran on it.
-    InvalidInput if there is none, and may be one that no provider block reaches."""
-    held = renting(opened)
-    held.end_abandoned(within_s=AT_ONCE_S)
+    """The workspace's machines that were handed over, once the sweep has closed the rentals of
+    those that have gone. One that is being ended counts only if it is the ``wanted`` one: for a job
+    that ran on it. InvalidInput if there is none, and may be one that no provider block reaches."""
+    end_abandoned(renting(opened), AT_ONCE_S)
+    shown = find_machines(opened)
     over = [
         (machine, rental)
-        for machine, rental in held.machines()
+        for machine, rental in shown.machines
         if rental is not None
         and rental.state == "handed over"
         and (machine.id == wanted or not rental.is_ending(machine))
     ]
     if not over:
-        check_reached(opened)
+        opened.markets.check_reached(shown.rentals)
     return over
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
-from tasks.machines import open_session, renting
+from tasks.machines import open_session, renter
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.seam import Provider, Residue
 from torpor.control.reconciliation import Finding, compare
+from torpor.control.rental.ending import end
 from torpor.control.rental.greeting import greeting_fault, jump_fault
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, rental_named
@@ -26,7 +27,7 @@ from torpor.shared.errors import (
     TorporError,
     UnsafeDestroy,
 )
-from torpor.shared.values import Machine, MachineId, names_of
+from torpor.shared.values import Machine, names_of
 
 Listing: TypeAlias = tuple[list[Machine], list[Residue]]
 
@@ -94,8 +95,7 @@ def check_silent(opened: OpenWorkspace, machine: Machine) -> None:
 def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
     """Destroy this one machine, until its end is proven, if its rental says that it was never
     handed over."""
-    held = renting(opened.under(rental.label.workspace))
-    held.end(held.tenancy(machine, rental).rental or rental)
+    end(renter(opened.under(rental.label.workspace)), rental, None, machine)
 
 
 @step("close rental")
@@ -103,17 +103,6 @@ def close_rental(opened: OpenWorkspace, rental: Rental) -> None:
     """Close the rental of a machine that its user knows to be gone. Nothing is destroyed."""
     why = "its user told reconcile that the machine is gone"
     opened.under(rental.label.workspace).rentals.change(rental, state="ended", why=why)
-
-
-@step("end abandoned")
-def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
-    """End the attempts that nobody uses; the machines that went with them."""
-    ended = [
-        rental
-        for name in names_of(opened.spec.name)
-        for rental in renting(opened.under(name)).end_abandoned()
-    ]
-    return [rental.machine for rental in ended if rental.machine is not None]
 
 
 def open_rentals(opened: OpenWorkspace, unread: Unread | None = None) -> list[Rental]:

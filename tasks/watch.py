@@ -14,7 +14,7 @@ import msgspec
 from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
-from tasks.machines import open_session, renting
+from tasks.machines import open_session, renter
 from tasks.reconciliation import just_ended, listed, open_rentals
 from tasks.retries import ONCE
 from tasks.runner import Pending, runner
@@ -29,6 +29,7 @@ from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental, Rentals, rental_named
+from torpor.control.rental.sweep import close_if_gone
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.records import Unread, named
@@ -186,13 +187,11 @@ def _close(
     rental, machine = finding.rental, finding.machine
     if rental is None or rental.machine is None or finding.kind == "at another provider":
         return False, []
-    if machine is not None and machine.provider != rental.provider:  # its account has a new name
-        return False, []
     name, alerts = rental.label.workspace, list[Alert]()
     try:
         first = partial(_foretell, of[name], alerts, newest)
-        held = renting(of[name].under(name))
-        return held.close_if_gone(rental, shown=machine, first=first), alerts
+        by = renter(of[name].under(name))
+        return close_if_gone(by, rental, shown=machine, first=first), alerts
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         why = trouble(error)
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, why)

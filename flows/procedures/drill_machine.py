@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from tasks.machines import create_machine, look_for_offers, open_session, renting
+from tasks.machines import (
+    create_machine,
+    end_scratch_machines,
+    look_for_offers,
+    open_session,
+    renting,
+)
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.seam import Session
@@ -33,7 +39,7 @@ def end_left_drills(opened: OpenWorkspace) -> None:
     """Destroy the machines of drills that were killed more than a day ago. A failure is only
     logged, because nothing depends on it."""
     try:
-        renting(_drilling(opened)).end_scratch(before_unix=time.time() - LEFT_AFTER_S)
+        end_scratch_machines(_drilling(opened), before_unix=time.time() - LEFT_AFTER_S)
     except TorporError as error:
         runner().log.warning("what a killed drill left was not ended: %s", error)
 

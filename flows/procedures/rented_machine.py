@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tasks.machines import (
     create_machine,
+    end_abandoned,
     left_unfinished,
     look_for_offers,
     own_machine,
@@ -24,6 +25,7 @@ def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
     """A new machine for the workspace, or the one that a killed run left; it is ended after a
     failure if that is safe. WorkspaceAwake if the workspace is on a machine already."""
     with renting(opened) as held:
+        end_abandoned(held)
         left = left_unfinished(opened, held, alone=True)
         offers = Offers([], []) if left else look_for_offers(opened)
         try:

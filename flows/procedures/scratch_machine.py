@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from tasks.deploy import forget_measured_bases
 from tasks.machines import (
     create_machine,
+    end_scratch_machines,
     look_for_offers,
     open_session,
     own_machine,
@@ -54,6 +55,6 @@ def scratch_machine(opened: OpenWorkspace, workspace: WorkspaceName, own: str) -
 
 
 def _clear(opened: OpenWorkspace, workspace: WorkspaceName) -> None:
-    renting(opened.under(machines_name(workspace))).end_scratch()
+    end_scratch_machines(opened.under(machines_name(workspace)))
     forget_measured_bases(opened)
     clear_scratch(opened)
