@@ -13,7 +13,7 @@ import msgspec
 
 from blocks import Workspace
 from blocks.secret_variables import load_secrets
-from tasks.machines import end_abandoned, find_machines, renting
+from tasks.machines import find_machines
 from tasks.programs import THAW_S
 from tasks.retries import ONCE
 from tasks.runner import runner
@@ -24,7 +24,6 @@ from torpor.control.money.budgets import between
 from torpor.control.money.costs import costs, read
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.rental.records import Rental
-from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.reports import without
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import snapshot_ids
@@ -66,13 +65,15 @@ else:
 """
 
 
-def machines_in_use(
-    opened: OpenWorkspace, wanted: MachineId | None
-) -> list[tuple[Machine, Rental]]:
-    """The workspace's machines that were handed over, once the sweep has closed the rentals of
-    those that have gone. One that is being ended counts only if it is the ``wanted`` one: for a job
-    that ran on it. InvalidInput if there is none, and may be one that no provider block reaches."""
-    end_abandoned(renting(opened), AT_ONCE_S)
+def machine_in_use(
+    opened: OpenWorkspace,
+    wanted: MachineId | None,
+    fits: Callable[[Machine, Rental], bool] = lambda machine, rental: True,
+) -> tuple[Machine, Rental] | None:
+    """The workspace's machine that was handed over: the ``wanted`` one, or the only other one that
+    ``fits``. One that is being ended counts only if it is the ``wanted`` one: for a job that ran on
+    it. None if there is none; InvalidInput if there are several, or none and may be one that no
+    provider block reaches."""
     shown = find_machines(opened)
     over = [
         (machine, rental)
@@ -83,17 +84,6 @@ def machines_in_use(
     ]
     if not over:
         opened.markets.check_reached(shown.rentals)
-    return over
-
-
-def machine_in_use(
-    opened: OpenWorkspace,
-    wanted: MachineId | None,
-    fits: Callable[[Machine, Rental], bool] = lambda machine, rental: True,
-) -> tuple[Machine, Rental] | None:
-    """The workspace's machine that was handed over: the ``wanted`` one, or the only other one that
-    ``fits``. None if there is none; InvalidInput if there are several."""
-    over = machines_in_use(opened, wanted)
     of = [one for one in over if one[0].id == wanted] or [one for one in over if fits(*one)]
     if len(of) > 1:
         raise InvalidInput(

@@ -130,7 +130,7 @@ find_machines = step(
 )(machines_of)
 
 
-@step("end abandoned machines", phase="prepare", says="ending what failed attempts left")
+@step("end abandoned machines", phase="prepare", says="looking for machines of failed attempts")
 def end_abandoned(held: Renting, within_s: float = GONE_S) -> list[Rental]:
     """The sweep (torpor/control/rental/sweep.py): end the machines of earlier runs that nobody will
     use, and close the rentals of those that have provably gone. Returns the rentals that have

@@ -1,4 +1,4 @@
-"""The one machine of a workspace that a flow rents."""
+"""The one machine that a flow rents."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from tasks.machines import (
     end_abandoned,
     left_unfinished,
     look_for_offers,
+    open_session,
     own_machine,
     renting,
     say_choice,
     show_offers,
 )
 from tasks.workspace import OpenWorkspace
+from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Tenancy
 from torpor.control.rental.search import Offers
+from torpor.shared.values import WorkspaceName
 
 
 @contextmanager
@@ -37,6 +40,17 @@ def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
                 show_offers(opened, held, offers)
         with tenancy:
             yield tenancy
+
+
+@contextmanager
+def machine_under(opened: OpenWorkspace, name: WorkspaceName) -> Iterator[Session]:
+    """A new machine that fits the workspace, under a reserved name, so that no wake or hibernate
+    uses it. It holds no work: it is never handed over, and always destroyed."""
+    mine = opened.under(name)
+    with renting(mine) as held:
+        machine = create_machine(held, look_for_offers(mine)).machine
+        with open_session(mine, machine) as session:
+            yield session
 
 
 @contextmanager

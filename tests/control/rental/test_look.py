@@ -16,7 +16,7 @@ def _look(rents: Rents, *markets: Market) -> Shown:
 
 
 @pytest.mark.parametrize("state", ["handed over", "abandoned", "gone"])
-def test_a_look_ends_nothing_and_writes_no_record(
+def test_a_look_ends_no_machine_and_changes_no_rental(
     state: str, rents: Rents, memory_store: MemoryStore
 ) -> None:
     """Whatever it finds: the sweep ends machines, and closes rentals whose machine has gone."""

@@ -1,4 +1,4 @@
-"""The proven end of one rented machine, with all that belongs to it. ``sweep`` says of which."""
+"""The proven end of one rented machine, with all that belongs to it. ``sweep`` says which."""
 
 from __future__ import annotations
 

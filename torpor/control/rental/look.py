@@ -1,5 +1,5 @@
-"""A look at the machines of a workspace: its open rentals beside what the markets show. A look
-writes no record and ends no machine."""
+"""A look at the machines of a workspace: its open rentals beside what the markets show. A look ends
+no machine and changes no rental."""
 
 from __future__ import annotations
 

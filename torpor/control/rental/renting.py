@@ -356,9 +356,9 @@ class Renting:
         """``sweep.end_abandoned``; returns what it ended. While it cannot end one, ``rent`` rents
         none."""
         self._swept = True
-        swept = end_abandoned(self._by, self.look(), self._ours, within_s=within_s)
-        self._stuck += swept.stuck
-        return swept.ended
+        ended, stuck = end_abandoned(self._by, self.look(), self._ours, within_s=within_s)
+        self._stuck += stuck
+        return ended
 
     # -- one attempt
 

@@ -1,8 +1,8 @@
-"""The sweep: which machines of earlier runs are ended, because nobody will use them.
+"""The sweep: destroys the machines of earlier runs that nobody will use.
 
-Beside it a machine is ended by its own run (``Renting``, ``Tenancy``), by a hibernation with the
-warrant of its snapshot, by a job whose machine does not start again, and by its user's word in
-``reconcile``; ``ending.end`` is the way of all of them.
+A machine is also ended by its own run after a failure (``Renting``, ``Tenancy``), by a hibernation
+with the warrant of its snapshot, by a job whose machine does not start again, and by its user's
+word in ``reconcile``. All of them call ``ending.end``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
-
-import msgspec
 
 from torpor.control.rental.ending import GONE_S, close_lost, end, look_for, seen_again
 from torpor.control.rental.look import Shown, look, moved_to, record_account
@@ -26,21 +24,14 @@ ASKED_S: Final = 900.0
 """A request that is so old and has no machine belongs to a run that was killed."""
 
 
-class Swept(msgspec.Struct, frozen=True):
-    """``ended``: the rentals that are closed now. ``stuck``: what each machine costs that can
-    neither be used nor be ended, and how to end it."""
-
-    ended: list[Rental]
-    stuck: list[str]
-
-
 def end_abandoned(
     by: Renter, shown: Shown, ours: Collection[Label] = (), *, within_s: float = GONE_S
-) -> Swept:
+) -> tuple[list[Rental], list[str]]:
     """End what nobody will use: abandoned rentals, old requests that never became a machine, and
     unfinished ones whose machine has provably gone. Close the rentals of machines that were handed
     over and have provably gone without us. Each may take ``within_s``; what cannot be ended is a
-    warning. ``ours``: the rentals of this very run, which stay."""
+    warning. ``ours``: the rentals of this very run, which stay. Returns those that have ended, and
+    what each machine costs that can neither be used nor be ended, with how to end it."""
     machines = {machine.label: machine for machine, _ in shown.machines}
     ended, stuck = list[Rental](), list[str]()
     for rental in shown.rentals:
@@ -56,7 +47,7 @@ def end_abandoned(
                 stuck.append(words_of_stuck(rental, rental.why, error))
         if by.rentals.of(rental.label) is None:
             ended.append(rental)
-    return Swept(ended, stuck)
+    return ended, stuck
 
 
 def end_scratch(by: Renter, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
