@@ -11,7 +11,7 @@ from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet
 from tasks.branch import branch
 from tasks.budgets import what_is_left
 from tasks.flow import flow
-from tasks.machines import left_unfinished, look_for_offers, renting, show_offers
+from tasks.machines import end_abandoned, left_unfinished, look_for_offers, renting, show_offers
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.run_table import shown
 from tasks.workspace_blocks import open_workspace, probe_store
@@ -62,6 +62,8 @@ def replicate(
         probe_store(opened)
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
         with renting(opened) as held:  # ends what was not handed over
+            if count:
+                end_abandoned(held)
             left = left_unfinished(opened, held, alone=False) if count else []
             offers = look_for_offers(opened, order.new(left)) if count else Offers([], [])
             fleet = Fleet(opened, wanted, held, offers, order, exchange)

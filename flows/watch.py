@@ -13,7 +13,7 @@ from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
 from flows.procedures.watch.alarms import Observation, remember_spent, see_alarms, tell_of
 from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
-from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
+from flows.procedures.watch.leftovers import act_on_left, reconcile_abandoned, see_left
 from flows.procedures.watch.rows import (
     asleep,
     in_use,
@@ -177,7 +177,7 @@ def watch(
     told = None if dry_run else tell_of(alarms, notify, faults)
     if not dry_run:
         sure = {name: of for name, of in named.items() if name not in doubtful}
-        end_abandoned(report.findings, sure, alike, faults)
+        reconcile_abandoned(report.findings, sure, alike, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.reconciliation import listed, open_rentals
+from tasks.standing import listed, open_rentals
 from tasks.workspace import OpenWorkspace
 from torpor.control.store.records import Unread, named
 from torpor.shared.values import names_of

@@ -28,7 +28,7 @@ from tasks.jobs import (
     stop_command,
 )
 from tasks.lineage import lacks
-from tasks.machines import open_session
+from tasks.machines import end_abandoned, open_session, renting
 from tasks.progress import doing, now
 from tasks.runner import runner
 from tasks.runs import GONE
@@ -41,6 +41,7 @@ from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
+from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.reports import WakeReport
 from torpor.control.safety import Verified
 from torpor.control.store.snapshots import snapshot_ids
@@ -209,6 +210,7 @@ class Driver:
             return Situation(untouched=True)
         if not self.job.attempts and self._first().id != self.job.id:
             return Situation(first=False)
+        end_abandoned(renting(self.opened), AT_ONCE_S)
         found = machine_in_use(self.opened, self._newest_machine(), self._may_go_on_at)
         if found is None or found[0].state == "running":
             self._stopped.forget()

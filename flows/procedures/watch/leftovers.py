@@ -130,7 +130,7 @@ def act_on_left(
     return msgspec.structs.replace(one, next_step=f"{runs} {done} it" if runs else f"it {past}")
 
 
-def end_abandoned(
+def reconcile_abandoned(
     findings: Sequence[Finding],
     named: Mapping[WorkspaceName, Sequence[str]],
     alike: Mapping[WorkspaceName, Twins],
