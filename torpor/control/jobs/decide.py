@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from torpor.control.jobs.policy import is_hopeless, is_retried
-from torpor.control.jobs.records import FORGOTTEN, MOST_ATTEMPTS, Job, State, Stop
+from torpor.control.jobs.records import FORGOTTEN, MOST_ATTEMPTS, Job, Outcome, Stop
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Machine
 
@@ -42,7 +42,7 @@ class Situation:
 class End:
     """End the job."""
 
-    state: State
+    state: Outcome
     why: str
 
 
@@ -123,7 +123,7 @@ def end_of(job: Job, stop: Stop | None) -> End:
     if newest.end in ("supervisor lost", "machine lost"):
         return hopeless_end(job)
     if newest.end == "command ended":
-        state: State = "succeeded" if newest.status == 0 else "failed"
+        state: Outcome = "succeeded" if newest.status == 0 else "failed"
         return End(state, newest.error or f"the command ended with status {newest.status}")
     if stop is not None:
         return End(stop.state, stop.why)
