@@ -26,7 +26,7 @@ from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.canaries import Flown
-from torpor.control.rental.ending import GONE_S, end
+from torpor.control.rental.ending import GONE_S, end_machine
 from torpor.control.rental.look import Shown, look
 from torpor.control.rental.prospects import matters
 from torpor.control.rental.records import Rental, with_host_key
@@ -418,7 +418,7 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
     log = runner().log
     log.info("machine %s at %s is destroyed now: %s", machine.id, machine.provider, warrant.reason)
     try:
-        end(renter(opened), rental, warrant, machine)
+        end_machine(renter(opened), rental, warrant, machine)
     except Exception:
         raise
     except BaseException:

@@ -10,7 +10,7 @@ from tasks.standing import listed, what_stands
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.reconciliation import Finding
-from torpor.control.rental.ending import end
+from torpor.control.rental.ending import end_machine
 from torpor.control.rental.greeting import greeting_fault, jump_fault
 from torpor.control.rental.records import Rental
 from torpor.control.store.records import Unread
@@ -84,7 +84,7 @@ def check_silent(opened: OpenWorkspace, machine: Machine) -> None:
 def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
     """Destroy this one machine, until its end is proven, if its rental says that it was never
     handed over."""
-    end(renter(opened.under(rental.label.workspace)), rental, None, machine)
+    end_machine(renter(opened.under(rental.label.workspace)), rental, None, machine)
 
 
 @step("close rental")

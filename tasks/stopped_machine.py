@@ -11,7 +11,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.providers.seam import Restarts
-from torpor.control.rental.ending import end
+from torpor.control.rental.ending import end_machine
 from torpor.control.rental.records import Rental
 from torpor.control.safety import beyond_reach
 from torpor.control.upkeep.lineage import sure_save
@@ -47,4 +47,4 @@ def end_stopped(
     """End a machine that does not start again; what was written there after ``save`` is lost.
     ``unused`` raises if somebody else works there."""
     warrant = beyond_reach(opened.store, save, opened.seal, machine, unused)
-    end(renter(opened), rental, warrant, machine)
+    end_machine(renter(opened), rental, warrant, machine)

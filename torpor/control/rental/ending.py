@@ -40,7 +40,7 @@ _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
 
-def end(
+def end_machine(
     by: Renter,
     rental: Rental,
     warrant: Warrant | None = None,

@@ -15,7 +15,7 @@ from torpor.control.providers.offers import Offer, blocks
 from torpor.control.providers.seam import volumes_of
 from torpor.control.rental.ending import (
     GONE_S,
-    end,
+    end_machine,
     wait_until_shown,
 )
 from torpor.control.rental.greeting import greeting_fault
@@ -314,8 +314,8 @@ class Renting:
         *,
         within_s: float = GONE_S,
     ) -> None:
-        """``ending.end``: afterwards nothing of the rental is left to end with this run."""
-        end(self._by, rental, warrant, shown, within_s=within_s)
+        """``ending.end_machine``: afterwards nothing of the rental is left to end with this run."""
+        end_machine(self._by, rental, warrant, shown, within_s=within_s)
         self.leave(rental)
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:

@@ -2,7 +2,7 @@
 
 A machine is also ended by its own run after a failure (``Renting``, ``Tenancy``), by a hibernation
 with the warrant of its snapshot, by a job whose machine does not start again, and by its user's
-word in ``reconcile``. All of them call ``ending.end``.
+word in ``reconcile``. All of them call ``ending.end_machine``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from torpor.control.rental.ending import GONE_S, close_lost, end, look_for, seen_again
+from torpor.control.rental.ending import GONE_S, close_lost, end_machine, look_for, seen_again
 from torpor.control.rental.look import Shown, look, moved_to, record_account
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renter import Renter
@@ -63,7 +63,7 @@ def end_scratch(by: Renter, *, before_unix: float = math.inf, spared: Collection
         if stays or rental.provider not in here:
             continue
         try:
-            end(by, rental)
+            end_machine(by, rental)
         except TorporError as error:
             fault = error
             with suppress(TorporError):
@@ -130,9 +130,9 @@ def _end_if_over(by: Renter, rental: Rental, shown: Machine | None, within_s: fl
         close_lost(by.rentals, provider, rental, gone, by.told.warn)
     elif rental.state == "abandoned":
         if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
-            end(by, rental, within_s=within_s)
+            end_machine(by, rental, within_s=within_s)
     elif gone or (not shown and _is_old_request(rental)):
-        end(by, rental, within_s=within_s)  # else the next run takes it up
+        end_machine(by, rental, within_s=within_s)  # else the next run takes it up
 
 
 def _is_old_request(rental: Rental) -> bool:
