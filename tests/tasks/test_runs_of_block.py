@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -55,10 +57,19 @@ def of_a_user(workspace: str) -> None:
 
 
 @pytest.fixture
-def block(prefect_server: object) -> Workspace:
+def block(prefect_server: object) -> Iterator[Workspace]:
     Workspace(name=OWN).save(NAMED, overwrite=True)
-    Workspace(name=OWN).save("home--saved", overwrite=True)
-    return Workspace.load(NAMED)
+    yield Workspace.load(NAMED)
+    for name in (NAMED, f"home--{NAMED}"):
+        with suppress(ValueError):  # it is not there
+            Workspace.delete(name)
+
+
+def _reference() -> dict[str, Any]:
+    """The block as a form gives it to a run."""
+    with get_client(sync_client=True) as client:
+        saved = client.read_block_document_by_name(NAMED, "workspace")
+    return {"$ref": {"block_document_id": str(saved.id)}}
 
 
 def _with(parameters: dict[str, Any], scheduled: dict[str, Any]) -> RunsOfBlock:
@@ -95,7 +106,7 @@ def _run(state: Any, value: Any) -> list[str]:
 def test_a_schedule_is_the_blocks_by_its_reference_its_name_or_that_of_its_home(
     block: Workspace,
 ) -> None:
-    reference = {"$ref": {"block_document_id": str(block._block_document_id)}}
+    reference = _reference()
     for value in (NAMED, f"workspace/{NAMED}", f" {NAMED} ", f"home--{NAMED}", reference):
         found = _with({"workspace": value}, {})
         assert [one.words for one in found.schedules] == ["schedule nightly of of-a-user/one"]
@@ -109,7 +120,8 @@ def test_a_schedule_of_another_block_is_not_the_blocks(block: Workspace) -> None
     for value in others:
         found = _with({"workspace": NAMED}, {"workspace": value})
         assert found.schedules == [] and found.deployments == ["of-a-user/one"]
-    assert _with({"workspace": "home--saved"}, {}).schedules == []
+    Workspace(name=OWN).save(f"home--{NAMED}")
+    assert _with({"workspace": f"home--{NAMED}"}, {}).schedules == []
 
 
 def test_a_schedule_that_lists_the_block_among_others_is_shared(block: Workspace) -> None:
@@ -161,7 +173,7 @@ def test_a_run_of_a_schedule_counts_unless_it_goes_with_its_schedule(
 def test_a_run_counts_that_a_form_has_started_with_a_block_which_was_deleted_then(
     block: Workspace,
 ) -> None:
-    value = {"$ref": {"block_document_id": str(block._block_document_id)}}
+    value = _reference()
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(of_a_user, parameters={"workspace": value}, state=Running())
         Workspace.delete(NAMED)
