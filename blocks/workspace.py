@@ -268,7 +268,7 @@ class Workspace(Block):
         """The block itself, or the saved block of that name; raises InvalidInput."""
         if isinstance(value, cls):
             if value._block_document_id is None:
-                value._check_settings()
+                value.check_settings()
             return value
         if not isinstance(value, str):
             raise InvalidInput(
@@ -328,14 +328,14 @@ class Workspace(Block):
         **how: Any,
     ) -> Any:
         """As every block. InvalidInput for a setting that a workspace does not have."""
-        self._check_settings()
+        self.check_settings()
         return super().save(name, overwrite, client, **how)
 
     async def asave(
         self, name: str | None = None, overwrite: bool = False, client: PrefectClient | None = None
     ) -> Any:
         """The same for async callers."""
-        self._check_settings()
+        self.check_settings()
         return await super().asave(name, overwrite, client)
 
     def open_tuning(self) -> Tuning:
@@ -366,9 +366,10 @@ class Workspace(Block):
     def _settings(self, named: str, kind: type[KindT]) -> KindT:
         return load(named, (kind,), of=self._me()) if named else kind()
 
-    def _check_settings(self) -> None:
-        """Prefect takes any setting, and saves only those that it knows. A saved block may have
-        settings of a newer version, and a GPU that an older one took: what is awake is stored."""
+    def check_settings(self) -> None:
+        """InvalidInput for what cannot be saved. Prefect takes any setting, and saves only those
+        that it knows. A saved block may have settings of a newer version, and a GPU that an older
+        one took: what is awake is stored."""
         wishes_of(Want(gpu=self.gpu, gpu_count=self.gpu_count))
         for name in self.model_extra or {}:
             if name == "block_type_slug" or name.startswith("_"):

@@ -18,14 +18,15 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnknownOpti
 from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
+    deletion,
     installation,
     jobs,
     machines,
+    settings,
     setup,
     smoke,
     snapshots,
     status,
-    workspaces,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
@@ -71,8 +72,8 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         installation.demo,
         installation.up,
         setup.init,
-        workspaces.edit,
-        workspaces.delete,
+        settings.edit,
+        deletion.delete,
         smoke.smoke,
         installation.down,
         installation.boot,

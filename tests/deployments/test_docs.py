@@ -171,9 +171,8 @@ def test_the_table_of_commands_names_calls_and_deployments_that_are_there() -> N
     assert [call for call in calls if not hasattr(flows, call.partition("(")[0])] == []
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
     names = {deployment["name"] for deployment in deployments}
-    assert {name for row in cells for name in re.findall(r"`([^`]+)`", row[2])} - {
-        "destroy"
-    } == names
+    found = {name for row in cells for name in re.findall(r"`([^`]+)`", row[2])}
+    assert found - {"destroy"} == names
 
 
 def test_the_deployments_that_programs_start_in_the_docs_are_there() -> None:
@@ -190,8 +189,8 @@ def test_the_deployments_that_programs_start_in_the_docs_are_there() -> None:
 
 def test_every_deployment_has_a_run_in_the_test_of_all() -> None:
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
-    planned = [name.rpartition("/")[2] for stage in STAGES for name in stage]
-    assert sorted(planned) == sorted(deployment["name"] for deployment in deployments)
+    planned = {name.rpartition("/")[2] for stage in STAGES for name in stage}
+    assert planned == {deployment["name"] for deployment in deployments}
 
 
 def test_each_deployment_has_one_subject_and_a_description() -> None:
