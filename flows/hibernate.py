@@ -72,7 +72,8 @@ def hibernate(
             check_rented(live)
         with open_session(opened, live, sleeps=True) as session:
             if dry_run:
-                return _preview(opened, session, live, destroys=destroy)
+                keeps = _works(opened, live, session) if destroy and only_if_idle else []
+                return _preview(opened, session, live, keeps, destroys=destroy)
             if not destroy:
                 return back_up(opened, session, live)[0]
             guards: list[Guard] = [
@@ -89,9 +90,10 @@ def hibernate(
 
 
 def _preview(
-    opened: OpenWorkspace, session: Agent, machine: Machine, *, destroys: bool
+    opened: OpenWorkspace, session: Agent, machine: Machine, keeps: list[str], *, destroys: bool
 ) -> HibernatePreview:
-    """What a hibernate would store, lose and save. Holds nothing, here or on the machine."""
+    """What a hibernate would store, lose and save. Holds nothing, here or on the machine.
+    ``keeps``: why the machine would be kept, as far as is known."""
     rental = None if machine.label is None else rental_of(opened, machine.label)
     adopted = rental is not None and rental.adopted
     found, since = preview_snapshot(
@@ -113,6 +115,12 @@ def _preview(
     freezer = NEVER
     if opened.spec.freezes:
         freezer = prove_freezing(opened, session, rental, strict=False)
+    programs, unfrozen = list[str](), list[str]()
+    if opened.spec.programs:
+        programs, unfrozen = look_at_programs(opened, session, freezer)
+    price_usd_h = machine.price_usd_h
+    if rental is not None and rental.adopted:  # its market may state none
+        price_usd_h = price_usd_h or rental.price_usd_h
     return HibernatePreview(
         workspace=opened.spec.name,
         machine=machine.id,
@@ -124,13 +132,22 @@ def _preview(
         new_bytes=found.unread,
         skipped=found.skipped,
         stored_bytes=stored_bytes,
-        price_usd_h=machine.price_usd_h,
+        price_usd_h=price_usd_h,
         storage_usd_month=None if price is None else price.usd_month(stored_bytes),
-        keeps=[*_job(opened, machine), *lost.keep] if destroys else [],
+        keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
         yours=lost.own,
         lost=lost.lines,
-        programs=look_at_programs(opened, session, freezer) if opened.spec.programs else [],
+        programs=programs,
     )
+
+
+def _works(opened: OpenWorkspace, machine: Machine, session: Agent) -> list[str]:
+    """Why a hibernate that is only for an idle machine would keep this one."""
+    try:
+        StaysIdle(opened, machine, session)
+    except MachineInUse as error:
+        return [str(error)]
+    return []
 
 
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:

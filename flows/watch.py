@@ -10,7 +10,13 @@ import msgspec
 from pydantic import Field
 
 from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
-from flows.procedures.watch.alarms import Observation, remember_spent, see_alarms, tell_of
+from flows.procedures.watch.alarms import (
+    Observation,
+    people_hear_of,
+    remember_spent,
+    see_alarms,
+    tell_of,
+)
 from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, reconcile_abandoned, see_left
@@ -39,7 +45,6 @@ from tasks.watch import (
 )
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
-from torpor.control.alerts.delivery import lasting
 from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
@@ -183,12 +188,7 @@ def watch(
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     if metrics:
-        now_alerts = (
-            []
-            if dry_run
-            else lasting(alarms.alerts, told.remembered if told else [], report.at_unix)
-        )
-        write_metrics(report, now_alerts, metrics)
+        write_metrics(report, people_hear_of(alarms, told, report.at_unix), metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)

@@ -63,18 +63,17 @@ def tell(
         server.remember(one)
         memory[one.key] = one
     for one in wanted.raised:
-        emit(
-            AlertRaised(
-                workspace=WorkspaceName(one.workspace),
-                kind=one.kind,
-                subject=one.subject,
-                title=one.title,
-                message=one.words,
-                name=one.name,
-            )
+        raised = AlertRaised(
+            workspace=WorkspaceName(one.workspace),
+            kind=one.kind,
+            subject=one.subject,
+            title=one.title,
+            message=one.words,
+            name=one.name,
         )
-        memory[one.key] = replace(one, raised=True)
-        server.remember(memory[one.key])
+        if emit(raised):
+            memory[one.key] = replace(one, raised=True)
+            server.remember(memory[one.key])
     for one in wanted.forgotten:
         server.forget(one)
         del memory[one.key]

@@ -147,8 +147,9 @@ class PacksPruned(WorkspaceEvent, frozen=True, kw_only=True):
 
 class AlertRaised(WorkspaceEvent, frozen=True, kw_only=True):
     """An alert of `watch` (docs/guide/unattended.md) has lasted so long that people are told: sent
-    once for each alert. ``workspace`` is empty for one of the whole installation, ``message`` is
-    the cause and the next step, ``name`` is the alert's own, in hex."""
+    once for each alert. ``workspace`` is the name of its block, and empty for an alert of the whole
+    installation; ``message`` is the cause and the next step, ``name`` is the alert's own, in
+    hex."""
 
     event: ClassVar[str] = "torpor.alert.raised"
     kind: str
@@ -162,8 +163,8 @@ class AlertRaised(WorkspaceEvent, frozen=True, kw_only=True):
         return f"torpor.alert.{self.kind.replace(' ', '-')}.{self.name}"
 
 
-def emit(happened: WorkspaceEvent) -> None:
-    """Send an event; a failure is a warning in the log."""
+def emit(happened: WorkspaceEvent) -> bool:
+    """Send an event; whether it was sent. A failure is a warning in the log."""
     try:
         payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}
         resource = {"prefect.resource.id": happened.resource()}
@@ -182,6 +183,8 @@ def emit(happened: WorkspaceEvent) -> None:
         )
     except Exception as error:  # noqa: BLE001 - an event tells of work, and must not undo it
         runner().log.warning("the event %s was not sent: %s", happened.event, error)
+        return False
+    return True
 
 
 def _short(value: object) -> object:

@@ -175,7 +175,7 @@ def pick_machine(
     if len(mine) == 1:
         return _usable(opened, *mine[0])
     if not mine:
-        opened.markets.check_reached(opened.rentals.open())
+        opened.markets.check_reached(shown.rentals)
         check_not_asleep(opened, wanted)
     at = ", ".join(provider.identity for provider in opened.providers)
     there = ", ".join(f"{machine.id} at {machine.provider}" for machine, _ in mine)

@@ -211,8 +211,7 @@ class PrefectRunner:
         return update
 
     def event(self, **event: Any) -> None:
-        with self._never_failing(f"the event {event.get('event')}"):
-            emit_event(**event)
+        emit_event(**event)
 
     @contextmanager
     def _never_failing(self, what: str) -> Iterator[None]:

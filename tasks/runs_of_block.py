@@ -107,7 +107,8 @@ def _title(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
 
 
 def delete_schedule(schedule: Schedule) -> None:
-    """Delete it, with the runs that it would start."""
+    """Delete it. Prefect then plans all runs of its deployment anew, but for a late one of another
+    schedule, which no worker took."""
     with get_client(sync_client=True) as client:
         try:
             client.delete_deployment_schedule(schedule.deployment, schedule.id)

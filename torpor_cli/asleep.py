@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from torpor.shared.errors import InvalidInput, TorporError, WorkspaceAwake
@@ -48,6 +50,30 @@ def check_asleep(block: Workspace, done: str) -> tuple[OpenWorkspace, RunsOfBloc
     return opened, uses
 
 
+class BlockGone(InvalidInput):
+    """Somebody has deleted the block meanwhile: it is not put back."""
+
+
+def check_unchanged(block: Workspace, done: str) -> None:
+    """BlockGone or WorkspaceAwake where somebody has deleted or changed the block since it was
+    read."""
+    from blocks import Workspace
+    from blocks.reference import saved_names
+
+    workspace = name_of(block)
+    if workspace not in saved_names(Workspace):
+        raise BlockGone(f"workspace {workspace} was not {done}: somebody has deleted it meanwhile")
+    now = Workspace.of(workspace)
+    if (now._block_document_id, now.model_dump()) != (
+        block._block_document_id,
+        block.model_dump(),
+    ):
+        raise WorkspaceAwake(
+            f"workspace {workspace} was not {done}: somebody has changed its settings meanwhile. "
+            "Give the command again to see them"
+        )
+
+
 def check_can_be_put_back(block: Workspace, done: str) -> None:
     """InvalidInput for a block that ``put_back`` could not save."""
     try:
@@ -64,10 +90,13 @@ def check_can_be_put_back(block: Workspace, done: str) -> None:
 def put_back(block: Workspace, *, overwrite: bool = False, lost: str = "") -> Iterator[None]:
     """Save the block again as it was where this context fails, and say so. ``overwrite``: also over
     a block of its name that is there by then. ``lost``: what does not come back with it, in
-    words."""
+    words. A terminal that is closed and a SIGTERM count as a failure, too."""
     workspace = name_of(block)
     try:
-        yield
+        with _ended_by_signals():
+            yield
+    except BlockGone:
+        raise
     except BaseException:
         said = f"is there as it was{lost}"
         try:
@@ -81,3 +110,24 @@ def put_back(block: Workspace, *, overwrite: bool = False, lost: str = "") -> It
             )
         print(f"torpor: block workspace/{workspace} {said}", file=sys.stderr)
         raise
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SystemExit where a terminal is closed or somebody ends this process, as Ctrl-C raises."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    heard = {
+        number: before
+        for number in (signal.SIGHUP, signal.SIGTERM)
+        if (before := signal.getsignal(number)) is not signal.SIG_IGN  # as nohup has it
+    }
+    try:
+        for number in heard:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number, before in heard.items():
+            signal.signal(number, before)

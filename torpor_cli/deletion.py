@@ -16,7 +16,14 @@ from torpor.shared.errors import (
     WorkspaceAwake,
 )
 from torpor.shared.values import SnapshotId, WorkspaceName
-from torpor_cli.asleep import check_asleep, check_can_be_put_back, name_of, put_back
+from torpor_cli.asleep import (
+    BlockGone,
+    check_asleep,
+    check_can_be_put_back,
+    check_unchanged,
+    name_of,
+    put_back,
+)
 from torpor_cli.output import print_rows
 from torpor_cli.question import agrees, answer
 from torpor_cli.server import connected
@@ -71,18 +78,43 @@ def delete(
             _ask(workspace, snapshots=snapshots)
             if _look(block)[1] != found:  # the answer took its time
                 raise _changed(workspace)
+            _check_not_listed(workspace, found.uses)
+            if snapshots:
+                _check_only_block(block)
+        check_unchanged(block, "deleted")
         for schedule in found.uses.schedules:
             delete_schedule(schedule)
-        lost = ". Its schedules are deleted" if found.uses.schedules else ""
-        lost += ". Some of its snapshots may be deleted" if snapshots else ""
-        with put_back(block, lost=lost):
-            Workspace.delete(workspace)  # no wake begins with a snapshot that is to go
+        with put_back(block, lost=_lost(found, snapshots=snapshots)):
+            _delete_block(workspace)  # no wake begins with a snapshot that is to go
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)
             if snapshots:
                 _delete_snapshots(opened, found)
         _forget_logins(workspace)
         print(f"workspace {workspace} is deleted{_next_step(block, opened, found, snapshots)}")
+
+
+def _delete_block(workspace: str) -> None:
+    from blocks import Workspace
+
+    try:
+        Workspace.delete(workspace)
+    except ValueError as error:  # Prefect finds none
+        raise BlockGone(
+            f"workspace {workspace} was not deleted: somebody has done so meanwhile"
+        ) from error
+
+
+def _lost(found: _Found, *, snapshots: bool) -> str:
+    """What does not come back with a block that is put back."""
+    lost = ". Its schedules are deleted" if found.uses.schedules else ""
+    lost += ". Some of its snapshots may be deleted" if snapshots else ""
+    if found.uses.deployments:
+        lost += (
+            f". Where deployment {', '.join(found.uses.deployments)} chose it in a form, choose it "
+            "again"
+        )
+    return lost
 
 
 def _look(block: Workspace) -> tuple[OpenWorkspace, _Found]:
@@ -212,7 +244,7 @@ def _forget_logins(workspace: str) -> None:
 
 def _next_step(block: Workspace, opened: OpenWorkspace, found: _Found, snapshots: bool) -> str:
     if not snapshots:
-        return f". `torpor init {block.name} --store {block.store}` brings it back"
+        return f". `torpor init {block.name} --store {block.store}` brings its snapshots back"
     if not found.packs:
         return ""
     return (

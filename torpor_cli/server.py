@@ -27,11 +27,13 @@ def connected() -> Iterator[str]:
     _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("DO_NOT_TRACK", "1")  # else Prefect sends usage data, and says so
+    looks = gc.isenabled()
     gc.disable()  # all that is imported stays, and looking for garbage in it takes 0.2 s
     try:
         from blocks.connection import prefect_settings  # Prefect takes a second to import
     finally:
-        gc.enable()
+        if looks:
+            gc.enable()
     gc.freeze()
 
     api = prefect_settings().api

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from torpor.shared.errors import InvalidInput
-from torpor_cli.asleep import check_asleep, check_can_be_put_back, name_of, put_back
+from torpor_cli.asleep import (
+    check_asleep,
+    check_can_be_put_back,
+    check_unchanged,
+    name_of,
+    put_back,
+)
 from torpor_cli.output import print_rows
 from torpor_cli.server import connected
 
@@ -66,6 +72,7 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
             new.open_identity()
         for provider in {new.provider, *new.more_providers} - {old.provider, *old.more_providers}:
             setup.try_market(provider)
+        check_unchanged(old, "changed")
         if not finds:
             new.save(workspace, overwrite=True)
         else:

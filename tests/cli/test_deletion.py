@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -32,6 +34,7 @@ from torpor.shared.format.names import packs_prefix
 from torpor.shared.values import WorkspaceName
 from torpor_cli.deletion import delete
 from torpor_cli.exit_codes import REFUSED, explained
+from torpor_cli.settings import edit
 
 NAME = "to-delete"
 
@@ -111,6 +114,61 @@ def test_delete_leaves_a_block_that_somebody_has_saved_under_its_name_meanwhile(
     assert Workspace.load(NAME).paths == ["~/another"]
 
 
+def test_delete_does_nothing_where_somebody_has_changed_the_settings_before_the_answer(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the snapshots of the store that it had go, and the block that names another one."""
+    _with_snapshots(asleep, 1)
+
+    def edited(_: str) -> str:
+        store = blocks.ObjectStore.load(NAME)
+        store.prefix = "other/"
+        store.save("to-delete-other", overwrite=True)
+        edit(NAME, "store=to-delete-other")
+        return NAME
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", edited)
+    with pytest.raises(WorkspaceAwake, match="somebody has changed its settings meanwhile"):
+        delete(NAME, snapshots=True)
+    assert Workspace.load(NAME).store == "to-delete-other"
+    asleep.access.save_blocks(NAME)
+    assert len(list_snapshots(NAME)) == 1
+
+
+def test_a_delete_that_is_the_second_one_brings_nothing_back(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Workspace.delete
+
+    def twice(name: str) -> None:
+        real(name)  # from another terminal
+        real(name)
+
+    monkeypatch.setattr(Workspace, "delete", twice)
+    with pytest.raises(InvalidInput, match="somebody has done so meanwhile"):
+        delete(NAME, yes=True)
+    assert NAME not in saved_names(Workspace)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_delete_whose_terminal_is_closed_saves_the_block_again(
+    asleep: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    _with_snapshots(asleep, 2)
+    before = signal.getsignal(number)
+    monkeypatch.setattr("tasks.retention.tell_of_deletion", lambda *_: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit):
+        delete(NAME, snapshots=True, yes=True)
+    assert signal.getsignal(number) == before
+    assert NAME in saved_names(Workspace)
+    assert "Some of its snapshots may be deleted" in capsys.readouterr().err
+    assert len(list_snapshots(NAME)) == 1
+
+
 def test_delete_refuses_where_nobody_can_say_what_is_rented(asleep: World) -> None:
     asleep.access.save_blocks(NAME)
     store = blocks.ObjectStore.load(NAME)
@@ -136,7 +194,9 @@ def test_delete_asks_and_keeps_the_snapshots(
     delete(NAME)
     assert NAME not in saved_names(Workspace)
     assert NAME in saved_names(blocks.ObjectStore)
-    assert f"`torpor init {NAME} --store {NAME}` brings it back" in capsys.readouterr().out
+    assert (
+        f"`torpor init {NAME} --store {NAME}` brings its snapshots back" in capsys.readouterr().out
+    )
     asleep.access.save_blocks(NAME)
     assert len(list_snapshots(NAME)) == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from torpor.control.alerts.delivery import Alert
+from torpor.control.alerts.delivery import Remembered
 from torpor.control.metrics import registry, write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.watch_report import Watched, WatchedJob, WatchReport
@@ -43,14 +43,8 @@ def _report(*watched: Watched) -> WatchReport:
 def test_a_report_as_metrics() -> None:
     asleep = _watched(workspace=WorkspaceName("b"), kind="off", machine=None)
     of = {"workspace": "a", "machine": "m", "provider": "p"}
-    alert = Alert(
-        kind="machine unknown",
-        subject="p m",
-        workspace="a",
-        title="machine m cannot be judged",
-        cause="the sampler is dead",
-        next_step="log in",
-        at_unix=2000.0,
+    alert = Remembered(
+        kind="machine unknown", subject="p m", workspace="a", title="unknown", since_unix=0.0
     )
     found = registry(_report(_watched(), asleep), [alert])
     value = found.get_sample_value

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from flows import backup, hibernate
@@ -125,6 +126,17 @@ def test_of_a_machine_that_is_kept_only_links_out_of_the_workspace_are_looked_at
     assert (report.keeps, report.yours) == ([], "")
     (line,) = report.lost
     assert "workspace/checkpoints is a link to" in line
+
+
+def test_what_would_keep_a_machine_that_is_not_idle_or_freezes_nothing_is_named(
+    lab: Lab, work: Path
+) -> None:
+    assert "is unknown: " in _row(_preview(lab, only_if_idle=True), "keeps it")
+    spec = msgspec.structs.replace(lab.opened.spec, programs=["jupyter"], process="require")
+    report = run_plainly(replace(lab.opened, spec=spec), hibernate, dry_run=True)
+    assert isinstance(report, HibernatePreview)
+    (kept,) = report.keeps
+    assert kept.startswith("`process` requires that its programs are frozen: jupyter: ")
 
 
 def test_a_job_and_a_half_restored_workspace_are_named(lab: Lab, work: Path) -> None:

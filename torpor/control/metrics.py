@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from torpor.control.alerts.delivery import Alert
+from torpor.control.alerts.delivery import Remembered
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput
 
@@ -16,7 +16,7 @@ VERDICTS: Final = ("busy", "idle", "unknown")
 _OF_MACHINE: Final = ("workspace", "machine", "provider")
 
 
-def registry(report: WatchReport, alerts: Sequence[Alert]) -> CollectorRegistry:
+def registry(report: WatchReport, alerts: Sequence[Remembered]) -> CollectorRegistry:
     """The report as metrics, and the ``alerts`` that people are to hear of. What nobody knows has
     no sample: it is not 0."""
     found = CollectorRegistry()
@@ -74,7 +74,7 @@ def registry(report: WatchReport, alerts: Sequence[Alert]) -> CollectorRegistry:
     return found
 
 
-def write_metrics(report: WatchReport, alerts: Sequence[Alert], path: str) -> None:
+def write_metrics(report: WatchReport, alerts: Sequence[Remembered], path: str) -> None:
     """Write the file whole or not at all; a reader never sees half of it."""
     folder = os.path.dirname(os.path.abspath(path))
     try:

@@ -29,6 +29,7 @@ class WatchedJob(msgspec.Struct, frozen=True):
     next_step: str
     failures: int = 0  # of its runs, in a row
     why: str = ""  # the last one failed
+    machine: MachineId | None = None  # that costs money for it
 
     def words(self) -> str:
         return f"{self.job} is {self.state}: {self.next_step}"

@@ -78,6 +78,7 @@ class JobSeen:
 
     def watched(self, next_step: str = "") -> WatchedJob:
         """As a row. Without ``next_step``, what is so without any action."""
+        attempt = self.job.attempt
         return WatchedJob(
             self.job.id,
             self.job.workspace,
@@ -86,6 +87,7 @@ class JobSeen:
             next_step or self._next_step(),
             self.job.failures,
             self.job.why,
+            self.job.rented if attempt is None else attempt.machine,
         )
 
     def _next_step(self) -> str:

@@ -11,7 +11,7 @@ from tasks.alert_delivery import Delivered, remember, tell
 from tasks.runner import runner
 from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
-from torpor.control.alerts.delivery import Alert, Doubt, Key, rows
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, begun, lasting, rows
 from torpor.control.alerts.runs import Schedule
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
@@ -67,11 +67,12 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     ]
     kinds: set[str] = set()
     if look.standing.silent:  # what these would show is not known
-        kinds |= {"machine left", "machine abandoned", "machine forgotten"}
+        kinds |= {"machine left", "machine abandoned", "machine forgotten", "machine idle"}
     if look.some:  # a machine without a rental here may have one in another store
         kinds.add("machine forgotten")
     else:
-        found += watch.of_forgotten(report.findings, now_unix)
+        silent = look.standing.silent
+        found += watch.of_forgotten(look.standing.findings, silent, now_unix)
     if look.some or look.unread or look.standing.silent:  # what it would say is not all
         kinds.add("awake")
     else:
@@ -107,7 +108,17 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
         if schedules["watch"].active:
             valid_unix = now_unix + schedules["watch"].quiet_s
     known = {"", *look.named, *(block for names in look.named.values() for block in names)}
-    doubt = Doubt(frozenset(kinds), frozenset(look.unread), frozenset(known) if look.some else None)
+    unjudged: set[Key] = {
+        ("machine idle", f"{one.provider} {one.machine}")
+        for one in report.watched
+        if one.kind == "unknown"
+    }
+    doubt = Doubt(
+        frozenset(kinds),
+        frozenset(look.unread),
+        frozenset(known) if look.some else None,
+        frozenset(unjudged),
+    )
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
 
 
@@ -150,6 +161,17 @@ def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> D
         description=f"{len(alarms.alerts)} alerts. {listeners}{refused}",
     )
     return told
+
+
+def people_hear_of(alarms: Alarms, told: Delivered | None, now_unix: float) -> list[Remembered]:
+    """The alerts that people are to hear of by now. Where nobody can say since when they last, all
+    of them."""
+    try:
+        remembered = told.remembered if told else runner().alerts.remembered()
+    except Exception as error:  # noqa: BLE001 - the server's client raises any
+        runner().log.warning("since when alerts last is not known: %s", error)
+        return [begun(one, now_unix) for one in alarms.alerts]
+    return lasting(alarms.alerts, remembered, alarms.doubt, now_unix)
 
 
 def _asleep(look: Observation) -> frozenset[str]:

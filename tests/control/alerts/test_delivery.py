@@ -131,7 +131,11 @@ def test_an_alert_is_raised_once_when_it_has_lasted_also_where_nobody_is_to_be_t
     assert seen.raised == ["m-2", "m-1", "m-1"]  # it began once more
     memory = [*seen.memory.values()]
     begun_late = _alert("m-3", after_s=1, at_unix=NOW + 4000)
-    assert lasting([late, lost, begun_late], memory, NOW + 4000) == [late, lost]
+    heard = lasting([late, lost, begun_late], memory, Doubt(), NOW + 4000)
+    assert [one.subject for one in heard] == ["m-1", "m-2"]
+    silent = Doubt(kinds=frozenset({"machine unknown"}))
+    assert [one.subject for one in lasting([], memory, silent, NOW + 4000)] == ["m-1"]
+    assert lasting([], memory, Doubt(), NOW + 4000) == []
 
 
 def test_what_only_a_killed_look_saw_is_raised_by_the_next_one() -> None:
@@ -148,6 +152,7 @@ def test_what_only_a_killed_look_saw_is_raised_by_the_next_one() -> None:
         Doubt(kinds=frozenset({"machine unknown"})),
         Doubt(workspaces=frozenset({"demo"})),
         Doubt(known=frozenset({"other"})),
+        Doubt(keys=frozenset({("machine unknown", "m-1")})),
     ],
 )
 def test_what_could_not_be_looked_at_has_not_ended(doubt: Doubt) -> None:

@@ -33,6 +33,7 @@ Kind = Literal[
     "backup missed",
     "run failed",
     "job failing",
+    "job not driven",
     "schedule stopped",
     "installation",
     "disk full",
@@ -117,15 +118,18 @@ class AlertMessage(msgspec.Struct, frozen=True):
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """What could not be looked at: alerts of these kinds, or of these workspaces. ``known``: the
-    only workspaces that were looked at; None: all of them."""
+    """What could not be looked at: alerts of these kinds, of these workspaces, or with these
+    ``keys``. ``known``: the only workspaces that were looked at; None: all of them."""
 
     kinds: frozenset[str] = frozenset()
     workspaces: frozenset[str] = frozenset()
     known: frozenset[str] | None = None
+    keys: frozenset[Key] = frozenset()
 
     def covers(self, entry: Remembered) -> bool:
         if entry.kind in self.kinds or entry.workspace in self.workspaces:
+            return True
+        if entry.key in self.keys:
             return True
         return self.known is not None and entry.workspace not in self.known
 
@@ -193,7 +197,7 @@ def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remember
     if not message.over:
         return msgspec.structs.replace(entry, told={**entry.told, message.block: now_unix})
     left = {block: at for block, at in entry.told.items() if block != message.block}
-    return msgspec.structs.replace(entry, told=left) if left else None
+    return msgspec.structs.replace(entry, told=left, raised=False) if left else None
 
 
 def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]:
@@ -216,15 +220,15 @@ def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]
 
 
 def lasting(
-    alerts: Sequence[Alert], remembered: Sequence[Remembered], now_unix: float
-) -> list[Alert]:
-    """The alerts that people are to hear of by now."""
+    alerts: Sequence[Alert], remembered: Sequence[Remembered], doubt: Doubt, now_unix: float
+) -> list[Remembered]:
+    """The alerts that people are to hear of by now, also those of which this look could not say
+    that they have ended."""
     known = {entry.key: entry for entry in remembered}
-    return [
-        alert
-        for alert in alerts
-        if _lasts(alert, known.get(alert.key) or begun(alert, now_unix), now_unix)
-    ]
+    seen = {alert.key: known.get(alert.key) or begun(alert, now_unix) for alert in alerts}
+    found = [seen[alert.key] for alert in alerts if _lasts(alert, seen[alert.key], now_unix)]
+    kept = [one for key, one in known.items() if key not in seen and one.raised]
+    return found + [one for one in kept if doubt.covers(one)]
 
 
 def without_secrets(words: str) -> str:

@@ -26,6 +26,9 @@ LEFT_S: Final = 600.0
 FORGOTTEN_S: Final = 2 * 3600.0
 """An alert is sent once something without a rental, or what outlived its machine, stood at a market
 for this long: a run may be about to record or to end it."""
+NOT_DRIVEN_S: Final = 900.0
+"""An alert is sent once no run worked on a job with a machine for this long: each look starts
+one."""
 _FORGOTTEN: Final = ("without a rental", "not believed", "residue")
 RESTARTED_S: Final = 3600.0
 """For how long a restart is reported."""
@@ -74,7 +77,7 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
 
 
 def of_idle(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
-    """The machines that are idle and stay: their hibernation fails, or `watch` only reports."""
+    """The machines that are idle and stay, because `watch` or their block only reports."""
     return [
         Alert(
             kind="machine idle",
@@ -230,12 +233,21 @@ def of_abandoned(shown: Iterable[tuple[Machine, Rental]], now_unix: float) -> li
     return found
 
 
-def of_forgotten(findings: Sequence[Finding], now_unix: float) -> list[Alert]:
-    """What stands at a market, may cost money, and belongs to no rental of this store."""
+def of_forgotten(
+    findings: Sequence[Finding], silent: Collection[str], now_unix: float
+) -> list[Alert]:
+    """What stands at a market, may cost money, and belongs to no open rental of this store. Of a
+    market that is ``silent`` nobody knows that: a disk may be that of a machine in use. Nodes of a
+    cluster without a machine of ours may be anybody's."""
+    rented = {one.rental.label for one in findings if one.rental is not None}
     found = []
     for one in findings:
         there = one.residue or one.machine
         if one.kind not in _FORGOTTEN or one.is_free or there is None:
+            continue
+        if there.provider in silent or one.label in rented:
+            continue
+        if one.residue is not None and one.residue.kind == "node" and one.label is None:
             continue
         what = f"{one.residue.kind if one.residue else 'machine'} {there.id}"
         costs = f"{one.price_usd_h:.2f} $/h" if one.price_usd_h else "perhaps money"
@@ -388,8 +400,9 @@ def of_installation(folder: Path, now_unix: float) -> list[Alert]:
 
 
 def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
-    """The jobs whose runs fail one after the other."""
-    return [
+    """The jobs whose runs fail one after the other, and those with a machine on which no run
+    works."""
+    failing = [
         Alert(
             kind="job failing",
             subject=job.job,
@@ -402,6 +415,22 @@ def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
         )
         for job in jobs
         if job.failures >= FAILURES
+    ]
+    return failing + [
+        Alert(
+            kind="job not driven",
+            subject=job.job,
+            workspace=job.workspace,
+            title=f"no flow run works on job {job.job} of workspace {job.workspace}",
+            cause=f"Job {job.words()}. Its machine {job.machine} costs money while it is there, "
+            "and is not hibernated when the command ends.",
+            next_step="see that a worker of the pool torpor-jobs runs, and that neither the pool "
+            "nor its queue is paused or full; or cancel the job",
+            at_unix=now_unix,
+            after_s=NOT_DRIVEN_S,
+        )
+        for job in jobs
+        if not job.driven and job.machine is not None and job.failures < FAILURES
     ]
 
 
