@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from tasks.retention import tell_of_deletion
 from tasks.retries import ONCE
 from tasks.runner import runner
-from tasks.standing_by import STANDBY_S
+from tasks.standing_by import hand_over
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import OWN_SAVES, book_for, renewed_s
@@ -28,7 +28,7 @@ from torpor.shared.errors import TorporError
 from torpor.shared.format.names import manifest_key
 from torpor.shared.plain_text import plain
 from torpor.shared.values import Machine, SnapshotId, snapshot_id
-from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
+from torpor.shared.wire.autosave import AutosaveState, EndAutosave, LookAtAutosave
 
 LOOK_S: Final = 60.0
 END_S: Final = 20.0
@@ -59,7 +59,7 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
         return
     try:
         state = _look(opened, session)
-        if not _drives(opened, state.job):
+        if not _is_open(opened, state.job):
             _hand_over(opened, session, machine, state)
     except TorporError as error:
         runner().log.warning(
@@ -75,12 +75,12 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         return NO_SAVES
     try:
         state = _look(opened, session)
-        if _drives(opened, state.job):
-            return Saves(f"job {state.job} saves it")
+        if _is_open(opened, state.job):  # its run gives the machine the grants
+            return Saves(f"job {plain(state.job)} saves it, {_until(state)}")
         ends_s = state.until_unix - time.time()
         lasts_s = state.lasts_s or COMMIT_S  # an older process does not say it
         is_fresh = ends_s >= lasts_s - renewed_s(lasts_s)
-        lasts = state.lives and is_fresh and state.left > OWN_SAVES
+        lasts = state.lives and not state.job and is_fresh and state.left > OWN_SAVES
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
             opened.store.probe()  # how long grants may last
@@ -160,8 +160,8 @@ def held_by_others(
 
 
 def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Not the user's own machine, where nothing outlives the agent, and not for a job, which has
-    saves of its own."""
+    """Not the user's own machine, which nobody takes away, and not for a job, whose driver hands
+    the machine its books."""
     return bool(opened.spec.save_minutes and machine.label and not opened.job)
 
 
@@ -170,26 +170,19 @@ def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
     return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=LOOK_S)
 
 
-def _drives(opened: OpenWorkspace, job: str) -> bool:
-    """Whether that job, whose supervisor can save the workspace, is not over: then its run gives it
-    the grants."""
+def _is_open(opened: OpenWorkspace, job: str) -> bool:
     return bool(job) and any(one.id == job for one in opened.jobs.open())
 
 
 def _hand_over(
-    opened: OpenWorkspace, session: Agent, machine: Machine, state: AutosaveState
+    opened: OpenWorkspace, session: Agent, machine: Machine, seen: AutosaveState
 ) -> None:
-    """The supervisor of a job that is over may have grants left, and loses them."""
-    spec, store, line = opened.spec, opened.store, state.line
-    every_s = MINUTE_S * spec.save_minutes
+    """``seen``: what the machine says. A job that has got a book since keeps it."""
+    spec, line = opened.spec, seen.line
     basis = line if line and _is_there(opened, line) else None
-    book = book_for(store, spec, opened.key, "", basis, every_s=every_s)
-    notices = opened.markets.of(machine.provider).abilities.notices
-    session.call(
-        Autosave(book, list(notices), instead_of=state.job),
-        request_id=f"{runner().run}:autosave:{secrets.token_hex(8)}",
-        within_s=STANDBY_S,
-    )
+    every_s = MINUTE_S * spec.save_minutes
+    book = book_for(opened.store, spec, opened.key, "", basis, every_s=every_s)
+    hand_over(opened, session, machine, book, instead_of=seen.job)
 
 
 def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
@@ -207,7 +200,12 @@ def _told(state: AutosaveState) -> Saves:
         return Saves("no save is due yet")
     minutes = state.interval_s / 60
     at = moment(min(state.stored_unix, 4e9))
-    return Saves(f"saved at {at}, every {minutes:.1f} min")
+    return Saves(f"saved at {at}, every {minutes:.1f} min, {_until(state)}")
+
+
+def _until(state: AutosaveState) -> str:
+    """When the machine's own saves end, if nobody comes."""
+    return f"until {moment(min(state.until_unix, 4e9))} by itself"
 
 
 def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:

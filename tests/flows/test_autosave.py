@@ -194,7 +194,7 @@ def test_a_backup_starts_no_autosave_on_the_machine_of_a_job(
         (machine,) = lab.machines()
         try:
             run_plainly(opened, backup)
-            assert not _look(opened, machine).lives
+            assert _look(opened, machine).job == lab.opened.jobs.open()[0].id
         finally:
             (lab.workspace(machine.id) / "stop").touch()
             ended()

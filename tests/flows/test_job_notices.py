@@ -31,6 +31,7 @@ from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.metadata import ACTION, EVENTS, PREEMPTED, Metadata
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.short_agent import copy_agent, installing
+from tests.fixtures.sshd import argv_of
 from tests.fixtures.stores import Server
 from tests.fixtures.waiting import until
 from tests.fixtures.world import WORKSPACE, World, make_world, until_gone
@@ -150,7 +151,7 @@ def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: Wor
 
 @pytest.mark.parametrize("goes", [True, False], ids=["goes", "stays"])
 def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes: bool) -> None:
-    """A machine that shuts down sends SIGTERM to the supervisor and to the command alike."""
+    """A machine that shuts down sends SIGTERM to torpor's processes and to the command alike."""
     machine, place = _placed(world)
     hand_over, stands_by = attempt.stand_by, threading.Event()
 
@@ -170,8 +171,10 @@ def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes:
         until(lambda: _step(place) > 3 and stands_by.is_set(), "it could be saved")
         kept = folder.read()
         assert kept is not None
-        for process in (kept.supervisor, kept.command):
-            os.kill(process.pid, signal.SIGTERM)
+        processes = [process.pid for process in world.processes(machine)]
+        savers = [pid for pid in processes if "autosave" in argv_of(pid)]
+        for pid in (*savers, kept.supervisor.pid, kept.command.pid):
+            os.kill(pid, signal.SIGTERM)
         until(lambda: _after_save(world, machine, job_id), "the machine has saved itself")
         until(lambda: folder.look()[0].state == "ended", "the command has ended")
         if goes:
@@ -191,6 +194,8 @@ def test_an_agent_that_holds_the_workspace_is_ended_when_time_is_short(
 ) -> None:
     """The control side was lost in the middle of a save. A busy host may hold up an agent at work
     for longer than it is given."""
+    notices = [metadata.source("aws")]
+    world.access = msgspec.structs.replace(world.access, notices=notices)
     machine = world.rent()
     place = world.workspace(machine.id)
     place.mkdir()
@@ -202,10 +207,10 @@ def test_an_agent_that_holds_the_workspace_is_ended_when_time_is_short(
         open_session(opened, machine) as session,
     ):
         request = StartJob(
-            _JOB, 1, ["sleep", "600"], "~/workspace", "~/job.log", [metadata.source("aws")]
+            _JOB, 1, ["sleep", "600"], "~/workspace", "~/job.log", notices, workspace=WORKSPACE
         )
         assert start_command(session, request).state == "running"
-        stand_by(opened, session, _JOB, None)
+        stand_by(opened, session, machine, _JOB, None)
         running = RemoteSnapshot(session, opened.store, opened.spec, opened.key, "interrupted")
         running.begin()
         (agent,) = world.agents(machine.id)

@@ -113,19 +113,24 @@ def test_a_machine_whose_newest_save_was_deleted_is_not_said_to_be_saved_and_sav
 
 
 def test_a_job_is_no_excuse_for_a_machine_without_saves_once_it_has_ended(lab: Lab) -> None:
-    """Its command may run on. The supervisor gives its grants up to the autosave process."""
+    """Its command may run on. The process gets a book without the job."""
     spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
     opened, machine = replace(lab.opened, spec=spec), lab.rent()
     record = Job(id="3f2a9c81d04e", workspace=DEMO, block=DEMO, command=["true"], created_unix=1.0)
     job = opened.jobs.take(record, "a run")
-    says = _Says(job=job.id)
+    says = _Says(job=job.id, until_unix=1e6)
     with PlainRunner(opened):
-        assert renew_autosave(opened, says, machine) == (f"job {job.id} saves it", False)
+        said = renew_autosave(opened, says, machine)
+        assert (said.words, said.fail) == (
+            f"job {job.id} saves it, until 1970-01-12 13:46 UTC by itself",
+            False,
+        )
         opened.jobs.end(job)
         said = renew_autosave(opened, says, machine)
     assert f"job {job.id}, which is over, saved it until now" in said.words
     assert says.asked == ["autosave.look", "autosave.look", "autosave"]
-    assert says.handed is not None and says.handed.instead_of == job.id
+    assert says.handed is not None
+    assert (says.handed.book.job, says.handed.instead_of) == ("", job.id)
 
 
 def test_what_a_machine_writes_after_it_was_given_up_does_not_stand_before_its_successor(

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from tests.fixtures.waiting import until
-from tests.machine.supervisor.test_autosave import book
+from tests.machine.supervisor.test_autosave import JOB, book, runs_in
 from torpor.machine.supervisor import saves, schedule
+from torpor.machine.supervisor.freezing import Freeze
 from torpor.machine.supervisor.guard import Guard
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Grant, ObjectKey, SnapshotId
@@ -23,7 +24,7 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver of a job saves too, and hands over a book on that save. A book on a save of the
     machine's own changes nothing."""
@@ -31,7 +32,7 @@ def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
     monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     said = Rescued(OwnSave(SnapshotId("20261120T000000Z-00000000"), "own", 1, time.time()))
     line = msgspec.json.encode(said).decode()
-    guard = Guard([], [sys.executable, "-c", f"print({line!r})"], lambda: None, rests=False)
+    guard = Guard(tmp_path, [sys.executable, "-c", f"print({line!r})"], lambda: None)
 
     def known(root: str) -> list[KnownSnapshot]:
         grant = Grant(ObjectKey("workspaces/demo/snapshots/x"), "GET", "https://store", 0)
@@ -52,6 +53,28 @@ def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
     clock_s[0] += 200.0
     guard.stand_by(msgspec.structs.replace(first, known=known("own")))
     assert guard.schedule.wait_s == 400.0
+
+
+@pytest.mark.parametrize(
+    ("of_book", "criu", "why"),
+    [
+        (JOB, "/criu", ""),
+        (JOB, "", "has not proven"),
+        ("", "/criu", "no grants for this job"),
+    ],
+    ids=["it may be", "unproven", "the book is not the job's"],
+)
+def test_a_notice_says_at_once_where_a_command_is_not_frozen(
+    tmp_path: Path, of_book: str, criu: str, why: str
+) -> None:
+    """Whoever waits for that keeps back saves of its own."""
+    runs_in(tmp_path, Freeze(JOB, "/images", criu))
+    guard = Guard(tmp_path, ["false"], lambda: None)
+    guard.stand_by(msgspec.structs.replace(book(600.0), job=of_book))
+    said = guard.why_never_frozen(JOB)
+    assert why in said and bool(said) is bool(why)
+    runs_in(tmp_path)
+    assert guard.why_never_frozen(JOB) == ""  # it is not to be
 
 
 _DEAF = """

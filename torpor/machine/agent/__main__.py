@@ -92,10 +92,9 @@ def _canary(home: Path) -> int:
 
 
 def _supervise(bundle: Path, home: Path, lock: int) -> None:
-    from torpor.machine.agent.attach import own_command
     from torpor.machine.supervisor.process import supervise  # attach need not load it
 
-    supervise(home, lock, str(bundle), own_command(bundle, home, "rescue"))
+    supervise(home, lock, str(bundle))
 
 
 def _autosave(bundle: Path, home: Path, lock: int) -> None:
