@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -89,6 +90,30 @@ signal.signal(signal.SIGTERM, gives_way)
 time.sleep(600)
 """
 _DIES = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
+
+
+def test_a_save_gets_its_orders_also_where_its_process_starts_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are longer than what a pipe takes, and it reads them only once it runs."""
+    monkeypatch.setattr(saves, "AGAIN_S", 0.05)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    code = (
+        "import sys; open(sys.argv[1]).close(); sys.stdin.buffer.read(); "
+        'print(\'{"saved": null, "unchanged": true}\')'
+    )
+    looks: list[None] = []
+
+    def is_urgent() -> bool:
+        looks.append(None)
+        if len(looks) == 3:  # two times was it not heard of
+            os.close(os.open(go, os.O_WRONLY))
+        return False
+
+    kept = saves.RescueSaves([sys.executable, "-c", code, str(go)], is_urgent=is_urgent)
+    kept.stand_by(msgspec.structs.replace(book(600.0), exclude=["x" * 1024] * 1024))
+    assert kept.save(Notice("schedule", "a save is due", 0.0)).unchanged
 
 
 @pytest.mark.parametrize("code", [_DEAF, _DIES], ids=["it does not hear it", "it dies of it"])

@@ -10,7 +10,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import IO, Final
 
 import msgspec
 
@@ -243,16 +244,23 @@ class RescueSaves:
         """What the process prints; None where it was ended because it took ``longest_s``. Before it
         hears SIGTERM, one that gives way to a notice may miss it: it gets another one."""
         give_up_s = time.monotonic() + longest_s
-        line: bytes | None = encode_line(msgspec.to_builtins(orders))
+        line = encode_line(msgspec.to_builtins(orders))
+        its_input, process.stdin = process.stdin, None  # communicate() loses the rest at a timeout
+        threading.Thread(target=_tell, args=(its_input, line), name="orders", daemon=True).start()
         while True:
             left_s = give_up_s - time.monotonic()
             try:
-                return process.communicate(line, min(AGAIN_S, max(0.0, left_s)))[0]
+                return process.communicate(timeout=min(AGAIN_S, max(0.0, left_s)))[0]
             except subprocess.TimeoutExpired:
-                line = None  # it is on its way
                 if left_s <= AGAIN_S:
                     process.kill()
                     process.communicate()
                     return None
                 if orders.scheduled and self._is_urgent():
                     process.terminate()
+
+
+def _tell(its_input: IO[bytes], line: bytes) -> None:
+    """A pipe takes 64 KiB, and a process on a busy machine reads them only once it has started."""
+    with suppress(BrokenPipeError), its_input:  # it has ended
+        its_input.write(line)
