@@ -27,7 +27,7 @@ from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import TorporError
 from torpor.shared.format.names import manifest_key
 from torpor.shared.plain_text import plain
-from torpor.shared.values import Machine, SnapshotId, snapshot_id
+from torpor.shared.values import Label, Machine, SnapshotId, snapshot_id
 from torpor.shared.wire.autosave import AutosaveState, EndAutosave, LookAtAutosave
 
 LOOK_S: Final = 60.0
@@ -80,7 +80,9 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         ends_s = state.until_unix - time.time()
         lasts_s = state.lasts_s or COMMIT_S  # an older process does not say it
         is_fresh = ends_s >= lasts_s - renewed_s(lasts_s)
-        lasts = state.lives and not state.job and is_fresh and state.left > OWN_SAVES
+        is_as_wanted = bool(state.interval_s) == bool(opened.spec.save_minutes)
+        is_whole = is_fresh and is_as_wanted and state.left >= OWN_SAVES
+        lasts = state.lives and not state.job and is_whole
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
             opened.store.probe()  # how long grants may last
@@ -91,7 +93,7 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
     if state.job:
         job = plain(state.job)
         return Saves(f"job {job}, which is over, saved it until now: its own saves begin")
-    told = _told(state)
+    told = _told(state, opened.spec.save_minutes)
     if is_gone and not told.fail:
         why = "it was deleted, or is on its way. It saves again"
         return Saves(f"snapshot {state.line}, its newest, is not in the store: {why}")
@@ -160,9 +162,18 @@ def held_by_others(
 
 
 def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Not the user's own machine, which nobody takes away, and not for a job, whose driver hands
-    the machine its books."""
-    return bool(opened.spec.save_minutes and machine.label and not opened.job)
+    """Where the block wants saves, or its market will say before it takes the machine away. Not the
+    user's own machine, which nobody takes away, and not for a job, whose driver hands the machine
+    its books."""
+    if machine.label is None or opened.job:
+        return False
+    return bool(opened.spec.save_minutes) or _may_be_told(opened, machine, machine.label)
+
+
+def _may_be_told(opened: OpenWorkspace, machine: Machine, label: Label) -> bool:
+    rental = opened.rentals.of(label)
+    is_spot = rental is not None and rental.spot
+    return is_spot and bool(opened.markets.of(machine.provider).abilities.notices)
 
 
 def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
@@ -189,11 +200,13 @@ def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
     return opened.store.head(manifest_key(opened.spec.name, snapshot)) is not None
 
 
-def _told(state: AutosaveState) -> Saves:
+def _told(state: AutosaveState, every_minutes: int) -> Saves:
     if not state.lives:  # for longer than a look only where its process always ends
         return Saves("nothing saved it until now: it begins", fail=True)
     if state.error:
         return Saves(f"its own save failed: {plain(state.error)}", fail=True)
+    if not every_minutes:
+        return Saves(f"saves when its market takes it away, {_until(state)}")
     if state.unsaved_s > max(OLD_S, OLD_INTERVALS * state.interval_s):
         return Saves(f"its newest save is {state.unsaved_s / 60:.0f} min old", fail=True)
     if state.stored_unix is None:

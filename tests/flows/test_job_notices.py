@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import pytest
 
-from flows import job
+from flows import backup, job
 from flows.procedures.job import attempt
 from tasks.jobs import start_command
 from tasks.machines import open_session
@@ -29,7 +29,7 @@ from tasks.standing_by import stand_by
 from tests.fixtures.driver import hurried
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.metadata import ACTION, EVENTS, PREEMPTED, Metadata
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.short_agent import copy_agent, installing
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.stores import Server
@@ -115,6 +115,29 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     begun = [int(line.rsplit(" ", 1)[1]) for line in log.splitlines() if "goes on from" in line]
     assert begun[0] == 0
     assert begun[1] >= noticed_at
+
+
+def test_a_spot_machine_without_a_job_or_a_schedule_is_saved_when_it_is_taken_away(
+    noticed: tuple[World, str], metadata: Metadata
+) -> None:
+    world, market = noticed
+    machine = world.rent().id
+    (rental,) = world.opened.rentals.open()
+    world.opened.rentals.change(rental, spot=True)
+    place = world.workspace(machine)
+    place.mkdir()
+    (place / "old").write_bytes(os.urandom(MIB))
+    run_plainly(world.opened, backup)
+    (basis,) = world.snapshots()
+    (place / "new").write_bytes(os.urandom(MIB))
+    new = (place / "new").read_bytes()
+    _take(metadata, market)
+    until(lambda: len(world.snapshots()) == 2, "the machine has saved itself")
+    _assert_hidden(world, machine)
+    world.lose_machines()
+    woken = wake_plainly(world.opened)
+    assert woken.snapshot != basis.snapshot
+    assert (world.workspace(MachineId(woken.machine)) / "new").read_bytes() == new
 
 
 def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: World) -> None:

@@ -18,7 +18,7 @@ from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor.folder import AutosaveFolder, Kept, autosave_folders
 from torpor.machine.supervisor.processes import OWN_MARK, own_processes
-from torpor.shared.errors import InvalidInput, MachineError, TorporError, WorkspaceBusy, from_wire
+from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy, from_wire
 from torpor.shared.values import WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import (
     Autosave,
@@ -40,10 +40,7 @@ _turn: Final = threading.Lock()
 
 def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
     """``start`` is the argv that starts a process."""
-    book = request.book
-    if book.every_s <= 0 and not book.job:
-        raise InvalidInput(f"workspace {book.workspace} cannot be saved every {book.every_s} s")
-    give(workspace_name(book.workspace), request, call, start)
+    give(workspace_name(request.book.workspace), request, call, start)
     return Nothing()
 
 

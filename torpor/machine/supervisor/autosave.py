@@ -200,7 +200,7 @@ class Autosaver:
                 job=self._guard.job,
                 left=self._guard.left,
                 unsaved_s=time.monotonic() - self._stored_s,
-                interval_s=max(self._state.interval_s, gap_s if isfinite(gap_s) else 0.0),
+                interval_s=max(self._state.interval_s, gap_s) if isfinite(gap_s) else 0.0,
             )
         if asked.op == Autosave.op:
             self._hand_over(parse_request(Autosave, asked.args))

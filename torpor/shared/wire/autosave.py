@@ -68,7 +68,8 @@ class AutosaveState(msgspec.Struct, frozen=True):
     ``stored_unix``: when the store last had all of the workspace: after a save, or a look that
     found nothing new; ``unsaved_s``: how long ago that was, or the begin of the process where it
     has saved nothing. ``error``: why the last try failed. ``interval_s``: the time between the last
-    two tries, or to the next one where that is longer. ``left``: manifests that it may still write.
+    two tries, or to the next one where that is longer; 0 where it saves after notices alone.
+    ``left``: manifests that it may still write.
     ``until_unix``: when its grants end, by the control side's clock, and ``lasts_s``: how long they
     last in all; both are 0 without any."""
 
