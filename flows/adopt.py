@@ -126,8 +126,8 @@ def _released(opened: OpenWorkspace, machine: str, dry_run: bool) -> AdoptReport
     if machine:
         wanted = machine.strip().rpartition(":")[2]
         mine = [rental for rental in mine if rental.machine == wanted]
-    if mine:
-        check_no_job(opened)  # its driver would hand the machine another book
+    for rental in mine:
+        check_no_job(opened, rental.machine)  # its driver would hand it another book
     warnings: list[str] = []
     for rental in mine if not dry_run else ():
         warnings += end_saves(opened, rental)  # while its mark still lets torpor in

@@ -224,10 +224,13 @@ def without_nuls(text: str) -> str:
     return text.replace("\0", "")
 
 
-def check_no_job(opened: OpenWorkspace) -> None:
-    """MachineInUse while a job runs on the workspace's machine, or is about to."""
+def check_no_job(opened: OpenWorkspace, machine: MachineId | None = None) -> None:
+    """MachineInUse while a job runs on the workspace's machine, or is about to. With ``machine``,
+    one that runs on another machine counts for nothing."""
     for job in opened.jobs.open():
-        if job.driven or job.attempt is not None:
+        at = None if job.attempt is None else job.attempt.machine
+        is_elsewhere = None not in (at, machine) and at != machine
+        if (job.driven or at is not None) and not is_elsewhere:
             raise MachineInUse(
                 f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
                 "machine when it has ended. Stop it with cancel-job, which saves its work"

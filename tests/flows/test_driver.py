@@ -552,7 +552,7 @@ def test_a_machine_that_loses_its_book_during_a_long_save_gets_another_one(
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         try:
-            for until_unix, count in ((2e9, 1), (2e9, 1), (0.0, 2)):
+            for until_unix, count in ((2e9, 0), (2e9, 0), (0.0, 1)):
                 saves.go_on(threads, hurry=True, until_unix=until_unix)
                 assert len(handed) == count
         finally:
@@ -560,8 +560,34 @@ def test_a_machine_that_loses_its_book_during_a_long_save_gets_another_one(
         saves.settle()
 
 
-def test_a_machine_that_loses_every_book_gets_few(
+def test_after_a_notice_the_save_begins_before_the_machine_gets_another_book(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine lives for seconds, and signing a book takes some."""
+    begun = Event()
+
+    def stand_by(*_: Any) -> float:
+        assert begun.wait(PATIENCE_S)
+        return 3600.0
+
+    def save(*_: Any, **__: Any) -> Any:
+        begun.set()
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(attempt, "stand_by", stand_by)
+    monkeypatch.setattr(attempt, "take_snapshot", save)
+    machine, rental = handed_over(lab.opened)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves.go_on(threads, hurry=True, until_unix=0.0)
+        saves.settle()
+
+
+@pytest.mark.parametrize("at_times", [False, True], ids=["every book", "each book after a look"])
+def test_a_machine_that_loses_every_book_gets_few(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, at_times: bool
 ) -> None:
     """Its disk may be full, so that it cannot say that it has one; or it lies, to get grants."""
     handed: list[Any] = []
@@ -580,8 +606,9 @@ def test_a_machine_that_loses_every_book_gets_few(
     threads: Any = SimpleNamespace(submit=lambda *_: None)
     with PlainRunner(lab.opened):
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
-        for _ in range(12 * 60):
-            saves.go_on(threads, hurry=False, until_unix=0.0)
+        for number in range(12 * 60):
+            says_unix = 9e9 if at_times and number % 2 else 0.0
+            saves.go_on(threads, hurry=False, until_unix=says_unix)
             clock_s[0] += 60.0
     assert 12 <= len(handed) <= 36
 

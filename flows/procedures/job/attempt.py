@@ -358,25 +358,30 @@ class Saves:
         if self._running is not None and self._running.done():
             self.settle()
             return
+        if hurry and self._running is None:  # first: the machine lives for seconds
+            self._begin(threads)
         if self._is_lost(until_unix) or (
             self._running is None and time.monotonic() >= self._book_due
         ):
             self._stand_by(self._driven.job.newest)
-        if self._running is not None:  # which may take hours
-            return
-        if hurry or time.monotonic() >= self._due:
-            self._count += 1
-            interval_s = save_interval_s(self._driven.job, self._spot, self._count)
-            self._due = time.monotonic() + interval_s
-            with followed_by(None):  # who follows the run reads what the command prints
-                context = copy_context()
-            self._running = threads.submit(context.run, self._save)
+        if self._running is None and time.monotonic() >= self._due:
+            self._begin(threads)
+
+    def _begin(self, threads: ThreadPoolExecutor) -> None:
+        """Begin a save, which may take hours."""
+        self._count += 1
+        interval_s = save_interval_s(self._driven.job, self._spot, self._count)
+        self._due = time.monotonic() + interval_s
+        with followed_by(None):  # who follows the run reads what the command prints
+            context = copy_context()
+        self._running = threads.submit(context.run, self._save)
 
     def _is_lost(self, until_unix: float) -> bool:
         """Whether the machine needs another book before its time. One that says so again and again
         gets few: its disk may be full, so that it cannot say anything else."""
         if until_unix > time.time():
-            self._again_s = SAVE_AGAIN_S
+            if time.monotonic() >= self._offered + MOST_AGAIN_S:  # it has kept that book for long
+                self._again_s = SAVE_AGAIN_S
             return False
         if time.monotonic() < self._offered + self._again_s:
             return False

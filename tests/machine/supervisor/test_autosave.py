@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import sys
@@ -225,6 +226,46 @@ def test_a_save_that_is_due_and_cannot_begin_keeps_no_core_busy(
     assert min(waits_s) > 0.5
 
 
+def test_a_process_that_nobody_waits_for_any_more_does_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save after a notice may go on beyond the time that an agent waits for the process's end:
+    the agent has said that the process stays."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: -1)
+    clock_s = [100.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: clock_s[0])
+    monkeypatch.setattr(autosave, "time", clock)
+    folder, begun, go = AutosaveFolder(tmp_path, DEMO), tmp_path / "begun", tmp_path / "go"
+    line = msgspec.json.encode(Rescued(None, "it failed")).decode()
+    code = (
+        "import os, time\n"
+        f"open({str(begun)!r}, 'a').write('.')\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        f"print({line!r})"
+    )
+    process = process_in(tmp_path, book(600.0), [sys.executable, "-c", code])
+
+    def seen() -> None:
+        try:
+            until(begun.exists, "the save has begun")
+            _asked(folder, Bye())
+            clock_s[0] += autosave.LEAVES_S
+            go.touch()
+            until(lambda: _look(folder).error, "the save is over")
+            _look(folder)
+        finally:
+            go.touch()
+            _asked(folder, Bye())
+
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    with ThreadPoolExecutor(1) as threads:
+        looks = threads.submit(seen)
+        process.run()
+    looks.result()
+
+
 def test_a_signal_during_a_save_after_a_notice_is_followed_by_another_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +311,6 @@ def _look(folder: AutosaveFolder) -> AutosaveState:
 
 def _asked(folder: AutosaveFolder, request: Request[Any]) -> Any:
     with folder.connect() as peer:
-        answer = ask(peer, request_line("look", request))
+        answer = ask(peer, request_line(secrets.token_hex(4), request))
     assert answer is not None and answer.error is None
     return parse_answer(type(request), answer.result or {})

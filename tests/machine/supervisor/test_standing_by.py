@@ -22,11 +22,14 @@ from tests.fixtures.waiting import until
 from tests.fixtures.world import until_gone
 from torpor.control.safety import verify_snapshot
 from torpor.control.upkeep.lineage import Lines
+from torpor.machine.agent import autosave, processes
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.sampler.save_lock import end_save, is_saving
+from torpor.machine.supervisor import folder as folders
 from torpor.machine.supervisor.folder import AutosaveFolder
 from torpor.shared.errors import InvalidInput, MachineError, WorkspaceBusy
 from torpor.shared.wire.autosave import (
+    Autosave,
     AutosaveState,
     EndAutosave,
     LookAtAutosave,
@@ -246,9 +249,21 @@ def test_grants_that_a_save_has_not_used_are_there_for_the_one_that_it_gives_way
 def test_a_machine_that_is_given_up_and_a_next_attempt_end_its_scheduled_saves(
     machine: Machine,
 ) -> None:
+    """With the save commands of that attempt."""
+    hangs = {"every_s": 0.2, "save_argv": ["sleep", "600"], "save_timeout_s": 600.0}
     machine.shell(WAITS)
-    machine.stands_by(every_s=0.2)
-    saved(machine)
+    machine.stands_by(**hangs)
+    until(lambda: is_saving(machine.home), "a save is under way")
+    machine.stop()
+    assert not is_saving(machine.home)
+    machine.shell(WAITS, attempt=2)
+    machine.stands_by(**hangs)
+    until(lambda: is_saving(machine.home), "a save is under way")
+    (machine.work / "go").touch()
+    machine.ended()
+    (machine.work / "go").unlink()
+    machine.shell(WAITS, attempt=3)
+    assert not is_saving(machine.home)
     machine.agent.call(EndAutosave(WORKSPACE))
     last = machine.state().saved
     machine.shuts_down()
@@ -426,7 +441,7 @@ def test_a_book_without_a_job_gives_way_to_that_of_a_job_that_has_just_begun(
 def test_a_book_for_another_job_than_the_one_that_runs_is_refused(machine: Machine) -> None:
     machine.shell(WAITS)
     machine.stands_by()
-    with pytest.raises(InvalidInput, match=f"job {JOB} runs on this machine"):
+    with pytest.raises(InvalidInput, match=f"job {JOB} has this machine"):
         machine.gets(book_of(machine.agent, machine.work, None))
     assert _seen(machine).job == JOB
 
@@ -459,6 +474,108 @@ def test_a_book_goes_to_a_second_process_only_if_the_first_one_died_unread(
             machine.gets(book_of(machine.agent, machine.work, None))
         died.result()
     assert bool(machine.savers()) == (not has_read)
+
+
+def test_a_book_that_comes_twice_gives_no_grant_twice(machine: Machine) -> None:
+    """The agent died before its answer arrived, and its session asks the next one again."""
+    book = book_of(machine.agent, machine.work, None)
+    request = Autosave(msgspec.structs.replace(book, job=JOB), [])
+    machine.shell(WAITS)
+    machine.agent.call(request, request_id="asked")
+    machine.shuts_down()
+    first = saved(machine)
+    machine.agent.restart()
+    machine.agent.call(request, request_id="asked")
+    assert _seen(machine).left == len(book.saves) - 1
+    (machine.work / "more").write_text("more")
+    machine.shuts_down()
+    save = until(lambda: (own := machine.state().saved) != first and own, "it has saved again")
+    assert save.snapshot == book.saves[1].snapshot
+    assert machine.state().save_error == ""
+
+
+def test_a_process_that_hangs_keeps_nobody_from_stopping_its_job(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a disk that has died, for example, and its queue of requests is full."""
+    monkeypatch.setattr(processes, "ANSWER_S", 0.5)
+    monkeypatch.setattr(autosave, "LEAVE_S", 0.5)
+    monkeypatch.setattr(folders, "CONNECT_S", 0.1)
+    machine.shell(WAITS)
+    book = machine.stands_by()
+    saver = machine.saver()
+    assert saver is not None
+    saver.suspend()
+    for _ in range(12):
+        with pytest.raises(MachineError, match=r"did not answer|is silent"):
+            machine.gets(book)
+    machine.stop()
+    assert not machine.saver()  # and neither grants nor key are left
+    with pytest.raises(InvalidInput, match=f"job {JOB} was stopped"):
+        machine.gets(book)
+
+
+def test_a_command_that_removes_torpors_folder_as_it_ends_leaves_no_grants(
+    machine: Machine,
+) -> None:
+    machine.shell(f"trap 'rm -rf {machine.home}; exit' TERM; {WAITS}")
+    machine.stands_by()
+    machine.stop()
+    until(lambda: not machine.saver(), "it has left")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_late_book_does_not_replace_what_a_process_of_another_bundle_has(
+    machine: Machine, stopped: bool
+) -> None:
+    """Its sender has looked before the job's book came, or before the job was stopped."""
+    book = book_of(machine.agent, machine.work, None, every_s=600.0)
+    late = msgspec.structs.replace(book, job=JOB if stopped else "")
+    machine.shell(WAITS)
+    machine.stands_by()
+    if stopped:
+        machine.stop()
+        machine.gets(msgspec.structs.replace(book, job=""))
+    saver, seen = machine.saver(), _seen(machine)
+    (machine.home / f"autosaves/{WORKSPACE}/alive").write_text("another bundle\n")
+    with pytest.raises(InvalidInput if stopped else WorkspaceBusy):
+        machine.gets(late)
+    now = _seen(machine)
+    assert machine.saver() == saver and saver is not None
+    assert (now.job, now.left, now.until_unix) == (seen.job, seen.left, seen.until_unix)
+
+
+def test_a_notice_that_came_before_the_grants_is_followed_by_a_save(
+    machine: Machine, metadata: Metadata
+) -> None:
+    metadata.say(EVENTS, {"Events": [{"EventId": "1", "EventType": "Preempt", "NotBefore": ""}]})
+    machine.shell(WAITS, notices=[metadata.source("azure")])
+    until(lambda: machine.state().save_error, "it has no grants")
+    book = machine.stands_by()
+    state = until(lambda: (now := machine.state()).saved and now, "it has saved")
+    assert (state.saved.snapshot, state.save_error) == (book.saves[0].snapshot, "")
+    assert state.notice is not None and state.notice.kind == "azure"
+
+
+def test_what_cannot_be_read_of_one_job_or_workspace_hinders_no_other(machine: Machine) -> None:
+    other = machine.home / "jobs/aaaaaaaaaaaa"
+    other.mkdir(parents=True)
+    (other / "state").write_text("{}")
+    (machine.home / "autosaves/other/state").mkdir(parents=True)
+    machine.shell(WAITS)
+    machine.stands_by()
+    assert _seen(machine).job == JOB
+    machine.stop()
+    assert _seen(machine).job == ""
+
+
+def test_a_notice_after_the_time_of_the_grants_pauses_nothing(machine: Machine) -> None:
+    machine.shell(WAITS)
+    machine.stands_by(lasts_s=0.0, save_argv=["touch", str(machine.work / "paused")])
+    machine.shuts_down()
+    state = until(lambda: (now := machine.state()).save_error and now, "it has tried")
+    assert "no grants" in state.save_error and state.saved is None
+    assert not (machine.work / "paused").exists()
 
 
 def test_it_leaves_once_its_grants_have_ended(machine: Machine) -> None:

@@ -166,7 +166,7 @@ def _remove_other_bundles(bundle: Path, home: Path) -> None:
     try:
         used = {Path(kept.bundle) for _, kept in all_kept(home) if kept.supervisor.lives}
         used |= used_bundles(home)
-    except MachineError as error:
+    except (MachineError, OSError) as error:
         sys.stderr.write(f"old bundles stay: {error}\n")
         return
     for other in bundle.parent.iterdir():

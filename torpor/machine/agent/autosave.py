@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +17,9 @@ from torpor.machine.agent.older_supervisors import end_their_saves, older_that_s
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
-from torpor.machine.supervisor.folder import AutosaveFolder, Kept, autosave_folders
-from torpor.machine.supervisor.processes import OWN_MARK, own_processes
+from torpor.machine.supervisor.autosave import refuse_late
+from torpor.machine.supervisor.folder import AUTOSAVES, AutosaveFolder, Kept, autosave_folders
+from torpor.machine.supervisor.processes import OWN_MARK, kill, own_folders, own_processes
 from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy, from_wire
 from torpor.shared.values import WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import (
@@ -35,7 +37,8 @@ LEAVE_S: Final = 15.0
 """A process whose save was ended leaves within this time."""
 _POLL_S: Final = 0.02
 _turn: Final = threading.Lock()
-"""Held by whoever may start a process: a look at its lock would keep another from it."""
+"""Held by whoever may start a process: who takes its lock to see whether it is free makes it look
+taken to others."""
 
 
 def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
@@ -49,13 +52,17 @@ def give(
 ) -> None:
     """Hand the request to the process that saves the workspace. It is started where none lives,
     and one of another bundle is replaced."""
-    with _turn:
+    with _own_turn(call):
         end_their_saves(workspace, call)
         folder = AutosaveFolder(call.home, workspace)
         folder.make()
+        if isinstance(request, HearForAttempt):
+            end_save(call.home, workspace)  # of the attempt before, with that one's save command
         give_up = time.monotonic() + LEAVE_S
         while (lock := _vacant(folder)) is None:
             if folder.bundle() != _bundle(start):
+                if isinstance(request, Autosave):
+                    refuse_late(request, _state_of(folder, call).job, folder.read())
                 lock = _dismissed(folder, call)
                 break
             try:
@@ -70,6 +77,16 @@ def give(
                 return
             time.sleep(_POLL_S)
         _start(folder, lock, request, call, start)
+
+
+@contextmanager
+def _own_turn(call: Call) -> Iterator[None]:
+    while not _turn.acquire(timeout=_POLL_S):
+        call.check()
+    try:
+        yield
+    finally:
+        _turn.release()
 
 
 def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
@@ -91,30 +108,54 @@ def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
 
 def end_saves_for(job: str, call: Call) -> None:
     """The job was stopped, and its save command with it: no grants are left for it, and no process
-    takes a book that is still on its way."""
-    for folder in autosave_folders(call.home):  # the file of one that lives may be older
-        with suppress(OSError, TorporError):
-            _ask(folder, call.request_id, HearForAttempt(folder.workspace, job, 0, over=True))
-        with suppress(OSError):
-            told = folder.read()
-            if told.job != job or told.over or (lock := folder.take()) is None:
-                continue
-            try:  # none lives
-                folder.write(msgspec.structs.replace(told, over=True))
-            finally:
-                os.close(lock)
+    takes a book that is still on its way. One that does not answer is ended."""
+    there = {folder.path: folder for folder in autosave_folders(call.home)}
+    for path in own_folders(call.home / AUTOSAVES):  # a command may have removed those
+        there.setdefault(path, AutosaveFolder(call.home, WorkspaceName(path.name)))
+    for folder in there.values():
+        with suppress(OSError):  # it is gone, and so is its process; or nothing can be written
+            _end_for(folder, job, call)
+
+
+def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
+    request = HearForAttempt(folder.workspace, job, 0, over=True)
+    give_up = time.monotonic() + LEAVE_S
+    while (lock := _vacant(folder)) is None:
+        try:
+            _ask(folder, call.request_id, request)
+        except (OSError, MachineError):  # it makes its folder again, or hangs
+            call.check()
+        except TorporError:  # of an older bundle: it saves for no job
+            return
+        else:
+            if folder.read().job == job:
+                end_save(call.home, folder.workspace)
+            return
+        if time.monotonic() >= give_up:
+            kill(own_processes(folder.path))
+        time.sleep(_POLL_S)
+    try:
+        told = folder.read()
+        if told.job == job and not told.over:
+            folder.write(msgspec.structs.replace(told, over=True))
+    finally:
+        os.close(lock)
 
 
 def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
     workspace = workspace_name(request.workspace)
-    folder = AutosaveFolder(call.home, workspace)
     line = WorkspaceState(call.home, workspace).past().line
-    state = AutosaveState(lives=False)
-    with suppress(OSError, MachineError):  # none answers
-        said = _ask(folder, call.request_id, request)
-        state = parse_answer(LookAtAutosave, said)
+    state = _state_of(AutosaveFolder(call.home, workspace), call)
     job = state.job or older_that_saves(call.home, workspace)
     return msgspec.structs.replace(state, job=job, line=line.snapshot if line else None)
+
+
+def _state_of(folder: AutosaveFolder, call: Call) -> AutosaveState:
+    state = AutosaveState(lives=False)
+    with suppress(OSError, MachineError):  # none answers
+        said = _ask(folder, call.request_id, LookAtAutosave(folder.workspace))
+        state = parse_answer(LookAtAutosave, said)
+    return state
 
 
 def end_autosave(request: EndAutosave, call: Call) -> Nothing:
@@ -156,7 +197,12 @@ def _start(
 
 def _vacant(folder: AutosaveFolder) -> int | None:
     """The lock, where no process lives: a command may have removed the folder of one that does."""
-    lock = folder.take()
+    try:
+        lock = folder.take()
+    except FileNotFoundError:
+        if own_processes(folder.path):
+            return None
+        raise
     if lock is None:
         return None
     os.close(lock)  # at once: that process makes its folder again

@@ -16,7 +16,7 @@ from typing import Any, Final
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.processes import ask
 from torpor.machine.sampler.save_lock import end_save
-from torpor.machine.supervisor.folder import JobFolder, Kept, all_kept
+from torpor.machine.supervisor.folder import JobFolder, Kept, job_folders
 from torpor.shared.errors import MachineError
 from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.protocol import encode_line
@@ -54,11 +54,15 @@ def older_that_saves(home: Path, workspace: WorkspaceName) -> str:
 
 def _that_save(home: Path, workspace: WorkspaceName) -> list[tuple[JobFolder, Kept]]:
     """But for those whose command is frozen: they save nothing, and would leave without grants."""
-    return [
-        (folder, kept)
-        for folder, kept in all_kept(home)
-        if kept.supervisor.lives and not kept.state.frozen and _has_grants(folder, workspace)
-    ]
+    found = []
+    for folder in job_folders(home):
+        with suppress(MachineError, OSError):  # nobody can know it of what cannot be read
+            kept = folder.read()
+            if kept is None or not kept.supervisor.lives or kept.state.frozen:
+                continue
+            if _has_grants(folder, workspace):
+                found.append((folder, kept))
+    return found
 
 
 def _has_grants(folder: JobFolder, workspace: WorkspaceName) -> bool:

@@ -3,8 +3,8 @@ the agent and from everyone who asks.
 
 It holds the newest book in memory only, so it saves while no control side is there: on a schedule,
 and when the machine will be taken away. A SIGTERM is a machine that shuts down. While a job's
-command runs, it hears for it also without a book. It leaves when it has nothing to do any more, or
-HOME is removed.
+command runs, it hears for it also without a book, and makes HOME again if that is removed. It
+leaves when it has nothing to do any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.autosave import (
     Autosave,
     AutosaveState,
-    Book,
     HearForAttempt,
     LookAtAutosave,
 )
@@ -40,6 +39,8 @@ from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
+LEAVES_S: Final = 5.0
+"""Who wants it to leave asks for that again and again, and may give up."""
 BEGINS_S: Final = 300.0
 """Within this time a supervisor writes that its command runs, also where it goes on from images,
 and its driver hands over a book."""
@@ -59,6 +60,19 @@ def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
     process.run()
 
 
+def refuse_late(request: Autosave, held: str, told: Told) -> None:
+    """A book may have been on its way for long: refuse one that would take the place of another
+    that its sender has not seen, and one for a job that is over. ``held``: the job whose book a
+    process holds; ``told``: what it wrote."""
+    book = request.book
+    if not book.job and held not in ("", request.instead_of):
+        raise WorkspaceBusy(
+            f"job {held} saves workspace {book.workspace} on this machine by now: look again"
+        )
+    if book.job and told.job == book.job and told.over:
+        raise InvalidInput(f"job {book.job} was stopped on this machine: it saves nothing")
+
+
 class Autosaver:
     """Saves one workspace. ``asked``: its first request."""
 
@@ -73,7 +87,9 @@ class Autosaver:
         self._hold(lock)
         self._requests = Requests(self._folder.listen(), self._serve)
         self._guard = Guard(home, save, self._requests.wake)
-        self._shuts_down = self._leaving = False
+        self._shuts_down = False
+        self._leaves_until_s = 0.0
+        self._taken: set[str] = set()  # the requests that brought a book
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True)
         self._heard: deque[tuple[float, float]] = deque()  # of saves that have not ended
@@ -93,7 +109,7 @@ class Autosaver:
                 self._shuts_down, self._guard.shuts_down = False, True
                 words = "the machine shuts down: the autosave process got SIGTERM"
                 self._guard.hear(Notice("signal", words, time.time()))
-            elif not self._leaving:
+            elif not self._is_leaving:
                 self._guard.save_if_due()
             for news in self._guard.news():
                 self._hear(news)
@@ -144,8 +160,15 @@ class Autosaver:
     def _done(self) -> bool:
         if not self._has_place:
             return True
-        idle = self._leaving or (self._guard.is_over and not self._is_for_a_command())
-        return idle and not self._guard.saves_now
+        if self._guard.saves_now:
+            return False
+        is_idle = self._guard.is_over and not self._is_for_a_command()
+        return self._is_leaving or (is_idle and self._is_written)
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether somebody waits for its end, and asks for that again and again."""
+        return time.monotonic() < self._leaves_until_s
 
     def _is_for_a_command(self) -> bool:
         """Whether a command runs, or is about to begin, for which this process hears."""
@@ -175,17 +198,24 @@ class Autosaver:
             if lock is None:
                 return
             if lock != self._lock:
-                os.close(self._lock)
-                self._hold(lock)
+                self._hold(lock, self._lock)
             self._requests.listen(self._folder.listen())
             self._tell()
 
-    def _hold(self, lock: int) -> None:
-        self._lock = lock
+    def _hold(self, lock: int, before: int | None = None) -> None:
+        """Hold this lock from now on, in place of the one ``before``. OSError where it cannot take
+        the name of the bundle, which stays on the disk as long as this process lives."""
         os.set_inheritable(lock, False)
         name = f"{self._bundle}\n".encode()
-        os.pwrite(lock, name, 0)  # first, or a full disk would leave none
-        os.ftruncate(lock, len(name))
+        try:
+            os.pwrite(lock, name, 0)  # first, or a full disk would leave none
+            os.ftruncate(lock, len(name))
+        except OSError:
+            os.close(lock)
+            raise
+        if before is not None:
+            os.close(before)
+        self._lock = lock
 
     def _shut_down(self, _number: int, _frame: object) -> None:
         self._shuts_down = True
@@ -203,48 +233,47 @@ class Autosaver:
                 interval_s=max(self._state.interval_s, gap_s) if isfinite(gap_s) else 0.0,
             )
         if asked.op == Autosave.op:
-            self._hand_over(parse_request(Autosave, asked.args))
+            self._hand_over(parse_request(Autosave, asked.args), asked.id)
         elif asked.op == HearForAttempt.op:
             self._attempt(parse_request(HearForAttempt, asked.args))
         elif asked.op == Bye.op:
-            self._leaving = True
+            self._leaves_until_s = time.monotonic() + LEAVES_S
         else:
             raise InvalidInput("the autosave process does not know what it is asked for")
         return Nothing()
 
-    def _hand_over(self, request: Autosave) -> None:
+    def _hand_over(self, request: Autosave, request_id: str) -> None:
         book = request.book
-        self._check_wanted(book, request.instead_of)
-        self._leaving = False
+        self._refuse_unwanted(request)
+        if request_id in self._taken:  # its answer was lost: it may have used some of the grants
+            return
+        self._leaves_until_s = 0.0
+        had_none = self._guard.is_over
         if book.job:
             self._begins_s = 0.0
             self._begin(book.job, self._attempt_of(book.job))
         self._guard.listen(request.notices)
         if self._guard.stand_by(book):
             self._stored_s = time.monotonic()
+        self._taken.add(request_id)
         until_unix = max((float(save.grant.expires_unix) for save in book.saves), default=0.0)
         self._state = msgspec.structs.replace(
             self._state, until_unix=until_unix, lasts_s=book.lasts_s
         )
         self._tell(notices=request.notices, saves_until_unix=until_unix if book.job else 0.0)
+        if had_none and self._told.notice is not None and self._told.save_error:
+            self._guard.hear(self._told.notice)  # it was heard without grants
 
-    def _check_wanted(self, book: Book, instead_of: str) -> None:
-        """A book may have been on its way for long: refuse one that would take the place of another
-        that its sender has not seen, and one for a job that is over."""
-        told, held = self._told, self._guard.job
-        if not book.job and held not in ("", instead_of):
-            raise WorkspaceBusy(
-                f"job {held} saves workspace {book.workspace} on this machine by now: look again"
-            )
+    def _refuse_unwanted(self, request: Autosave) -> None:
+        book, told, held = request.book, self._told, self._guard.job
+        refuse_late(request, held, told)
         if not book.job and not held and time.monotonic() < self._begins_s:
             raise WorkspaceBusy(
                 f"job {told.job} has just begun on this machine, and its driver hands over a book: "
                 "look again"
             )
-        if book.job and told.job == book.job and told.over:
-            raise InvalidInput(f"job {book.job} was stopped on this machine: it saves nothing")
-        if book.job and told.job not in ("", book.job) and self._is_for_a_command():
-            raise InvalidInput(f"job {told.job} runs on this machine, and job {book.job} does not")
+        if book.job and told.job not in ("", book.job) and (held or self._is_for_a_command()):
+            raise InvalidInput(f"job {told.job} has this machine, and job {book.job} does not")
 
     def _attempt(self, request: HearForAttempt) -> None:
         if request.over:
@@ -254,7 +283,7 @@ class Autosaver:
                 self._begins_s = 0.0
                 self._tell(over=True)
             return
-        self._leaving = False
+        self._leaves_until_s = 0.0
         if self._guard.job not in ("", request.job):
             self._drop_book()
         self._begins_s = time.monotonic() + BEGINS_S

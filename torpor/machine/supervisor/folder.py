@@ -31,6 +31,7 @@ from torpor.shared.wire.protocol import encode_line
 
 JOBS: Final = "jobs"
 AUTOSAVES: Final = "autosaves"
+CONNECT_S: Final = 1.0
 _ID: Final = re.compile(r"[0-9a-f]{12}")
 
 
@@ -118,8 +119,10 @@ class ProcessFolder:
         return listener
 
     def connect(self) -> socket.socket:
-        """A connection to the process; OSError where none listens."""
+        """A connection to the process; OSError where none listens, or one has not answered those
+        who asked before."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.settimeout(CONNECT_S)  # else it would wait for room in the queue of one that hangs
         try:
             with self._opened() as folder:
                 peer.connect(f"/proc/self/fd/{folder}/socket")
@@ -281,7 +284,7 @@ class AutosaveFolder(ProcessFolder):
         one writes."""
         try:
             return msgspec.convert(json.loads(self._state.read_bytes()), learned(Told))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        except (OSError, ValueError):
             return Told()
 
 
@@ -301,11 +304,16 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
-    """What the supervisors of every job that was ever started here wrote."""
+def job_folders(home: Path) -> list[JobFolder]:
+    """One for each job that was ever started here."""
     try:
         names = sorted(os.listdir(home / JOBS))
     except FileNotFoundError:
         return []
-    folders = [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
-    return [(folder, kept) for folder in folders if (kept := folder.look()[1]) is not None]
+    return [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
+
+
+def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
+    """What the supervisors of every job wrote. MachineError where one of it cannot be read."""
+    folders = job_folders(home)
+    return [(folder, kept) for folder in folders if (kept := folder.read()) is not None]

@@ -106,6 +106,8 @@ class Guard:
     def save_if_due(self) -> None:
         """Begin a scheduled save, unless another one runs, or the command stays frozen: what is
         stored after that would lack it."""
+        if self._ends_s and self.is_over:  # else a notice would use grants that a store refuses
+            self.drop_book()
         if self.saves_now or self.is_over or self.schedule.wait_s > 0 or self._is_frozen():
             return
         self.schedule.begin()

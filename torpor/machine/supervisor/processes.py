@@ -104,6 +104,22 @@ def own_processes(folder: Path) -> list[int]:
     return [pid for pid in _look_at_all() if own_mark in _environment(pid) and _is_own(pid)]
 
 
+def own_folders(parent: Path) -> set[Path]:
+    """The folders in ``parent`` whose processes live, whether these folders are there or not."""
+    mark = f"{OWN_MARK}={parent}/".encode()
+    found = set()
+    for pid in _look_at_all():
+        names = [one for one in _environment(pid) if one.startswith(mark)]
+        if names and _is_own(pid):
+            found |= {parent / os.fsdecode(name[len(mark) :]) for name in names}
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL for each of them that is there."""
+    _send(pids, signal.SIGKILL)
+
+
 def descendants(pid: int) -> set[int]:
     """The live children of a process, and theirs."""
     return _descendants(_look_at_all(), pid)
