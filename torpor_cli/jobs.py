@@ -82,8 +82,7 @@ def run_(
         raise InvalidInput("--timeout is a time such as 2h, --budget dollars: more than nothing")
     if not yes:
         change = WantChange(gpu, [], spot, image)
-        wide = options is not None and options.wide
-        _ask(workspace, nodes, usd, change, wide=wide)
+        _ask(workspace, nodes, usd, change, wide=options is not None and options.wide)
     run(
         "job",
         options,
