@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from deployments.down import down
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark, running
 from deployments.server import Server
+from deployments.terminal import folded
 from torpor.control.disk_space import full_disks
 from torpor.control.own_server import announce, api_url, recorded_port, state_folder
 from torpor.control.smoke.watchdog import end_left
@@ -95,9 +97,9 @@ def up(
         _WELCOME.format(
             ui=used.ui_url,
             interpreter=shlex.quote(sys.executable),
-            torpor=shlex.quote(str(Path(sys.executable).with_name("torpor"))),
+            torpor=_command(),
             folder=installation.folder,
-            notes=notes + _key(installation),
+            notes=folded(notes + _key(installation), sys.stdout),
             **_login(installation, used),
         )
     )
@@ -199,6 +201,13 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
     }
 
 
+def _command() -> str:
+    """How this shell calls torpor: by its name, where that finds this one."""
+    here = Path(sys.executable).with_name("torpor")
+    found = shutil.which("torpor")
+    return "torpor" if found and Path(found).resolve() == here.resolve() else shlex.quote(str(here))
+
+
 def _key(installation: Installation) -> str:
     """What to keep of the key that `default` was made with."""
     file = installation.store_key_file
@@ -250,12 +259,14 @@ torpor is up.
 
   UI        {ui}
   password  {login}
-  first     Deployments, search for hibernate, Run > Custom run, choose `demo`, Submit.
+  next      {torpor} init mywork
+            It asks for bucket, market and directories. `default` and `local`
+            mean this host: nothing is rented.
+  in the UI Deployments, hibernate, Run > Custom run, choose `demo`, Submit.
             torpor stores its files, verifies them, and destroys its machine.
             Then run `wake` the same way: the files are back on a new machine.
   Python    {python}
             {interpreter} -c "from flows import hibernate; hibernate('demo')"
-  blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}
   terminal  {torpor} --help
   stop      {torpor} down

@@ -278,7 +278,8 @@ def cost_of(opened: OpenWorkspace, job: Job) -> str:
     each = costs(mine, time.time(), zone_named("UTC"))
     words = between(sum(one.low for one in each), sum(one.high for one in each))
     unknown = sum(not one.price_usd_h for one in mine)
-    words += f", with {unknown} machines of unknown price" if unknown else ""
+    machines = "1 machine" if unknown == 1 else f"{unknown} machines"
+    words += f", with {machines} of unknown price" if unknown else ""
     return words + without(unread) + "".join(f"; {why}" for why in unread.values())
 
 
