@@ -36,7 +36,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     """The offers of which the workspace's budgets allow ``count`` machines; BudgetExceeded, with
     the reason, if there is none."""
     found = standings(opened) if count else []
-    for_s = reserve_s(newest_stored_bytes.function(opened)) if found else 0.0
+    for_s = reserve_s(newest_stored_bytes(opened)) if found else 0.0
     fitting, refused = [], []
     for offer in offers.fitting:
         reason = next(
@@ -120,7 +120,6 @@ def look_at_budgets(
     return BudgetsSeen(found, reached, unread)
 
 
-@step("estimate its hibernation", retries=ONCE)
 def newest_stored_bytes(opened: OpenWorkspace) -> int:
     """The stored bytes of the workspace's newest snapshot; 0, with a warning, if unknown."""
     try:
@@ -135,6 +134,9 @@ def newest_stored_bytes(opened: OpenWorkspace) -> int:
         )
         return 0
     return sum(chunk.stored for chunk in manifest.chunks)
+
+
+estimate_hibernation = step("estimate its hibernation", retries=ONCE)(newest_stored_bytes)
 
 
 @step("stop its jobs", retries=ONCE)

@@ -26,8 +26,7 @@ from torpor.shared.errors import TorporError
 _DAY_S: Final = 24 * 3600.0
 
 
-@step("pick snapshot")
-def choose_terms(
+def terms_of(
     opened: OpenWorkspace, wanted: str, hours: float, spot: Literal["never", "allowed", "only"]
 ) -> Terms:
     """What is to be rented: as a wake of that snapshot wants it. A workspace without any snapshot
@@ -50,6 +49,9 @@ def choose_terms(
         snapshot=found.snapshot,
         stored_bytes=manifest.statistics.get("stored_bytes", 0),
     )
+
+
+choose_terms = step("pick snapshot")(terms_of)
 
 
 @step("read rentals")

@@ -65,10 +65,7 @@ NEWEST = "newest"
 _NAMED: Final = 5
 
 
-@step("pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}")
-def pick_snapshot_to_wake(
-    opened: OpenWorkspace, wanted: str
-) -> tuple[StoredSnapshot, OpenWorkspace]:
+def snapshot_to_wake(opened: OpenWorkspace, wanted: str) -> tuple[StoredSnapshot, OpenWorkspace]:
     """The same, and the workspace wanting a machine that this snapshot can be woken on: its disk,
     architecture and CUDA. A snapshot that lacks packs is refused here, and the newest whole one
     named."""
@@ -109,6 +106,11 @@ def pick_snapshot_to_wake(
         *_of_homes(opened),
     ]
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
+
+
+pick_snapshot_to_wake = step(
+    "pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}"
+)(snapshot_to_wake)
 
 
 def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[Stored], str]:

@@ -14,7 +14,7 @@ import msgspec
 from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
-from tasks.machines import open_session, renter
+from tasks.machines import renter, session_with
 from tasks.retries import ONCE
 from tasks.runner import Pending, runner
 from tasks.standing import what_stands
@@ -223,7 +223,7 @@ def look_at(
     had within LOOK_S. ``saves``: let it go on to save its workspace by itself, as this block
     says."""
     try:
-        with open_session.function(opened, machine, LOOK_S) as session:
+        with session_with(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
             over.start()
             try:
@@ -303,7 +303,7 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     if machine.state != "running" or machine.endpoint is None:
         return LeftLook(None, error=f"it is {machine.state}")
     try:
-        with open_session.function(opened, machine, LOOK_S) as session:
+        with session_with(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)
             over.start()
             try:

@@ -14,7 +14,7 @@ import pytest
 from flows import create, replicate, wake
 from flows.procedures.drill_machine import drill_machine
 from flows.procedures.scratch_machine import scratch_machine
-from tasks.budgets import newest_stored_bytes, what_is_left
+from tasks.budgets import what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
@@ -94,7 +94,7 @@ def test_a_workspace_that_takes_long_to_hibernate_needs_more(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100 GiB take 1.4 hours: watch would hibernate its machine at once."""
-    monkeypatch.setattr(newest_stored_bytes, "function", lambda opened: 100 * GIB)
+    monkeypatch.setattr("tasks.budgets.newest_stored_bytes", lambda opened: 100 * GIB)
     with pytest.raises(BudgetExceeded, match=r"1 more at 4 \$/h 1\.9 hours would exceed"):
         run_plainly(lab.limited(7.5), create)
     with plain(lab.limited(7.6)):

@@ -20,12 +20,12 @@ from flows.procedures.fleet import Fleet, Order
 from flows.procedures.job.log import ShownLog
 from tasks.jobs import (
     address_of,
+    end_command,
     for_nodes,
     look_at_command,
     nodes_of,
     secrets_to_hide,
     start_command,
-    stop_command,
 )
 from tasks.machines import end_scratch_machines, look_for_offers, open_session, renting
 from tasks.restore import pick_snapshot_to_wake
@@ -216,7 +216,7 @@ class OtherNodes:
 
         def stop(one: _Other) -> None:
             try:
-                stop_command.function(one.session, self._job.id)
+                end_command(one.session, self._job.id)
             except MachineError as error:
                 runner().log.warning("node %d was not stopped: %s", one.rank, error)
 

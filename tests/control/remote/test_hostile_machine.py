@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from flows.procedures.restore import begun, restore_all
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
-from tasks.jobs import look_at_command, start_command, stop_command
+from tasks.jobs import end_command, look_at_command, start_command
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
 from tests.fixtures.engine import MACHINE, WORKSPACE
@@ -159,7 +159,7 @@ def _follows(agent: Hostile, store: MemoryStore) -> None:
     start_command.function(agent, request)
     state = look_at_command(agent, request.job, 0, 1 << 20).state
     moment(state.ended_unix or state.started_unix)
-    stop_command.function(agent, request.job)
+    end_command(agent, request.job)
 
 
 def _watches(agent: Hostile, store: MemoryStore) -> None:
