@@ -67,7 +67,7 @@ class _Surplus(RunCancelled):
 
 
 @dataclass(frozen=True)
-class Order:
+class FleetRequest:
     """What a user asks for: ``count`` rented machines, so many ``spares``, and machines of their
     ``own``, each as user@host:port."""
 
@@ -119,7 +119,7 @@ class _Candidate:
 
 
 class Fleet:
-    """Restores ``wanted`` on the machines of an order.
+    """Restores ``wanted`` on the machines of a request.
 
     Keeps the first ``count`` machines that become ready and destroys the rest. A machine that fails
     later does not affect the others; while ``spares`` last, a new machine replaces it.
@@ -131,7 +131,7 @@ class Fleet:
         wanted: StoredSnapshot,
         held: Renting,
         offers: Offers,
-        order: Order,
+        request: FleetRequest,
         exchange: Exchange,
         *,
         together: bool = False,
@@ -141,10 +141,10 @@ class Fleet:
         self._wanted = wanted
         self._held = held
         self._offers = offers
-        self._order = order
+        self._request = request
         self._exchange = exchange
         self._together = together
-        self._tasks = max(1, min(TOGETHER, MOST_TASKS // order.total))
+        self._tasks = max(1, min(TOGETHER, MOST_TASKS // request.total))
         self._changed = threading.Condition()
         self._kept = 0
         self._stopped = False
@@ -173,7 +173,7 @@ class Fleet:
             workspace=self._opened.spec.name,
             snapshot=self._wanted.snapshot,
             root=self._wanted.root,
-            wanted=self._order.total,
+            wanted=self._request.total,
             replaced=self._replaced,
             source=self._exchange.decision,
             replicas=self._replicas,
@@ -182,8 +182,8 @@ class Fleet:
         )
 
     def _bring_all(self, left: Sequence[Tenancy]) -> None:
-        own, new = self._order.own, self._order.new(left)
-        most = len(left) + len(own) + new + self._order.spares
+        own, new = self._request.own, self._request.new(left)
+        most = len(left) + len(own) + new + self._request.spares
         with ThreadPoolExecutor(most, thread_name_prefix="replica") as threads:
             try:
                 for text in own:
@@ -243,8 +243,8 @@ class Fleet:
 
     def _replace(self, threads: ThreadPoolExecutor) -> None:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
-        missing = self._order.count - self._kept - len(rented_now)
-        for _ in range(min(missing, self._order.spares + self._never_ours - self._replaced)):
+        missing = self._request.count - self._kept - len(rented_now)
+        for _ in range(min(missing, self._request.spares + self._never_ours - self._replaced)):
             if self._held.is_stuck:  # the error of its machine says so
                 return
             self._replaced += 1
@@ -329,14 +329,14 @@ class Fleet:
                 self._keep(candidate, restore.plan)
                 if restore.plan.complete:
                     self._hand_over(tenancy, session)
-                    return woken(self._opened, tenancy.machine, restore, self._order.full_check)
+                    return woken(self._opened, tenancy.machine, restore, self._request.full_check)
                 with self._member(candidate, tenancy.machine, restore) as member:
                     with phase("restore"):
                         self._fetch(candidate, tenancy.machine, restore, member)
                     finish_restore(restore)
-                    check_restore(restore, self._order.full_check)
+                    check_restore(restore, self._request.full_check)
                     self._hand_over(tenancy, session)
-                    report = woken(self._opened, tenancy.machine, restore, self._order.full_check)
+                    report = woken(self._opened, tenancy.machine, restore, self._request.full_check)
                     self._exchange.linger(member)
                     return report
 
@@ -354,7 +354,7 @@ class Fleet:
             if candidate.own or plan.complete:  # the user may work there: it is never surplus
                 candidate.kept = not candidate.own
                 self._kept += candidate.kept
-            elif self._kept < self._order.count:
+            elif self._kept < self._request.count:
                 candidate.kept = True
                 self._kept += 1
             else:
@@ -404,7 +404,7 @@ class Fleet:
     def _shared_progress(self, plan: RestorePlan) -> Progress:
         with self._changed:
             if self._progress is None:
-                name, count = self._opened.spec.name, self._order.total
+                name, count = self._opened.spec.name, self._request.total
                 self._progress = Progress(
                     f"replicate-{name}-progress",
                     f"restoring {name} on {count} machines",
@@ -430,7 +430,7 @@ class Fleet:
             self._check()
 
     def _enough(self) -> bool:
-        return self._stopped or self._kept >= self._order.count
+        return self._stopped or self._kept >= self._request.count
 
 
 def _ready(candidate: _Candidate, report: WakeReport) -> Replica:

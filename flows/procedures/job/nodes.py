@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from flows.procedures.fleet import Fleet, Order
+from flows.procedures.fleet import Fleet, FleetRequest
 from flows.procedures.job.log import ShownLog
 from tasks.jobs import (
     address_of,
@@ -78,11 +78,11 @@ def bring_nodes(
     opened = for_nodes(opened, job.nodes)
     failure: TorporError | None = None
     for there, offers in _regions(opened, job.nodes):
-        order = Order(job.nodes - 1, 0, [], True)
+        request = FleetRequest(job.nodes - 1, 0, [], True)
         try:
             with renting(nodes_of(there)) as held:  # ends all of them after an error
-                exchange = Exchange("never", order.total)
-                fleet = Fleet(there, wanted, held, offers, order, exchange, together=True)
+                exchange = Exchange("never", request.total)
+                fleet = Fleet(there, wanted, held, offers, request, exchange, together=True)
                 fleet.bring([])
                 ready, at = fleet.ready, there.providers[0].identity
                 record([Node(machine=machine, provider=at) for machine in ready])
