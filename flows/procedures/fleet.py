@@ -29,7 +29,7 @@ from tasks.restore import check_restore, finish_first, finish_restore, new_resto
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.offers import preference
-from torpor.control.remote.exchange import Exchange, Member
+from torpor.control.remote.part_tracker import Member, PartTracker
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
@@ -132,7 +132,7 @@ class Fleet:
         held: Renting,
         offers: Offers,
         request: FleetRequest,
-        exchange: Exchange,
+        tracker: PartTracker,
         *,
         together: bool = False,
     ) -> None:
@@ -142,7 +142,7 @@ class Fleet:
         self._held = held
         self._offers = offers
         self._request = request
-        self._exchange = exchange
+        self._tracker = tracker
         self._together = together
         self._tasks = max(1, min(TOGETHER, MOST_TASKS // request.total))
         self._changed = threading.Condition()
@@ -175,7 +175,7 @@ class Fleet:
             root=self._wanted.root,
             wanted=self._request.total,
             replaced=self._replaced,
-            source=self._exchange.decision,
+            source=self._tracker.decision,
             replicas=self._replicas,
             seconds=seconds_by_phase(),
             budgets=budgets,
@@ -278,7 +278,7 @@ class Fleet:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._exchange.stop()
+        self._tracker.stop()
         polite_until = time.monotonic() + POLITE_S
         closed: set[int] = set()
         with ThreadPoolExecutor(TOGETHER, thread_name_prefix="replica-end") as threads:
@@ -337,7 +337,7 @@ class Fleet:
                     check_restore(restore, self._request.full_check)
                     self._hand_over(tenancy, session)
                     report = woken(self._opened, tenancy.machine, restore, self._request.full_check)
-                    self._exchange.linger(member)
+                    self._tracker.linger(member)
                     return report
 
     def _hand_over(self, tenancy: Tenancy, session: Session) -> None:
@@ -366,11 +366,11 @@ class Fleet:
         self, candidate: _Candidate, machine: Machine, restore: RemoteRestore
     ) -> Iterator[Member]:
         peer, plan = None, restore.plan
-        if self._exchange.passing:
+        if self._tracker.passing:
             host = endpoint_of(machine).host
             with suppress(TorporError):  # it then passes nothing on; its own restore goes on
                 peer = serve_packs(restore, host, plan.stored_bytes)
-        member = self._exchange.join(plan, peer)
+        member = self._tracker.join(plan, peer)
         candidate.member = member
         try:
             yield member

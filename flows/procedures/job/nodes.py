@@ -34,7 +34,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.records import Job, Node, log_path
 from torpor.control.providers.offers import Offer, preference, wanting_only
-from torpor.control.remote.exchange import Exchange
+from torpor.control.remote.part_tracker import PartTracker
 from torpor.control.remote.seam import Session
 from torpor.control.rental.search import Offers
 from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable, TorporError
@@ -81,8 +81,8 @@ def bring_nodes(
         request = FleetRequest(job.nodes - 1, 0, [], True)
         try:
             with renting(nodes_of(there)) as held:  # ends all of them after an error
-                exchange = Exchange("never", request.total)
-                fleet = Fleet(there, wanted, held, offers, request, exchange, together=True)
+                tracker = PartTracker("never", request.total)
+                fleet = Fleet(there, wanted, held, offers, request, tracker, together=True)
                 fleet.bring([])
                 ready, at = fleet.ready, there.providers[0].identity
                 record([Node(machine=machine, provider=at) for machine in ready])
