@@ -16,7 +16,7 @@ from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import renter, session_with
 from tasks.retries import ONCE
-from tasks.runner import Pending, runner
+from tasks.runner import StepFuture, runner
 from tasks.standing import what_stands
 from tasks.step import step
 from tasks.trouble import trouble
@@ -237,7 +237,7 @@ def look_at(
         return MachineLook(Verdict("unknown", plain(str(trouble(error)))))
 
 
-def seen(look: Pending[MachineLook]) -> MachineLook:
+def seen(look: StepFuture[MachineLook]) -> MachineLook:
     """What a look that was submitted has seen; Unknown also where the look itself failed."""
     try:
         return look.result()
@@ -324,7 +324,7 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     return LeftLook(activity.runs, used, holds=held)
 
 
-def seen_left(look: Pending[LeftLook]) -> LeftLook:
+def seen_left(look: StepFuture[LeftLook]) -> LeftLook:
     """As ``seen``."""
     try:
         return look.result()
