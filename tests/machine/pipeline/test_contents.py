@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from torpor.machine.pipeline.contents import Contents
-from torpor.machine.tree.names import SURE, Held, Names, Signature, UnreadFiles
+from torpor.machine.tree.names import SURE, KnownPath, Names, Signature, UnreadFiles
 from torpor.machine.tree.plan import Group, Piece, ReadUnit
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk, settled
@@ -39,13 +39,13 @@ def _read(length: int, *, stable: bool = True) -> Read:
     return Read(b"x" * length, stable)
 
 
-class _HeldFiles(Mapping[bytes, Held]):
+class _HeldFiles(Mapping[bytes, KnownPath]):
     """What is held, by path."""
 
     def __init__(self, seen: Walk) -> None:
         self._names = seen.names
 
-    def __getitem__(self, path: bytes) -> Held:
+    def __getitem__(self, path: bytes) -> KnownPath:
         if (held := self._names.held(0, path)) is None:
             raise KeyError(path)
         return held
