@@ -14,7 +14,7 @@ from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.rental.canaries import MOST_KINDS, Canaries, Canary, Flown
 from torpor.control.rental.prospects import checkpoint, prospect
 from torpor.control.rental.records import Rental
-from torpor.shared.values import Frozen, Host, Label, Want, WorkspaceName
+from torpor.shared.values import FrozenPrograms, Host, Label, Want, WorkspaceName
 
 DAY_S = 24 * 3600.0
 RENTAL = Rental(
@@ -81,7 +81,9 @@ def test_what_failed_is_tried_again_after_a_week(days: int, why_not: str, counts
     assert (Flown({H100.provider: [old]}).of(H100) is not None) == counts
 
 
-FROZEN = Frozen(Host("6.5.0", "sse2 avx2 arch_capabilities", "570.86.15"), "NVIDIA H100 80GB", 2)
+FROZEN = FrozenPrograms(
+    Host("6.5.0", "sse2 avx2 arch_capabilities", "570.86.15"), "NVIDIA H100 80GB", 2
+)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,19 @@ FROZEN = Frozen(Host("6.5.0", "sse2 avx2 arch_capabilities", "570.86.15"), "NVID
         ({"driver": (580, 65, 6)}, LAST, FROZEN, "570.86.15, its driver is 580.65.06"),
         ({}, Host(driver="580.65"), FROZEN, "they used driver 570.86.15, its driver is 580.65"),
         ({"gpu_count": 1}, LAST, FROZEN, "they used 2 GPUs, it has 1"),
-        ({}, LAST, Frozen(Host(), "NVIDIA L4", 1), "they used L4, its GPU is H100 SXM"),
-        ({}, LAST, Frozen(Host("6.11.2")), "Linux 6.11, the last machine there had 6.8"),
-        ({}, LAST, Frozen(Host(features="avx512f")), "the last machine there had no avx512f"),
+        ({}, LAST, FrozenPrograms(Host(), "NVIDIA L4", 1), "they used L4, its GPU is H100 SXM"),
+        ({}, LAST, FrozenPrograms(Host("6.11.2")), "Linux 6.11, the last machine there had 6.8"),
+        (
+            {},
+            LAST,
+            FrozenPrograms(Host(features="avx512f")),
+            "the last machine there had no avx512f",
+        ),
         ({"architecture": "aarch64"}, LAST, FROZEN, "its processor is aarch64"),
     ],
 )  # fmt: skip
 def test_what_must_match_is_compared_where_it_is_known(
-    offer: dict[str, Any], last: Host, frozen: Frozen, words: str
+    offer: dict[str, Any], last: Host, frozen: FrozenPrograms, words: str
 ) -> None:
     there = msgspec.structs.replace(H100, **offer)
     seen = prospect(

@@ -24,7 +24,7 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     Unforeseen,
 )
-from torpor.shared.values import GIB, Frozen, Want
+from torpor.shared.values import GIB, FrozenPrograms, Want
 
 replace = msgspec.structs.replace
 
@@ -122,7 +122,7 @@ def test_what_is_frozen_goes_where_it_can_go_on_for_a_stated_part_of_the_price()
     )
     container.abilities = replace(container.abilities, kind="container", privileged=False)
     flown = Flown({"proven": [_canary(flown_unix=time.time())]})
-    want = Want(process="try", frozen=Frozen())
+    want = Want(process="try", frozen=FrozenPrograms())
     day = time.strftime("%Y-%m-%d", time.gmtime())
     for usd_h, first in ((1.6, ["proven", "container", "claimed"]), (1.9, ["proven", "container"]),
                          (2.1, ["container", "proven"])):  # fmt: skip
@@ -140,7 +140,7 @@ def test_what_is_frozen_goes_where_it_can_go_on_for_a_stated_part_of_the_price()
     free = _market("free", 0.0)
     found = find_offers([free, proven], want, flown=flown)
     assert found.chosen("free", "free-0") == "processes may go on there: none was tried"
-    for unmoved in (Want(), Want(process="try"), Want(rank="order", frozen=Frozen())):
+    for unmoved in (Want(), Want(process="try"), Want(rank="order", frozen=FrozenPrograms())):
         found = find_offers([container, proven], unmoved, flown=flown)
         assert [offer.provider for offer in found.fitting] == ["container", "proven"]
 
