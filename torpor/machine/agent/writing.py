@@ -19,7 +19,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal, first_few, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
-from torpor.machine.tree.abilities import Abilities
+from torpor.machine.tree.abilities import FilesystemAbilities
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
 from torpor.machine.tree.names import Signature
@@ -49,7 +49,7 @@ class Writing:
         first: First,
         in_use: InUse,
         stage: bytes = b"",
-        abilities: Sequence[Abilities] = (),
+        abilities: Sequence[FilesystemAbilities] = (),
     ) -> None:
         self.plan = plan
         in_use.attributes.abilities = abilities
