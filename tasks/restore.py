@@ -21,7 +21,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.losses import clean, left_behind, size
-from torpor.control.remote.paths import Chosen
+from torpor.control.remote.paths import SnapshotPath
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.search import fit
@@ -265,9 +265,9 @@ def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredS
 
 
 @step("choose path", phase="prepare")
-def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
+def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> SnapshotPath:
     """The entry that ``path`` names in a snapshot; InvalidInput if there is none."""
-    return Chosen(*entry_at(_read(opened, wanted), path))
+    return SnapshotPath(*entry_at(_read(opened, wanted), path))
 
 
 def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:

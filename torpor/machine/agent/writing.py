@@ -26,7 +26,7 @@ from torpor.machine.tree.names import Signature
 from torpor.machine.tree.walk import RACY_NS
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.computed import Chosen
+from torpor.shared.format.computed import SelectedElements
 from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry, described
 from torpor.shared.format.rows import NO_CHUNK
 
@@ -184,7 +184,7 @@ class Writing:
         chunks = described(self._entries).chunks
         every = self.writer.staged
         left = (n for n, c in enumerate(chunks) if (every or c == NO_CHUNK) and n not in in_use)
-        return Chosen(self._entries, array("Q", left))
+        return SelectedElements(self._entries, array("Q", left))
 
     def _numbered(self, numbers: Iterable[int]) -> list[Entry]:
         return [self._entries[number] for number in numbers]
