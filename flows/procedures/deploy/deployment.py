@@ -56,8 +56,8 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import (
-    Place,
     Stack,
+    StackPaths,
     Strategy,
     StrategyName,
     base_name,
@@ -172,7 +172,7 @@ class Deployment:
         self._environment_lined_up = threading.Event()
         self._warnings: list[str] = []
         spec, home = opened.spec, session.machine.user_home
-        self._place = Place(request.stack, home, spec.paths[0], self._strategy.sets_up)
+        self._place = StackPaths(request.stack, home, spec.paths[0], self._strategy.sets_up)
         check_apart(self._place.environment, [self._place.absolute(path) for path in spec.paths])
         self._base = self._environments_workspace()
         check = (lambda: None) if tenancy is None else tenancy.check_unclaimed

@@ -27,8 +27,8 @@ from torpor.shared.format.manifest import (
     Chunk,
     Entries,
     Entry,
+    EntryHead,
     Manifest,
-    Place,
     described,
 )
 from torpor.shared.format.rows import NotPlain
@@ -217,7 +217,7 @@ class Tree:
 
     def first_of(self, positions: Sequence[int]) -> list[str]:
         """The first names in the directory that has most of them."""
-        directories: dict[tuple[int, bytes], list[Place]] = {}
+        directories: dict[tuple[int, bytes], list[EntryHead]] = {}
         for place in self._entries.places(positions):
             key = (place.root, os.path.dirname(place.path))
             directories.setdefault(key, []).append(place)
