@@ -27,7 +27,7 @@ from torpor.control.upkeep.lineage import Lines
 from torpor.control.upkeep.pins import hold, holds, let_go, pin_times
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.missed import Missed, Tree, has_all, holds_all, missed
+from torpor.shared.format.missed import MissedFiles, Tree, has_all, holds_all, missed
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
@@ -222,7 +222,7 @@ class Succession:
 
     def _missed(
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
-    ) -> Missed | None:
+    ) -> MissedFiles | None:
         """What ``other`` misses of what ``before`` holds, where none of the ``newest`` has that
         again. One that is equal to ``before`` is no later state, and no wake names it. What cannot
         be read holds nothing, and shows nothing."""
@@ -305,7 +305,7 @@ class Succession:
         self._trees[snapshot] = tree
 
 
-def _words(lost: Missed) -> str:
+def _words(lost: MissedFiles) -> str:
     files = f"{lost.files:,} file{'' if lost.files == 1 else 's'} ({size(lost.size)})"
     names = ", ".join(clean(name)[-_MOST_NAME:] for name in lost.names)
     return f"it alone holds {files} that a later snapshot missed and nobody deleted: {names}"
