@@ -13,7 +13,7 @@ from tasks.spending import warn_of
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared, Terms, compared
-from torpor.control.compare.experience import DAYS, Past
+from torpor.control.compare.experience import DAYS, RentalHistory
 from torpor.control.money.costs import read
 from torpor.control.money.storage import look
 from torpor.control.providers.seam import Provider
@@ -55,19 +55,21 @@ choose_terms = step("pick snapshot")(terms_of)
 
 
 @step("read rentals")
-def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[Past, Unread]:
+def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[RentalHistory, Unread]:
     """The rentals of all workspaces in the store, and canaries; and the records that were left out,
     because they cannot be believed. Lists the whole store; changes nothing."""
     since_unix = terms.now_unix - DAYS * _DAY_S
     ledgers = [Rentals(opened.store, name) for name in look(opened.store)]
     unread: Unread = {}
-    past = Past(read(ledgers, since_unix, unread), since_unix, read_canaries(opened))
+    past = RentalHistory(read(ledgers, since_unix, unread), since_unix, read_canaries(opened))
     warn_of(unread)
     return past, unread
 
 
 @step("ask markets")
-def ask_markets(opened: OpenWorkspace, terms: Terms, past: Past, everywhere: bool) -> Compared:
+def ask_markets(
+    opened: OpenWorkspace, terms: Terms, past: RentalHistory, everywhere: bool
+) -> Compared:
     """What all markets sell now. One that cannot be opened or asked stands in the answer with the
     reason. Rents nothing."""
     providers: dict[str, Provider] = {one.identity: one for one in opened.providers}

@@ -11,7 +11,7 @@ from tasks.restore import NEWEST, snapshot_to_wake
 from tasks.spending import warn_of
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared
-from torpor.control.compare.experience import Past
+from torpor.control.compare.experience import RentalHistory
 from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
 from torpor.control.rental.prospects import matters
@@ -35,7 +35,7 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) ->
     terms = terms_of(opened, wanted, _HOURS, opened.spec.want.spot)
     offers = fitting_offers(opened, count)
     unread: Unread = {}
-    past = Past(read([opened.rentals], unread=unread), flown=read_canaries(opened))
+    past = RentalHistory(read([opened.rentals], unread=unread), flown=read_canaries(opened))
     warn_of(unread)
     return OffersReport(
         name,

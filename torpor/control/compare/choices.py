@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from torpor.control.compare.experience import Experience, Past
+from torpor.control.compare.experience import Experience, RentalHistory
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.canaries import Canary
@@ -150,7 +150,7 @@ class Compared(msgspec.Struct, frozen=True):
 def compared(
     sold: Iterable[tuple[Provider, Sequence[Offer]]],
     silent: Sequence[Tried],
-    past: Past,
+    past: RentalHistory,
     terms: Terms,
 ) -> Compared:
     """All offers under the terms."""

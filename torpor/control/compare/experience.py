@@ -46,7 +46,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.links_mb_s) if self.links_mb_s else None
 
 
-class Past:
+class RentalHistory:
     """The experience with each kind of machine, and with each provider. ``flown``: where processes
     were frozen and went on."""
 

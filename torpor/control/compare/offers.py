@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from torpor.control.compare.choices import Choice, Terms, choice_of
-from torpor.control.compare.experience import Past
+from torpor.control.compare.experience import RentalHistory
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.search import Offers, Tried
 from torpor.control.reports import Row, WorkspaceReport, without
@@ -77,7 +77,7 @@ class OffersReport(WorkspaceReport, frozen=True):
 
 
 def offered(
-    offers: Offers, providers: Sequence[Provider], past: Past, terms: Terms
+    offers: Offers, providers: Sequence[Provider], past: RentalHistory, terms: Terms
 ) -> list[Choice]:
     """The fitting offers in their order, with what ``past`` rentals say of each one's start."""
     able = {provider.identity: provider.abilities for provider in providers}
