@@ -11,8 +11,8 @@ from torpor.control.alerts.delivery import (
     AGAIN_S,
     MOST_MESSAGES,
     Alert,
+    DeliveryPlan,
     Doubt,
-    Plan,
     Remembered,
     after,
     begun,
@@ -75,7 +75,7 @@ class Watcher:
                 self.memory[message.key] = left
         return accepted
 
-    def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> Plan:
+    def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> DeliveryPlan:
         return plan(alerts, [*self.memory.values()], self.blocks, doubt, now, **options)
 
 

@@ -134,7 +134,7 @@ class Doubt(msgspec.Struct, frozen=True):
         return self.known is not None and entry.workspace not in self.known
 
 
-class Plan(msgspec.Struct, frozen=True):
+class DeliveryPlan(msgspec.Struct, frozen=True):
     """``begun``: alerts to record before anything is sent. ``raised``: those whose event is due.
     ``forgotten``: alerts to delete at once, because their end is not sent."""
 
@@ -152,7 +152,7 @@ def plan(
     now_unix: float,
     *,
     mended: Collection[Key] = (),
-) -> Plan:
+) -> DeliveryPlan:
     """Which alerts to record, raise, send and forget.
 
     ``mended``: the failed runs that a later run has mended, and the lost machines whose rentals are
@@ -189,7 +189,7 @@ def plan(
             :MOST_MESSAGES
         ]
     ]
-    return Plan(new, raised, bounded, forgotten)
+    return DeliveryPlan(new, raised, bounded, forgotten)
 
 
 def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remembered | None:

@@ -22,7 +22,7 @@ from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.reports import Report, Row
 from torpor.control.smoke.ending import end
 from torpor.control.smoke.login import Door, Inside
-from torpor.control.smoke.plan import Plan
+from torpor.control.smoke.plan import SmokePlan
 from torpor.shared.errors import (
     CreateFailed,
     EndUnproven,
@@ -110,7 +110,7 @@ class Trial:
     def __init__(
         self,
         provider: Provider,
-        plan: Plan,
+        plan: SmokePlan,
         identity: asyncssh.SSHKey,
         door: Door,
         tell: Callable[[Rental], None],
