@@ -18,7 +18,7 @@ from torpor.control.jobs.records import Job, Stop
 from torpor.control.money.budgets import WARN_SHARE, BudgetStatus, budget_status, exhausted_unix
 from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
-from torpor.control.rental.search import Offers, Tried
+from torpor.control.rental.search import OfferOutcome, Offers
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
 from torpor.shared.errors import BudgetExceeded, TorporError
 from torpor.shared.values import MachineId
@@ -43,7 +43,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
             (why for one in found if (why := one.refusal(offer.bound_usd_h, count, for_s))), ""
         ) or _too_dear(opened, offer.bound_usd_h, count)
         if reason:
-            refused.append(Tried.of(offer, reason))
+            refused.append(OfferOutcome.of(offer, reason))
         else:
             fitting.append(offer)
     for one in found:

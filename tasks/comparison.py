@@ -18,7 +18,7 @@ from torpor.control.money.costs import read
 from torpor.control.money.storage import look
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rentals
-from torpor.control.rental.search import Tried, ask_for_offers
+from torpor.control.rental.search import OfferOutcome, ask_for_offers
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import TorporError
@@ -73,19 +73,19 @@ def ask_markets(
     """What all markets sell now. One that cannot be opened or asked stands in the answer with the
     reason. Rents nothing."""
     providers: dict[str, Provider] = {one.identity: one for one in opened.providers}
-    silent: list[Tried] = []
+    silent: list[OfferOutcome] = []
     for reference, one in opened.each() if everywhere else ():
         if isinstance(one, TorporError):
-            silent.append(Tried(reference, "", str(one)))
+            silent.append(OfferOutcome(reference, "", str(one)))
         else:
             providers.setdefault(one.identity, one)
     sold = []
     answers = ask_for_offers([*providers.values()], terms.want)
     for provider, answer in zip(providers.values(), answers, strict=True):
         if isinstance(answer, TorporError):
-            silent.append(Tried(provider.identity, "", str(answer)))
+            silent.append(OfferOutcome(provider.identity, "", str(answer)))
         elif not answer:
-            silent.append(Tried(provider.identity, "", "nothing on sale is like that"))
+            silent.append(OfferOutcome(provider.identity, "", "nothing on sale is like that"))
         else:
             sold.append((provider, answer))
     return compared(sold, silent, past, terms)

@@ -15,7 +15,7 @@ from torpor.control.compare.experience import RentalHistory
 from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
 from torpor.control.rental.prospects import matters
-from torpor.control.rental.search import Tried
+from torpor.control.rental.search import OfferOutcome
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot
 
@@ -60,7 +60,7 @@ def offers_everywhere(
     terms = choose_terms(opened, snapshot, hours, spot)
     past, unread = read_past(opened, terms)
     found = ask_markets(opened, terms, past, everywhere)
-    rejected = [Tried.of(choice.offer, choice.rejected) for choice in found.rejected]
+    rejected = [OfferOutcome.of(choice.offer, choice.rejected) for choice in found.rejected]
     report = OffersReport(
         opened.spec.name,
         terms.snapshot,

@@ -13,7 +13,7 @@ from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.canaries import Canary
 from torpor.control.rental.prospects import COUNTS, Prospect, checkpoint, matters, prospect
-from torpor.control.rental.search import Tried, billed_s, expected, refusal
+from torpor.control.rental.search import OfferOutcome, billed_s, expected, refusal
 from torpor.control.store_prices import StorePrice
 from torpor.shared.values import GIB, Want
 
@@ -144,12 +144,12 @@ class Compared(msgspec.Struct, frozen=True):
     terms: Terms
     fitting: list[Choice]
     rejected: list[Choice]
-    silent: list[Tried]
+    silent: list[OfferOutcome]
 
 
 def compared(
     sold: Iterable[tuple[Provider, Sequence[Offer]]],
-    silent: Sequence[Tried],
+    silent: Sequence[OfferOutcome],
     past: RentalHistory,
     terms: Terms,
 ) -> Compared:

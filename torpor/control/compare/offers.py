@@ -9,7 +9,7 @@ from typing import Final
 from torpor.control.compare.choices import Choice, Terms, choice_of
 from torpor.control.compare.experience import RentalHistory
 from torpor.control.providers.seam import Provider
-from torpor.control.rental.search import Offers, Tried
+from torpor.control.rental.search import OfferOutcome, Offers
 from torpor.control.reports import Row, WorkspaceReport, without
 from torpor.shared.values import MachineId
 
@@ -25,7 +25,7 @@ class OffersReport(WorkspaceReport, frozen=True):
 
     snapshot: str
     fitting: list[Choice]
-    refused: list[Tried]
+    refused: list[OfferOutcome]
     awake: list[MachineId]
     ranked: bool = False  # by whether frozen programs can go on
     hours: float = 0.0
