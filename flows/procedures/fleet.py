@@ -11,7 +11,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Final
 
-from flows.procedures.restore import arrival
+from flows.procedures.restore import restore_run_before_handover
 from tasks.autosave import start_autosave
 from tasks.branch import branch
 from tasks.machines import (
@@ -325,7 +325,7 @@ class Fleet:
         with open_session(self._opened, tenancy.machine) as session:
             restore = new_restore(self._opened, session, self._wanted)
             candidate.session, candidate.restore = session, restore
-            with arrival(restore, tenancy):
+            with restore_run_before_handover(restore, tenancy):
                 self._keep(candidate, restore.plan)
                 if restore.plan.complete:
                     self._hand_over(tenancy, session)

@@ -19,7 +19,12 @@ import msgspec
 
 from flows.procedures.deploy.server import Serving
 from flows.procedures.rented_machine import rented_machine
-from flows.procedures.restore import arrival, begun, restore_all, restore_parts
+from flows.procedures.restore import (
+    restore_all,
+    restore_parts,
+    restore_run,
+    restore_run_before_handover,
+)
 from flows.procedures.snapshot import take_snapshot
 from tasks.autosave import start_autosave
 from tasks.deploy import (
@@ -292,7 +297,7 @@ class Deployment:
             return
         look = new_restore(self._base, self._session, found)
         try:
-            with begun(look, resume=True):
+            with restore_run(look, resume=True):
                 pass
         except (InvalidInput, RestoreUnfinished) as error:
             raise InvalidInput(self._no_room(error, " Nothing was stopped.")) from error
@@ -365,7 +370,7 @@ class Deployment:
     ) -> None:
         restore = new_restore(self._opened, self._session, wanted)
         self._restoring.append(restore)
-        with self._measured("workspace"), arrival(restore, tenancy):
+        with self._measured("workspace"), restore_run_before_handover(restore, tenancy):
             self._environment_lined_up.wait()
             self._check_wanted()
             restore_all(
@@ -420,7 +425,7 @@ class Deployment:
         try:
             restore = new_restore(self._base, self._session, found)
             self._restoring.append(restore)
-            with self._measured("environment"), begun(restore, resume=True):
+            with self._measured("environment"), restore_run(restore, resume=True):
                 if not restore.plan.complete:
                     lined_up = self._environment_lined_up.set
                     restore_parts(restore, "deploy", when_submitted=lined_up)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from flows.procedures.restore import begun, restore_all
+from flows.procedures.restore import restore_all, restore_run
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.jobs import end_command, look_at_command, start_command
@@ -140,7 +140,7 @@ def _stores(agent: Hostile, store: MemoryStore) -> None:
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:
     remote = RemoteRestore(agent, store, WANTED, None, "run", parts=FEW)
-    with begun(remote):
+    with restore_run(remote):
         remote.serve("127.0.0.1", MIB)
         restore_all(remote, "near")
 
