@@ -11,7 +11,7 @@ from tasks.alert_delivery import Delivered, remember, tell
 from tasks.runner import runner
 from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
-from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, begun, lasting, rows
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, lasting, newly_seen, rows
 from torpor.control.alerts.runs import Schedule
 from torpor.control.idleness import OWN_WORK
 from torpor.control.money.exhaustion import BudgetsSeen
@@ -171,7 +171,7 @@ def people_hear_of(alarms: Alarms, told: Delivered | None, now_unix: float) -> l
         remembered = told.remembered if told else runner().alerts.remembered()
     except Exception as error:  # noqa: BLE001 - the server's client raises any
         runner().log.warning("since when alerts last is not known: %s", error)
-        return [begun(one, now_unix) for one in alarms.alerts]
+        return [newly_seen(one, now_unix) for one in alarms.alerts]
     return lasting(alarms.alerts, remembered, alarms.doubt, now_unix)
 
 
