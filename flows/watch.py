@@ -179,16 +179,16 @@ def watch(
         ),
         faults,
     )
-    told = None if dry_run else tell_of(alarms, notify, faults)
+    delivered = None if dry_run else tell_of(alarms, notify, faults)
     if not dry_run:
         sure = {name: of for name, of in named.items() if name not in doubtful}
         reconcile_abandoned(report.findings, sure, differences, faults)
-        left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
+        left = [act_on_left(one, named[one.workspace][0], delivered, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     if metrics:
-        write_metrics(report, people_hear_of(alarms, told, report.at_unix), metrics)
+        write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)

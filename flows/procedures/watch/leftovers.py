@@ -103,13 +103,13 @@ def _may_use(run: LiveRun, rental: Rental, names: Sequence[str]) -> bool:
 
 
 def act_on_left(
-    one: LeftMachine, block: str, told: Delivered | None, faults: list[Exception]
+    one: LeftMachine, block: str, delivered: Delivered | None, faults: list[Exception]
 ) -> LeftMachine:
     """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
     remembered."""
     now_unix = time.time()
     subject = f"{one.provider} {one.machine}"
-    since_unix = told.since_unix("machine left", subject) if told else None
+    since_unix = delivered.since_unix("machine left", subject) if delivered else None
     if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
         return one
     key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"
