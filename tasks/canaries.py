@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from tasks.runner import runner
 from tasks.workspace import StoredWorkspace
-from torpor.control.rental.canaries import Canaries, Canary, Flown
+from torpor.control.rental.canaries import Canary, CanaryRecords, CanaryResults
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import StoreError
 from torpor.shared.wire.job import Tried
 
 
-def read_canaries(opened: StoredWorkspace) -> Flown:
+def read_canaries(opened: StoredWorkspace) -> CanaryResults:
     """Read those of all accounts in the store; none where that fails, with a warning."""
     try:
-        return Canaries(opened.store).flown()
+        return CanaryRecords(opened.store).results()
     except StoreError as error:
         runner().log.warning("where processes went on is not known: %s", error)
-        return Flown()
+        return CanaryResults()
 
 
 def keep_canary(opened: StoredWorkspace, rental: Rental | None, told: Tried) -> None:
@@ -25,6 +25,8 @@ def keep_canary(opened: StoredWorkspace, rental: Rental | None, told: Tried) -> 
     if rental is None or (told.why_not and rental.state == "handed over"):
         return
     try:
-        Canaries(opened.store).keep(rental.provider, Canary.of(rental, told.why_not, told.host))
+        CanaryRecords(opened.store).keep(
+            rental.provider, Canary.of(rental, told.why_not, told.host)
+        )
     except StoreError as error:
         runner().log.warning("how the canary fared is not on record: %s", error)

@@ -25,7 +25,7 @@ from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.session import OPEN_S
-from torpor.control.rental.canaries import Flown
+from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.ending import GONE_S, end_machine
 from torpor.control.rental.look import Shown, look
 from torpor.control.rental.prospects import matters
@@ -301,8 +301,8 @@ def fitting_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
     check_volumes(opened.providers, opened.spec)
     want = opened.spec.want
-    flown = read_canaries(opened) if matters(want) else Flown()
-    found = find_offers(opened.providers, want, flown=flown)
+    canaries = read_canaries(opened) if matters(want) else CanaryResults()
+    found = find_offers(opened.providers, want, canaries=canaries)
     return within_budgets(opened, found, count)
 
 

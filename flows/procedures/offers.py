@@ -35,7 +35,7 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) ->
     terms = terms_of(opened, wanted, _HOURS, opened.spec.want.spot)
     offers = fitting_offers(opened, count)
     unread: Unread = {}
-    past = RentalHistory(read([opened.rentals], unread=unread), flown=read_canaries(opened))
+    past = RentalHistory(read([opened.rentals], unread=unread), canaries=read_canaries(opened))
     warn_of(unread)
     return OffersReport(
         name,

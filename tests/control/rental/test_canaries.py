@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.providers.local.provider import LocalProvider
-from torpor.control.rental.canaries import MOST_KINDS, Canaries, Canary, Flown
+from torpor.control.rental.canaries import MOST_KINDS, Canary, CanaryRecords, CanaryResults
 from torpor.control.rental.prospects import checkpoint, prospect
 from torpor.control.rental.records import Rental
 from torpor.shared.values import FrozenPrograms, Host, Label, Want, WorkspaceName
@@ -29,38 +29,38 @@ def test_the_newest_canary_of_each_kind_counts_whichever_workspace_flew_it(
 ) -> None:
     other = msgspec.structs.replace(RENTAL, region="EU")
     for rental, why_not in ((RENTAL, "no SYS_TIME"), (other, "a\nlie | \x1b[0m"), (RENTAL, "")):
-        Canaries(store).keep(rental.provider, Canary.of(rental, why_not, LAST))
-    Canaries(store).keep("another", Canary.of(RENTAL, "away", Host()))
-    flown = Canaries(store).flown()
-    found = flown.of(H100)
+        CanaryRecords(store).keep(rental.provider, Canary.of(rental, why_not, LAST))
+    CanaryRecords(store).keep("another", Canary.of(RENTAL, "away", Host()))
+    canaries = CanaryRecords(store).results()
+    found = canaries.of(H100)
     assert found is not None
     assert (found.why_not, found.host) == ("", LAST)
-    (lie,) = [one for one in [flown.of(msgspec.structs.replace(H100, region="EU"))] if one]
+    (lie,) = [one for one in [canaries.of(msgspec.structs.replace(H100, region="EU"))] if one]
     assert lie.why_not == "a lie | [0m"
-    assert flown.of(msgspec.structs.replace(H100, gpu_count=1)) is None
+    assert canaries.of(msgspec.structs.replace(H100, gpu_count=1)) is None
 
 
 def test_one_that_fails_on_another_architecture_says_nothing_of_this_one(
     store: MemoryStore,
 ) -> None:
-    books = Canaries(store)
-    books.keep(RENTAL.provider, Canary.of(RENTAL, "", LAST))
+    records = CanaryRecords(store)
+    records.keep(RENTAL.provider, Canary.of(RENTAL, "", LAST))
     arm = Host("6.8.0", architecture="aarch64")
-    books.keep(RENTAL.provider, Canary.of(RENTAL, "CRIU is not sent to aarch64", arm))
-    found = books.flown().of(H100)
+    records.keep(RENTAL.provider, Canary.of(RENTAL, "CRIU is not sent to aarch64", arm))
+    found = records.results().of(H100)
     assert found is not None
     assert found.why_not == ""
     there = msgspec.structs.replace(H100, architecture="aarch64")
-    assert prospect(there, LocalProvider.abilities, books.flown().of(there), Want()).barred
+    assert prospect(there, LocalProvider.abilities, records.results().of(there), Want()).barred
 
 
 def test_hostile_machines_cannot_make_the_record_too_large_to_read(store: MemoryStore) -> None:
     worst = Host(*['"' * 10_000] * 4)
     for count in range(MOST_KINDS + 1):
         rental = msgspec.structs.replace(RENTAL, gpu_count=count)
-        Canaries(store).keep(rental.provider, Canary.of(rental, '"' * 10_000, worst))
+        CanaryRecords(store).keep(rental.provider, Canary.of(rental, '"' * 10_000, worst))
     last = msgspec.structs.replace(H100, gpu_count=MOST_KINDS, architecture='"' * 300)
-    assert Canaries(store).flown().of(last) is not None
+    assert CanaryRecords(store).results().of(last) is not None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_failed_is_tried_again_after_a_week(days: int, why_not: str, counts
     old = msgspec.structs.replace(
         Canary.of(RENTAL, why_not, LAST), flown_unix=time.time() - days * DAY_S
     )
-    assert (Flown({H100.provider: [old]}).of(H100) is not None) == counts
+    assert (CanaryResults({H100.provider: [old]}).of(H100) is not None) == counts
 
 
 FROZEN = FrozenPrograms(

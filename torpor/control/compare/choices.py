@@ -155,7 +155,7 @@ def compared(
 ) -> Compared:
     """All offers under the terms."""
     found = [
-        choice_of(offer, provider.abilities, past.of(offer), terms, past.flown.of(offer))
+        choice_of(offer, provider.abilities, past.of(offer), terms, past.canaries.of(offer))
         for provider, offers in sold
         for offer in offers
     ]

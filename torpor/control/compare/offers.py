@@ -82,7 +82,7 @@ def offered(
     """The fitting offers in their order, with what ``past`` rentals say of each one's start."""
     able = {provider.identity: provider.abilities for provider in providers}
     return [
-        choice_of(offer, able[offer.provider], past.of(offer), terms, past.flown.of(offer))
+        choice_of(offer, able[offer.provider], past.of(offer), terms, past.canaries.of(offer))
         for offer in offers.fitting
     ]
 

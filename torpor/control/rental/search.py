@@ -12,7 +12,7 @@ import msgspec
 from torpor.control.providers.gpu_wishes import is_known, nearest, wishes_of
 from torpor.control.providers.offers import Offer, asked, misfit, preference
 from torpor.control.providers.seam import Abilities, Provider
-from torpor.control.rental.canaries import Flown
+from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.markets import ANSWER_S, ask_all
 from torpor.control.rental.prospects import COUNTS, Prospect, matters, prospect
 from torpor.control.reports import Row
@@ -78,10 +78,10 @@ def find_offers(
     providers: Sequence[Provider],
     want: Want,
     restored_bytes: int = 0,
-    flown: Flown = Flown(),  # noqa: B008 - it is never changed
+    canaries: CanaryResults = CanaryResults(),  # noqa: B008 - it is never changed
 ) -> Offers:
     """What all providers sell that fits, the GPUs that are preferred first; NoOffer, with the
-    reasons, if nothing does. InvalidInput where the wanted GPU is not understood. ``flown``:
+    reasons, if nothing does. InvalidInput where the wanted GPU is not understood. ``canaries``:
     where processes were frozen and went on, for the ranking of a wake that lets some go on."""
     fitting: list[tuple[int, Offer, Prospect]] = []
     refused: list[OfferOutcome] = []
@@ -91,7 +91,7 @@ def find_offers(
             refused.append(OfferOutcome(provider.identity, "", str(answer)))
             continue
         for offer in answer:
-            seen = prospect(offer, provider.abilities, flown.of(offer), want)
+            seen = prospect(offer, provider.abilities, canaries.of(offer), want)
             if reason := misfit(offer, want) or refusal(seen, want):
                 refused.append(OfferOutcome.of(offer, reason))
             else:
