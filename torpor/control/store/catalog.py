@@ -86,10 +86,14 @@ class _Table(_Shape, frozen=True):
     entries: list[_Entry]
 
 
+_STORED: Final[dict[str, type[msgspec.Struct]]] = {  # by the names that catalogs hold
+    "Receipt": Receipt,
+    "Said": ManifestSummary,
+    "Lineage": Lineage,
+    "_Entry": _Entry,
+}
 SHAPE: Final = [
-    f"{kind.__name__}.{field}"
-    for kind in (Receipt, ManifestSummary, Lineage, _Entry)
-    for field in kind.__struct_fields__
+    f"{name}.{field}" for name, kind in _STORED.items() for field in kind.__struct_fields__
 ]
 _SHAPES: Final = msgspec.msgpack.Decoder(_Shape)
 _TABLES: Final = msgspec.msgpack.Decoder(_Table)
