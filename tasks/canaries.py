@@ -1,4 +1,4 @@
-"""What canaries have shown of machines: kept after each flight, read before offers are ranked."""
+"""What canaries have shown of machines: kept after each of them, read before offers are ranked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def read_canaries(opened: StoredWorkspace) -> CanaryResults:
         return CanaryResults()
 
 
-def keep_canary(opened: StoredWorkspace, rental: Rental | None, told: Tried) -> None:
+def keep_canary(opened: StoredWorkspace, rental: Rental | None, answer: Tried) -> None:
     """What the machine of this rental has said; a warning where that cannot be stored. Nothing of a
     user's own machine, and no failure on one in use: what its user does there may be the cause."""
-    if rental is None or (told.why_not and rental.state == "handed over"):
+    if rental is None or (answer.why_not and rental.state == "handed over"):
         return
     try:
         CanaryRecords(opened.store).keep(
-            rental.provider, Canary.of(rental, told.why_not, told.host)
+            rental.provider, Canary.of(rental, answer.why_not, answer.host)
         )
     except StoreError as error:
         runner().log.warning("how the canary fared is not on record: %s", error)
