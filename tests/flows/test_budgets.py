@@ -212,7 +212,7 @@ def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Rentals, "open", away)
             with pytest.raises(StoreUnavailable), renting(opened) as held:
-                create_machine.function(held, offers)
+                create_machine(held, offers)
             (words,) = what_is_left(opened)
             assert "is not known: 503" in words
         assert Rentals.open is real

@@ -156,7 +156,7 @@ def _verifies(agent: Hostile, store: MemoryStore) -> None:
 
 def _follows(agent: Hostile, store: MemoryStore) -> None:
     request = StartJob("3f2a9c81d04e", 1, ["true"], "~/work", "~/work/log", [])
-    start_command.function(agent, request)
+    start_command(agent, request)
     state = look_at_command(agent, request.job, 0, 1 << 20).state
     moment(state.ended_unix or state.started_unix)
     end_command(agent, request.job)
