@@ -200,10 +200,12 @@ def start_command(session: Agent, request: StartJob) -> JobState:
     return session.call(request, request_id=_request(), within_s=within_s)
 
 
-@step("stop command")
-def stop_command(session: Agent, job: str) -> JobState:
+def end_command(session: Agent, job: str) -> JobState:
     """End the command and what it left in the background."""
     return session.call(StopJob(job, GRACE_S), request_id=_request(), within_s=STOP_S)
+
+
+stop_command = step("stop command")(end_command)
 
 
 def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> JobLook:
