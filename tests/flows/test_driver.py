@@ -522,7 +522,8 @@ def test_a_machine_that_has_lost_its_book_gets_another_one(
         for until_unix, count in ((0.0, 1), (0.0, 1), (2e9, 1)):
             saves.go_on(threads, hurry=False, until_unix=until_unix)
             assert len(handed) == count
-        monkeypatch.setattr(attempt, "SAVE_AGAIN_S", 0.0)
+        for pause in ("SAVE_AGAIN_S", "MOST_AGAIN_S"):
+            monkeypatch.setattr(attempt, pause, 0.0)
         for until_unix, count in ((2e9, 1), (0.0, 2)):
             saves.go_on(threads, hurry=False, until_unix=until_unix)
             assert len(handed) == count
