@@ -19,7 +19,13 @@ from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor.autosave import refuse_late
 from torpor.machine.supervisor.folder import AUTOSAVES, AutosaveFolder, Kept, autosave_folders
-from torpor.machine.supervisor.processes import OWN_MARK, kill, own_folders, own_processes
+from torpor.machine.supervisor.processes import (
+    HARD_S,
+    OWN_MARK,
+    kill,
+    own_folders,
+    own_processes,
+)
 from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy, from_wire
 from torpor.shared.values import WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import (
@@ -35,6 +41,8 @@ from torpor.shared.wire.request import Nothing, Request, parse_answer
 
 LEAVE_S: Final = 15.0
 """A process whose save was ended leaves within this time."""
+HANGS_S: Final = 60.0
+"""A process that does not answer for so long hangs."""
 _POLL_S: Final = 0.02
 _turn: Final = threading.Lock()
 """Held by whoever may start a process: who takes its lock to see whether it is free makes it look
@@ -108,7 +116,7 @@ def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
 
 def end_saves_for(job: str, call: Call) -> None:
     """The job was stopped, and its save command with it: no grants are left for it, and no process
-    takes a book that is still on its way. One that does not answer is ended."""
+    takes a book that is still on its way. One that hangs with them is ended."""
     there = {folder.path: folder for folder in autosave_folders(call.home)}
     for path in own_folders(call.home / AUTOSAVES):  # a command may have removed those
         there.setdefault(path, AutosaveFolder(call.home, WorkspaceName(path.name)))
@@ -119,7 +127,7 @@ def end_saves_for(job: str, call: Call) -> None:
 
 def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
     request = HearForAttempt(folder.workspace, job, 0, over=True)
-    give_up = time.monotonic() + LEAVE_S
+    give_up = time.monotonic() + HANGS_S
     while (lock := _vacant(folder)) is None:
         try:
             _ask(folder, call.request_id, request)
@@ -131,12 +139,17 @@ def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
             if folder.read().job == job:
                 end_save(call.home, folder.workspace)
             return
+        if folder.read().job not in ("", job):  # nothing of this job is there; empty: not yet known
+            return
         if time.monotonic() >= give_up:
+            if folder.read().job != job or time.monotonic() >= give_up + HARD_S:
+                return
             kill(own_processes(folder.path))
         time.sleep(_POLL_S)
     try:
         told = folder.read()
-        if told.job == job and not told.over:
+        if told.job == job:
+            end_save(call.home, folder.workspace)  # it outlives the process that began it
             folder.write(msgspec.structs.replace(told, over=True))
     finally:
         os.close(lock)
