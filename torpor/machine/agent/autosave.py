@@ -80,7 +80,8 @@ def give(
                     raise  # it may have used grants, and each is for one process
                 call.check()
                 if time.monotonic() >= give_up:
-                    raise MachineError(f"the process of {folder.path} is silent: {error}") from None
+                    lock = _dismissed(folder, call)
+                    break
             else:
                 return
             time.sleep(_POLL_S)
@@ -223,14 +224,17 @@ def _vacant(folder: AutosaveFolder) -> int | None:
 
 
 def _dismissed(folder: AutosaveFolder, call: Call) -> int:
-    """The lock of the folder, whose process has left."""
-    give_up = time.monotonic() + LEAVE_S
+    """The lock of the folder, whose process has left. One that has not answered is ended."""
+    give_up, hangs = time.monotonic() + LEAVE_S, True
     while (lock := _vacant(folder)) is None:
         with suppress(OSError, MachineError):
             _ask(folder, call.request_id, Bye())
+            hangs = False
         end_save(call.home, folder.workspace)
         call.check()
-        if time.monotonic() >= give_up:
+        if hangs and give_up <= time.monotonic() < give_up + HARD_S:
+            kill(own_processes(folder.path))
+        elif time.monotonic() >= give_up:
             raise WorkspaceBusy(
                 f"the process that saves workspace {folder.workspace} by itself does not leave: "
                 "wait until its save has ended, then run it again"
