@@ -28,6 +28,7 @@ GUIDE: Final = sorted((PROJECT / "docs" / "guide").rglob("*.md"))
 GUIDE_OF_MARKETS: Final = PROJECT / "docs" / "guide" / "markets"
 QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
 COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
+TROUBLE: Final = PROJECT / "docs" / "guide" / "troubleshooting.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
 RULES: Final = PROJECT / "docs" / "contributing" / "safety.md"
 PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
@@ -56,6 +57,25 @@ def test_the_safety_rules_name_tests_that_are_there() -> None:
         if f"def {name}(" not in _text(PROJECT / path)
     ]
     assert missing == []
+
+
+def test_the_messages_that_troubleshooting_explains_are_those_of_the_code() -> None:
+    product = [
+        _text(path)
+        for room in ("torpor", "tasks", "flows", "deployments", "torpor_cli")
+        for path in (PROJECT / room).rglob("*.py")
+    ]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(product))
+    blocks = re.findall(r"```\n(.*?)```", TROUBLE.read_text(), re.DOTALL)
+    messages = [one for one in blocks if not one.startswith(("torpor ", "timedatectl "))]
+    pieces = [
+        piece.strip(" .:;,()")
+        for one in messages
+        for piece in re.split(r"\.\.\.|\n|\([A-Z]\w+\)|\S*\d\S*|MYWORK", one)
+    ]
+    long = [piece for piece in pieces if len(piece) > 12]
+    assert len(messages) > 12 and len(long) > 20
+    assert [piece for piece in long if piece not in code] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
