@@ -20,10 +20,12 @@ from prefect.states import Completed, Running
 import blocks
 from blocks import Workspace
 from blocks.reference import saved_names
-from flows import hibernate, list_snapshots, pin
+from flows import pin
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
+from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     InvalidInput,
     RunCancelled,
@@ -32,7 +34,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
 )
 from torpor.shared.format.names import packs_prefix
-from torpor.shared.values import WorkspaceName
+from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor_cli.deletion import delete
 from torpor_cli.exit_codes import REFUSED, explained
 from torpor_cli.settings import edit
@@ -52,7 +54,12 @@ def _with_snapshots(world: World, count: int) -> None:
     home.mkdir()
     for number in range(count):
         (home / f"work-{number}").write_bytes(b"mine")
-        hibernate(NAME, destroy=number == count - 1)
+        hibernate_plainly(world.opened, destroy=number == count - 1)
+
+
+def _stored(world: World, workspace: str = NAME) -> list[SnapshotId]:
+    """Oldest first."""
+    return snapshot_ids(world.opened.store, WorkspaceName(workspace))
 
 
 def test_delete_refuses_while_a_machine_is_rented(asleep: World) -> None:
@@ -88,7 +95,7 @@ def test_delete_saves_the_block_again_where_something_began_meanwhile_or_nobody_
     after = Workspace.load(NAME)
     assert all(getattr(after, one) == getattr(before, one) for one in Workspace.model_fields)
     assert f"block workspace/{NAME} is there as it was" in capsys.readouterr().err
-    assert len(list_snapshots(NAME)) == 1
+    assert len(_stored(asleep)) == 1
     asleep.lose_machines()
 
 
@@ -143,7 +150,7 @@ def test_delete_does_nothing_where_somebody_has_changed_the_settings_before_the_
         delete(NAME, snapshots=True)
     assert Workspace.load(NAME).store == "to-delete-other"
     asleep.access.save_blocks(NAME)
-    assert len(list_snapshots(NAME)) == 1
+    assert len(_stored(asleep)) == 1
 
 
 def test_a_delete_that_is_the_second_one_brings_nothing_back(
@@ -173,10 +180,10 @@ def test_nothing_is_deleted_where_a_snapshot_is_pinned_before_the_answer(
     asleep: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_snapshots(asleep, 2)
-    newest = list_snapshots(NAME)[0].snapshot
+    newest = _stored(asleep)[-1]
 
     def pinned(_: str) -> str:
-        pin(NAME, newest, "the paper")
+        run_plainly(asleep.opened, pin, newest, "the paper")
         return NAME
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -184,8 +191,8 @@ def test_nothing_is_deleted_where_a_snapshot_is_pinned_before_the_answer(
     with pytest.raises(SnapshotKept, match=newest):
         delete(NAME, snapshots=True)
     assert NAME in saved_names(Workspace)
-    assert len(list_snapshots(NAME)) == 2
-    pin(NAME, newest, remove=True)
+    assert len(_stored(asleep)) == 2
+    run_plainly(asleep.opened, pin, newest, remove=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -213,7 +220,7 @@ def test_a_delete_whose_terminal_is_closed_saves_the_block_again(
         signal.signal(number, ours)
     assert NAME in saved_names(Workspace)
     assert "Some of its snapshots may be deleted" in capsys.readouterr().err
-    assert len(list_snapshots(NAME)) == 1
+    assert len(_stored(asleep)) == 1
 
 
 def test_delete_refuses_where_nobody_can_say_what_is_rented(asleep: World) -> None:
@@ -245,7 +252,7 @@ def test_delete_asks_and_keeps_the_snapshots(
         f"`torpor init {NAME} --store {NAME}` brings its snapshots back" in capsys.readouterr().out
     )
     asleep.access.save_blocks(NAME)
-    assert len(list_snapshots(NAME)) == 1
+    assert len(_stored(asleep)) == 1
 
 
 def test_delete_takes_the_snapshots_too_where_its_user_says_its_name(
@@ -256,7 +263,7 @@ def test_delete_takes_the_snapshots_too_where_its_user_says_its_name(
     monkeypatch.setattr("builtins.input", lambda asked: "y")
     with pytest.raises(RunCancelled):
         delete(NAME, snapshots=True)
-    assert len(list_snapshots(NAME)) == 2
+    assert len(_stored(asleep)) == 2
     monkeypatch.setattr("builtins.input", lambda asked: NAME)
     blocks.Workspace(name="beside", store=NAME).save("beside", overwrite=True)
     delete(NAME, snapshots=True)
@@ -267,7 +274,7 @@ def test_delete_takes_the_snapshots_too_where_its_user_says_its_name(
     assert packs and f"below workspaces/{NAME}/packs/" in said
     assert "torpor prune" not in said and "empty" not in said
     asleep.access.save_blocks(NAME)
-    assert list_snapshots(NAME) == []
+    assert _stored(asleep) == []
 
 
 def test_delete_names_what_is_stored_of_a_home_beside_the_workspace(
@@ -280,8 +287,8 @@ def test_delete_names_what_is_stored_of_a_home_beside_the_workspace(
     (sealed.home(machine) / "train.py").write_bytes(b"mine")
     sealed.workspace(machine).mkdir()
     (sealed.workspace(machine) / "work").write_bytes(b"mine")
-    hibernate(NAME)
-    assert len(list_snapshots(f"home--{NAME}")) == 1
+    hibernate_plainly(sealed.opened)
+    assert len(_stored(sealed, f"home--{NAME}")) == 1
     delete(NAME, yes=True)
     (row,) = [one for one in capsys.readouterr().out.splitlines() if f"home--{NAME}" in one]
     assert row.split() == ["snapshots", "of", f"home--{NAME}:", "1", "kept"]
@@ -289,7 +296,7 @@ def test_delete_names_what_is_stored_of_a_home_beside_the_workspace(
     delete(NAME, snapshots=True, yes=True)
     assert f"and workspaces/home--{NAME}/packs/" in capsys.readouterr().out
     access.save_blocks(NAME)
-    assert list_snapshots(NAME) == list_snapshots(f"home--{NAME}") == []
+    assert _stored(sealed) == _stored(sealed, f"home--{NAME}") == []
 
 
 def test_a_delete_that_is_stopped_is_finished_by_a_second_one(
@@ -309,10 +316,10 @@ def test_a_delete_that_is_stopped_is_finished_by_a_second_one(
             delete(NAME, snapshots=True, yes=True)
     assert [there for there, _ in began] == [False, False]  # no wake finds what is being deleted
     assert "is there as it was. Some of its snapshots may be deleted" in capsys.readouterr().err
-    assert len(list_snapshots(NAME)) == 1
+    assert len(_stored(asleep)) == 1
     delete(NAME, snapshots=True, yes=True)
     asleep.access.save_blocks(NAME)
-    assert list_snapshots(NAME) == []
+    assert _stored(asleep) == []
 
 
 def test_delete_refuses_a_block_that_it_could_not_save_again(asleep: World) -> None:
@@ -329,14 +336,12 @@ def test_delete_refuses_a_block_that_it_could_not_save_again(asleep: World) -> N
 def test_no_snapshot_goes_where_one_is_pinned_or_another_block_is_the_same_workspace(
     asleep: World,
 ) -> None:
-    from flows import pin
-
     _with_snapshots(asleep, 2)
-    oldest = list_snapshots(NAME)[-1].snapshot
-    pin(NAME, oldest, "the paper")
+    oldest = _stored(asleep)[0]
+    run_plainly(asleep.opened, pin, oldest, "the paper")
     with pytest.raises(SnapshotKept, match=f"nothing was deleted.*{oldest}"):
         delete(NAME, snapshots=True, yes=True)
-    pin(NAME, oldest, remove=True)
+    run_plainly(asleep.opened, pin, oldest, remove=True)
     same = Workspace.load(NAME)
     Workspace(**{name: getattr(same, name) for name in Workspace.model_fields}).save(
         "same", overwrite=True
@@ -344,7 +349,7 @@ def test_no_snapshot_goes_where_one_is_pinned_or_another_block_is_the_same_works
     with pytest.raises(InvalidInput, match="workspace/same is workspace"):
         delete(NAME, snapshots=True, yes=True)
     Workspace.delete("same")
-    assert len(list_snapshots(NAME)) == 2
+    assert len(_stored(asleep)) == 2
 
 
 def test_delete_refuses_under_a_budget_that_names_it(asleep: World) -> None:

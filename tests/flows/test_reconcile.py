@@ -23,8 +23,8 @@ from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wa
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.trees import differences, facts, fill
 from torpor.control.reconciliation import Kind, Reconciliation
+from torpor.control.rental.ending import end_machine
 from torpor.control.rental.records import Rental, Rentals
-from torpor.control.rental.renting import Renting
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     AgentLost,
@@ -244,7 +244,7 @@ def test_a_machine_that_cannot_be_ended_does_not_stop_the_others(
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderMarket, "destroy", stubborn)
-        patch.setattr(Renting.end, "__kwdefaults__", {"within_s": 0.2})
+        patch.setattr(end_machine, "__kwdefaults__", {"within_s": 0.2})
         with pytest.raises(ProviderError, match=f"{first.id}.*not proven after"):
             _reconcile(lab, end=[first.id, second.id])
     assert [machine.id for machine in lab.machines()] == [first.id]
