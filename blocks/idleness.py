@@ -88,15 +88,16 @@ class Idleness(Block):
         ),
     )
 
-    def rules(self, *, hibernate: bool) -> IdleRules:
-        """The rules as a plain value."""
+    def rules(self, *, hibernate: bool, sleep_minutes: int = 0) -> IdleRules:
+        """The rules as a plain value. ``sleep_minutes``: the time that a workspace names itself."""
         return IdleRules(
-            minutes=self.idle_minutes,
+            minutes=sleep_minutes or self.idle_minutes,
             gpu_percent=self.idle_gpu_percent,
             share=self.idle_share,
             cpu_percent=self.idle_cpu_percent,
             network_kib_s=self.idle_network_kib_s,
             disk_kib_s=self.idle_disk_kib_s,
             people=self.idle_people,
+            unused=sleep_minutes > 0,
             hibernate=hibernate,
         )

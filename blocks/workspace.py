@@ -240,6 +240,17 @@ class Workspace(Block):
         title="When idle",
         description="What the flow `watch` does with an idle machine of this workspace.",
     )
+    sleep_minutes: int = Field(
+        default=0,
+        ge=0,
+        le=240,
+        title="Sleep after (minutes)",
+        description=(
+            "How long a rented machine may be without work before `watch` hibernates it, 1 to 240, "
+            "whether anybody has worked on it or not. 0: as the idle rules below say, which keep a "
+            "machine on which nothing has run yet."
+        ),
+    )
     idle: OptionalReference = Field(
         default="",
         title="Idle rules",
@@ -316,7 +327,9 @@ class Workspace(Block):
             programs=list(self.programs),
             process=self.process,
             save_minutes=self.save_minutes,
-            idle=idleness.rules(hibernate=self.when_idle == "hibernate"),
+            idle=idleness.rules(
+                hibernate=self.when_idle == "hibernate", sleep_minutes=self.sleep_minutes
+            ),
             when_left=idleness.when_left,
         )
 

@@ -49,13 +49,15 @@ def choose(installation: Installation, idle: Idle) -> None:
     with get_client(sync_client=True) as client:
         watch = read_own(client, WATCH)
         parameters = {**watch.parameters, "only_report": idle == "report", "dry_run": False}
-        client.update_deployment(watch.id, DeploymentUpdate(parameters=parameters))
+        paused = watch.paused and idle == "off"
+        client.update_deployment(watch.id, DeploymentUpdate(parameters=parameters, paused=paused))
         for schedule in watch.schedules:
             own = {k: v for k, v in schedule.parameters.items() if k not in parameters}
             client.update_deployment_schedule(
                 watch.id, schedule.id, active=idle != "off", parameters=own
             )
-    _file(installation).write_text(f"{idle}\n")
+    if installation.folder.is_dir():  # else the server is another host's
+        _file(installation).write_text(f"{idle}\n")
 
 
 def ask() -> Idle:

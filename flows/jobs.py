@@ -25,8 +25,12 @@ def jobs(
         ended: How many ended jobs of each workspace to list, 0 to 200.
     """
     names = workspaces or runner().workspaces()
-    found, unread = read_all_jobs(names, ended)
+    found, unread, usd = read_all_jobs(names, ended)
     queued = [run for run in queued_jobs() if not workspaces or run.workspace in names]
     return JobList(
-        [job for job in found if not job.ended], queued, [job for job in found if job.ended], unread
+        [job for job in found if not job.ended],
+        queued,
+        [job for job in found if job.ended],
+        unread,
+        usd,
     )

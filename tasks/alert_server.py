@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -30,6 +30,25 @@ class ComingRun(msgspec.Struct, frozen=True):
 
     def words(self) -> str:
         return f"{self.flow} {moment(self.at_unix)}"
+
+
+class Sleeping(msgspec.Struct, frozen=True):
+    """What the schedule of `watch` does with idle machines. ``off``: why it hibernates none.
+    ``only``: the blocks that it looks at; empty for all. ``at_unix``: by machine and provider, when
+    the last look expects it to have been idle for long enough."""
+
+    off: str = ""
+    only: tuple[str, ...] = ()
+    at_unix: dict[str, float] = {}
+
+    def never(self, block: str) -> str:
+        """Why it hibernates no idle machine of the workspace of this block; empty if it does."""
+        if self.off or not self.only or block in self.only:
+            return self.off
+        return f"watch looks at other workspaces only: {', '.join(self.only)}"
+
+
+NO_WATCH: Final = Sleeping("the schedule of watch is off")
 
 
 class AlertServer(Protocol):
@@ -63,6 +82,9 @@ class AlertServer(Protocol):
     def coming(self) -> list[ComingRun]:
         """The next run of each deployment whose schedule is on, for each workspace."""
 
+    def sleeping(self) -> Sleeping:
+        """What becomes of idle machines."""
+
 
 class NobodyListens:
     """For runs without a server: nothing is told and nothing remembered."""
@@ -93,3 +115,6 @@ class NobodyListens:
 
     def coming(self) -> list[ComingRun]:
         return []
+
+    def sleeping(self) -> Sleeping:
+        return NO_WATCH

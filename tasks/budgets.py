@@ -20,13 +20,15 @@ from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, res
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import OfferOutcome, Offers
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
-from torpor.shared.errors import BudgetExceeded, TorporError
+from torpor.shared.errors import BudgetExceeded, RecordRefused, TorporError
 from torpor.shared.values import MachineId
 
 
 def budget_statuses(opened: OpenWorkspace) -> list[BudgetStatus]:
-    """How each budget of the workspace stands now. An error if a budget's records cannot be read:
-    unknown is not unspent."""
+    """How each budget of the workspace stands now; none of them counts for a job that may go past
+    them. An error if a budget's records cannot be read: unknown is not unspent."""
+    if opened.past_budgets:
+        return []
     now_unix = time.time()
     mine = [one for one in opened.budgets() if one.budget.covers(opened.spec.name, opened.project)]
     return [one.status(now_unix) for one in mine]
@@ -67,7 +69,7 @@ def _too_dear(opened: OpenWorkspace, usd_h: float, count: int) -> str:
     if usd_h * count <= most:
         return ""
     each = f"{count} at {usd_h:.4g} $/h each cost" if count > 1 else f"it costs {usd_h:.4g} $/h"
-    return f"{each}; what is left of the job's money pays for {most:.4g} $/h: raise its `budget`"
+    return f"{each}; what is left of the job's money pays for {most:.4g} $/h: raise that limit"
 
 
 def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:
@@ -140,15 +142,33 @@ estimate_hibernation = step("estimate its hibernation", retries=ONCE)(newest_sto
 
 
 @step("stop its jobs", retries=ONCE)
-def stop_jobs(opened: OpenWorkspace, machine: MachineId, why: str) -> list[str]:
-    """Ask the runs that drive jobs on this machine to stop them; returns the jobs. A request that
-    was made before, such as a user's, stays."""
+def stop_jobs(opened: OpenWorkspace, machine: MachineId, why: str) -> tuple[list[str], list[str]]:
+    """Ask the runs that drive jobs on this machine to stop them; returns these jobs, and those that
+    go on because a person lets them go past the budgets. A request that was made before, such as
+    a user's, stays."""
     jobs = opened.jobs
-    found = [one for one in jobs.open() if _is_on(one, machine)]
-    for one in found:
+    stopped, past = list[str](), list[str]()
+    for one in jobs.open():
+        if not _is_on(one, machine):
+            continue
+        if one.past_budgets or _may_go_past(opened, one):
+            past.append(one.id)
+            continue
         stop = Stop("over budget", "hibernate", why, time.time())
         jobs.ask_stop(one.id, stop, unless_asked=True)
-    return [one.id for one in found]
+        stopped.append(one.id)
+    return stopped, past
+
+
+def _may_go_past(opened: OpenWorkspace, job: Job) -> bool:
+    """Whether a person has just let the job go past the budgets; no record that cannot be believed
+    says so."""
+    try:
+        approval = opened.jobs.approved(job.id)
+    except RecordRefused as error:
+        runner().log.warning("whether job %s may go past a budget: %s", job.id, error)
+        return False
+    return approval is not None and approval.past_budgets
 
 
 def _is_on(job: Job, machine: MachineId) -> bool:

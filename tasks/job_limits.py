@@ -8,36 +8,47 @@ import time
 import msgspec
 
 from tasks.budgets import newest_stored_bytes
-from tasks.jobs import nodes_of
+from tasks.jobs import rentals_of
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.policy import Spent, why_over
-from torpor.control.jobs.records import Job, Stop
-from torpor.control.money.costs import costs, dollars, price, read
+from torpor.control.jobs.records import Approval, Job, Stop
+from torpor.control.money.costs import costs, dollars, price
 from torpor.control.money.exhaustion import hibernation_s, reserve_s
+from torpor.control.rental.ending import billed
 from torpor.control.rental.records import Rental
 from torpor.control.zones import zone_named
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import SnapshotId
 
 
-def spent_by(opened: OpenWorkspace, job: Job, now_unix: float) -> Spent:
-    """What its rentals have cost, and those of others since its first attempt there."""
-    began = {one.rental: one.began_unix for one in reversed(job.attempts)}
-    ledgers = [opened.rentals] + [nodes_of(opened).rentals] * (job.nodes > 1)
-    mine: list[Rental] = []
-    for one in read(ledgers, job.created_unix):
-        if one.job == job.id:
-            mine.append(one)
-        elif one.label.rental in began:
-            since = max(one.created_unix, began[one.label.rental])
-            mine.append(msgspec.structs.replace(one, created_unix=since, queued_unix=None))
+def spent_by(opened: OpenWorkspace, job: Job, now_unix: float, *, asks: bool = False) -> Spent:
+    """What its rentals have cost at most, and those of others since its first attempt there.
+    ``asks``: ask the markets whose spot prices change while a machine runs what the hours until now
+    have cost; else they count at the most that they may have."""
+    mine = rentals_of(opened, job)
     there = [one for one in mine if one.state != "ended"]
+    usd_h = float(sum(price(one.bound_usd_h) or 0 for one in there))
+    if asks:
+        mine = [
+            _until_now(opened, one, now_unix) if one.job == job.id and one.state != "ended" else one
+            for one in mine
+        ]
     return Spent(
         float(dollars(sum(cost.high for cost in costs(mine, now_unix, zone_named("UTC"))))),
-        float(sum(price(one.bound_usd_h) or 0 for one in there)),
+        usd_h,
         next((one.machine for one in mine if one.machine and not price(one.price_usd_h)), ""),
     )
+
+
+def _until_now(opened: OpenWorkspace, rental: Rental, now_unix: float) -> Rental:
+    """The record, at the mean price of its hours until now; as it is where nobody can say."""
+    try:
+        provider = opened.markets.of(rental.provider)
+        return msgspec.structs.replace(rental, **billed(provider, rental, now_unix))
+    except TorporError as error:
+        runner().log.warning("what rental %s costs is not known: %s", rental.label.rental, error)
+        return rental
 
 
 class Limits:
@@ -56,6 +67,9 @@ class Limits:
             if job.most_usd:
                 spent, kept_s = spent_by(self._opened, job, now_unix), self._kept(job)
             why = why_over(job, spent, kept_s, now_unix)
+            if why and job.most_usd:  # at the most that a changing price may have cost
+                spent = spent_by(self._opened, job, now_unix, asks=True)
+                why = why_over(job, spent, kept_s, now_unix)
             if why:
                 stop = Stop("over budget", "hibernate", why, now_unix)
                 self._opened.jobs.ask_stop(job.id, stop, unless_asked=True)
@@ -80,3 +94,26 @@ def most_usd_h(opened: OpenWorkspace, job: Job) -> float | None:
 def paid_usd_h(opened: OpenWorkspace, left_usd: float) -> float:
     """What machines may cost an hour for which so much money is left."""
     return max(0.0, left_usd) * 3600 / reserve_s(newest_stored_bytes(opened))
+
+
+def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
+    """Let the job use more than it was submitted with; returns it as it then is. InvalidInput where
+    it is over, or about to be stopped: then nobody reads the approval any more."""
+    then = msgspec.structs.replace(job, **approval.changes(job))
+    if then.past_budgets and not then.most_usd:
+        raise InvalidInput(
+            f"job {job.id} has no limit of money of its own, and nothing would end it: give it one"
+        )
+    opened.jobs.approve(job.id, approval)
+    now = opened.jobs.of(job.id)
+    if now is None or now.ended:
+        opened.jobs.withdraw_approval(job.id)
+        raise InvalidInput(f"job {job.id} is {'gone' if now is None else now.outcome}")
+    stop = opened.jobs.stop_asked(job.id)
+    if stop is not None or now.state == "hibernating":
+        why = stop.why if stop is not None else now.state
+        raise InvalidInput(
+            f"job {job.id} is being stopped already ({why}): its work is stored. Run it again with "
+            "a higher limit to go on from there"
+        )
+    return then

@@ -36,11 +36,12 @@ _MOST_CHARS = 256 * 1024
 
 class JobsOf(msgspec.Struct, frozen=True):
     """The jobs of one workspace, oldest first. ``unread``: which records cannot be believed, and
-    why; empty where all can."""
+    why; empty where all can. ``usd``: what those with a limit of money have cost at most."""
 
     open: list[Job]
     ended: list[Job]
     unread: str
+    usd: dict[str, float]
 
 
 @step("read jobs")
@@ -48,14 +49,20 @@ def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
     """The workspace's open jobs, and those that ended last."""
     unread: Unread = {}
     jobs = opened.jobs.open(unread), opened.jobs.ended(most_ended, unread)
-    return JobsOf(*jobs, named(unread))
+    limited = [job for of in jobs for job in of if job.most_usd]
+    spent = {job.id: cost_of(opened, job).usd for job in limited}
+    known = {job: usd for job, usd in spent.items() if usd is not None}
+    return JobsOf(*jobs, named(unread), known)
 
 
-def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], dict[str, str]]:
-    """The jobs of the workspaces of these blocks, oldest first, and why others, or some of a
-    workspace's, could not be read."""
+def read_all_jobs(
+    blocks: Sequence[str], most_ended: int
+) -> tuple[list[Job], dict[str, str], dict[str, float]]:
+    """The jobs of the workspaces of these blocks, oldest first, why others, or some of a
+    workspace's, could not be read, and what those with a limit of money have cost."""
     found: dict[str, Job] = {}
     unread: dict[str, str] = {}
+    usd: dict[str, float] = {}
     reads = {}
     for block in blocks:
         try:
@@ -69,10 +76,11 @@ def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], di
             unread[block] = str(error)
         else:  # several blocks may be for one workspace
             found |= {job.id: job for job in (*read_here.open, *read_here.ended)}
+            usd |= read_here.usd
             if read_here.unread:
                 unread[block] = read_here.unread
     jobs = sorted(found.values(), key=lambda job: (job.ended_unix or job.created_unix, job.id))
-    return jobs, unread
+    return jobs, unread, usd
 
 
 def job_of(run: JobRun) -> str:

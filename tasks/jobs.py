@@ -20,8 +20,9 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.records import Job, job_id, new_job_id
+from torpor.control.jobs.report import JobCost
 from torpor.control.money.budgets import between
-from torpor.control.money.costs import costs, read
+from torpor.control.money.costs import Cost, charge, costs, dollars, read, until
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.rental.records import Rental
 from torpor.control.reports import without
@@ -260,29 +261,56 @@ def check_not_frozen(opened: OpenWorkspace, machine: Machine) -> None:
             )
 
 
-def cost_of(opened: OpenWorkspace, job: Job) -> str:
-    """What the machines of a job have cost, in words."""
-    names = {one.rental for one in job.attempts}
-    if not names:
-        return "no machine was rented"
+def rentals_of(opened: OpenWorkspace, job: Job, unread: Unread | None = None) -> list[Rental]:
+    """What was rented for the job, and the machines of others from its first attempt there; after
+    the job has ended, up to its end. ``unread``: as in Records.read_each."""
+    began = {one.rental: one.began_unix for one in reversed(job.attempts)}
+    ledgers = [opened.rentals] + [nodes_of(opened).rentals] * (job.nodes > 1)
+    mine: list[Rental] = []
+    for one in read(ledgers, job.created_unix, unread):
+        if one.job != job.id and one.label.rental in began:
+            since = max(one.created_unix, began[one.label.rental])
+            mine.append(msgspec.structs.replace(one, created_unix=since, queued_unix=None))
+        elif one.job == job.id:
+            mine.append(one)
+    return [until(one, job.ended_unix) for one in mine]
+
+
+def cost_of(opened: OpenWorkspace, job: Job) -> JobCost:
+    """What the machines of a job have cost; with the reason where that is not known."""
     unread = Unread()
     try:
-        mine = [
-            one
-            for one in read([opened.rentals], job.created_unix, unread)
-            if one.label.rental in names
-        ]
-        if job.nodes > 1:
-            others = read([nodes_of(opened).rentals], job.created_unix, unread)
-            mine += [one for one in others if one.job == job.id]
+        mine = rentals_of(opened, job, unread)
     except TorporError as error:  # the job is over; its bill can be read later
-        return f"not known: {error}"
-    each = costs(mine, time.time(), zone_named("UTC"))
-    words = between(sum(one.low for one in each), sum(one.high for one in each))
+        return JobCost(f"not known: {error}")
+    if not mine and not unread:
+        return JobCost("no machine was rented")
+    now_unix = job.ended_unix or time.time()
+    each = costs(mine, now_unix, zone_named("UTC"))
+    high = sum(one.high for one in each)
+    words = between(sum(one.low for one in each), high)
     unknown = sum(not one.price_usd_h for one in mine)
     machines = "1 machine" if unknown == 1 else f"{unknown} machines"
     words += f", with {machines} of unknown price" if unknown else ""
-    return words + without(unread) + "".join(f"; {why}" for why in unread.values())
+    words += without(unread) + "".join(f"; {why}" for why in unread.values())
+    return JobCost(words, None if unread else float(dollars(high)), _saved(mine, each))
+
+
+def _saved(mine: Sequence[Rental], each: Sequence[Cost]) -> str:
+    """What its spot machines cost less than the same ones on demand; empty without any."""
+    spot = [one for one in mine if one.spot]
+    if not spot:
+        return ""
+    if not all(one.on_demand_usd_h and one.price_usd_h for one in spot):
+        return "not known: a market does not state its price on demand"
+    counted = [one for one in each if one.rental.spot]
+    paid = sum(one.high for one in counted)
+    whole = sum(charge(one.rental.on_demand_usd_h, one.high_us) for one in counted)
+    share = 100 * (whole - paid) / whole if whole else 0.0
+    return (
+        f"{float(dollars(whole - paid)):.2f} $ of {float(dollars(whole)):.2f} $ ({share:.0f} %), "
+        "for the same hours on demand"
+    )
 
 
 def machines_of(opened: OpenWorkspace, job: Job) -> str:

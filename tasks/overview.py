@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from tasks.alert_server import AlertServer, ComingRun
+from tasks.alert_server import AlertServer, ComingRun, Sleeping
 from tasks.jobs import nodes_of
 from tasks.machines import renting
 from tasks.runner import runner
@@ -34,9 +34,24 @@ _AT_ONCE: Final = 16
 
 def look_at_all(blocks: Sequence[str], server: AlertServer) -> Overviews:
     """The workspaces of these blocks, in the order of their names. All markets are asked."""
-    opened, closed = open_all(sorted(blocks))
+    return look_at_opened(*open_all(sorted(blocks)), server, live_machines)
+
+
+def live_machines(opened: OpenWorkspace) -> RentedMachines:
+    """The machines of the workspace, as their providers show them now."""
+    return renting(opened).machines({})
+
+
+def look_at_opened(
+    opened: Mapping[str, OpenWorkspace],
+    closed: Mapping[str, TorporError],
+    server: AlertServer,
+    machines: Callable[[OpenWorkspace], RentedMachines],
+) -> Overviews:
+    """The same of workspaces that are opened, and of those that cannot be."""
     coming = server.coming()
-    found = overview(opened, lambda one: renting(one).machines({}), coming)
+    sleeping = server.sleeping()
+    found = overview(opened, machines, coming, sleeping)
     lost = [Overview(block=name, trouble=str(error)) for name, error in closed.items()]
     every = sorted([*found, *lost], key=lambda one: one.block)
     return Overviews(every, _watching(coming))
@@ -49,10 +64,12 @@ def show_overview(
     month's cost is read for those that are awake: a look comes every few minutes."""
     try:
         coming: list[ComingRun] | None = runner().alerts.coming()
+        sleeping: Sleeping | None = runner().alerts.sleeping()
     except Exception as error:  # noqa: BLE001 - the machines are shown without the server's schedules
         runner().log.warning("schedules cannot be read: %s", error)
-        coming = None
-    seen = Overviews(overview(opened, machines, coming or [], asleep_too=False), _watching(coming))
+        coming = sleeping = None
+    found = overview(opened, machines, coming or [], sleeping, asleep_too=False)
+    seen = Overviews(found, _watching(coming))
     title = f"{seen.title()}. Seen at {moment(time.time())}"
     runner().table(key="workspaces", rows=seen.rows(), description=title)
     return seen
@@ -62,11 +79,13 @@ def overview(
     opened: Mapping[str, OpenWorkspace],
     machines: Callable[[OpenWorkspace], RentedMachines],
     coming: Sequence[ComingRun],
+    sleeping: Sleeping | None = None,
     *,
     asleep_too: bool = True,
 ) -> list[Overview]:
-    """Each workspace by its block; all are looked at at once. ``asleep_too``: read the month's cost
-    of those that are asleep, too."""
+    """Each workspace by its block; all are looked at at once. ``sleeping``: what becomes of idle
+    machines, where that is known. ``asleep_too``: read the month's cost of those that are asleep,
+    too."""
     context = copy_context()
 
     def look(block: str) -> Overview:
@@ -76,7 +95,9 @@ def overview(
             seen = Overview(block=block, trouble=f"it cannot be looked at: {error}")
         runs = [one for one in coming if one.flow != "watch" and one.workspace in (block, ALL)]
         first = min(runs, key=lambda one: one.at_unix, default=None)
-        return msgspec.structs.replace(seen, coming=first.words() if first else "")
+        words = first.words() if first else ""
+        sleeps = _sleeps(block, opened[block], seen, sleeping) if seen.machines else ""
+        return msgspec.structs.replace(seen, coming=words, sleeps=sleeps)
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="overview") as threads:
         return [*threads.map(look, opened)]
@@ -133,6 +154,17 @@ def _look_at(
         machines=[f"{machine.id} at {machine.provider}" for machine, _ in there] + seen.machines,
         usd_h=sum(machine.price_usd_h for machine, _ in there) + seen.usd_h,
     )
+
+
+def _sleeps(block: str, opened: OpenWorkspace, seen: Overview, sleeping: Sleeping | None) -> str:
+    """When `watch` hibernates its machines, in words; empty where nobody knows."""
+    if sleeping is None:
+        return ""
+    if sleeping.never(block) or not opened.spec.idle.hibernate:
+        return "never"
+    last_unix = max(sleeping.at_unix.get(machine, 0.0) for machine in seen.machines)
+    at = f", {moment(last_unix).split()[1]} UTC" if last_unix > time.time() else ""
+    return f"{opened.spec.idle.minutes:g} min idle{at}"
 
 
 def _watching(coming: Sequence[ComingRun] | None) -> str:

@@ -15,6 +15,8 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
+    ArtifactCollectionFilter,
+    ArtifactCollectionFilterKey,
     DeploymentFilter,
     DeploymentFilterTags,
     FlowFilter,
@@ -35,10 +37,13 @@ from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from tasks.alert_server import ComingRun, LiveRun
+from tasks.alert_server import NO_WATCH, ComingRun, LiveRun, Sleeping
 from tasks.block_names import BlockNames
+from tasks.own_deployments import is_own
 from torpor.control.alerts.delivery import Remembered, without_secrets
 from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
+from torpor.control.reports import read_moment
+from torpor.control.watch_report import EXPECTED, RUNS_ON
 from torpor.shared.errors import InvalidInput, NotDelivered
 from torpor.shared.values import learned
 
@@ -50,6 +55,8 @@ _PAGE: Final = 200  # the most that the API answers at once
 _MOST_FAILED: Final = 2000  # a watch that fails each two minutes makes 780 in the time looked at
 _MOST_WORDS: Final = 500  # characters of a log's last errors
 _FEW: Final = 20  # later runs of a deployment in which one of the same workspace is looked for
+_WATCH: Final = "watch"
+_WATCHES: Final = "flows/watch.py:watch"
 _WORKING: Final = ("wake", "replicate", "create", "deploy", "job")
 _ALIVE: Final = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
@@ -230,6 +237,37 @@ class PrefectAlerts:
                 found += first.values()
         return found
 
+    def sleeping(self) -> Sleeping:
+        with get_client(sync_client=True) as client:
+            found = client.read_deployments(
+                flow_filter=FlowFilter(name=FlowFilterName(any_=[_WATCH])), limit=_PAGE
+            )
+            runs = [
+                {**one.parameters, **schedule.parameters}
+                for one in found
+                if not one.paused and is_own(one, _WATCHES)
+                for schedule in one.schedules
+                if schedule.active
+            ]
+            acting = [one for one in runs if not (one.get("dry_run", True) or _reports(one))]
+            if not acting:
+                only_report = any(map(_reports, runs))
+                why = "watch only reports idle machines" if only_report else NO_WATCH.off
+                return Sleeping(why)
+            only = [tuple(one.get("workspaces") or ()) for one in acting]
+            tables = client.read_latest_artifacts(
+                artifact_filter=ArtifactCollectionFilter(
+                    key=ArtifactCollectionFilterKey(any_=[_WATCH])
+                ),
+                limit=1,
+            )
+        at_unix = {}
+        for row in json.loads(str(tables[0].data)) if tables else ():
+            if expected := row.get(EXPECTED):
+                at_unix[row[RUNS_ON]] = read_moment(expected)
+        looks_at = () if () in only else tuple(name for names in only for name in names)
+        return Sleeping("", looks_at, at_unix)
+
 
 class _Names:
     """The names of what runs refer to by ids."""
@@ -261,6 +299,10 @@ class _Names:
         if isinstance(found, Mapping):
             found = found.get("name")
         return "" if found is None else str(found)
+
+
+def _reports(parameters: Mapping[str, Any]) -> bool:
+    return bool(parameters.get("only_report"))
 
 
 def _failed(run: FlowRun, seen: _Names) -> FailedRun:

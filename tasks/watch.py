@@ -23,7 +23,7 @@ from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.alerts.delivery import Alert
 from torpor.control.alerts.watch import of_lost
-from torpor.control.idleness import OWN_WORK, Verdict, judge
+from torpor.control.idleness import OWN_WORK, Verdict, idle_in_s, judge
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding
@@ -209,10 +209,12 @@ def renew_deadline(opened: OpenWorkspace, machine: Machine) -> None:
 
 
 class MachineLook(NamedTuple):
-    """``saves``: what the machine says of its own saves."""
+    """``saves``: what the machine says of its own saves. ``idle_unix``: when it will have been idle
+    for long enough if nobody uses it any more; None where nobody can say."""
 
     verdict: Verdict
     saves: Saves = NO_SAVES
+    idle_unix: float | None = None
 
 
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)
@@ -227,9 +229,13 @@ def look_at(
             over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
             over.start()
             try:
-                verdict = _judged(opened, _read(opened, session), rental)
+                activity = _read(opened, session)
+                verdict = _judged(opened, activity, rental)
+                left_s = idle_in_s(activity, opened.spec.idle, _gpus(rental))
                 return MachineLook(
-                    verdict, renew_autosave(saves, session, machine) if saves else NO_SAVES
+                    verdict,
+                    renew_autosave(saves, session, machine) if saves else NO_SAVES,
+                    None if left_s is None else time.time() + left_s,
                 )
             finally:
                 over.cancel()
@@ -348,5 +354,8 @@ def _read(opened: OpenWorkspace, session: Agent) -> Activity:
 def _judged(
     opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
 ) -> Verdict:
-    gpus = rental.gpu_count if rental is not None and rental.gpu else 0
-    return judge(activity, opened.spec.idle, gpus, since_s=since_s)
+    return judge(activity, opened.spec.idle, _gpus(rental), since_s=since_s)
+
+
+def _gpus(rental: Rental | None) -> int:
+    return rental.gpu_count if rental is not None and rental.gpu else 0

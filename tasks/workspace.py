@@ -114,6 +114,8 @@ class OpenWorkspace(StoredWorkspace):
     """Its machines that lack the newest save of that job: another one is rented beside them."""
     most_usd_h: float | None = None
     """What all that is rented at once may cost: the money of its job pays for no more."""
+    past_budgets: bool = False
+    """Whether a person lets that job rent where the budgets of the workspace are spent."""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)

@@ -28,6 +28,7 @@ from torpor_cli import (
     smoke,
     snapshots,
     status,
+    top,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
@@ -54,6 +55,7 @@ HERE: Final = Group("This installation", sort_key=4)
 COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
     MACHINES: (
         status.status,
+        top.top,
         machines.offers,
         machines.create,
         adoption.adopt,

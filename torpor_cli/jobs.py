@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, Token, convert
 from cyclopts.validators import Number
 
 from deployments.terminal import say
-from torpor.shared.errors import InvalidInput, NoOffer
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
 from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Options, run
 from torpor_cli.output import shown_progress
-from torpor_cli.question import ask_to_rent
+from torpor_cli.question import agrees, ask_to_rent
 from torpor_cli.server import connected
 
 job = App(
@@ -25,6 +28,18 @@ job = App(
 )
 Flag = Annotated[bool, Parameter(negative=())]
 Several = Annotated[list[str] | None, Parameter(negative=())]
+
+
+def _time(type_: Any, tokens: Sequence[Token]) -> Any:
+    """A number without a unit is hours."""
+    (token,) = tokens
+    with suppress(ValueError, OverflowError):
+        return timedelta(hours=float(token.value))
+    return convert(type_, tokens)
+
+
+Hours = Annotated[timedelta | None, Parameter(name=("--max-hours", "--timeout"), converter=_time)]
+Usd = Annotated[float | None, Parameter(name=("--max-usd", "--budget"))]
 
 
 @job.command(name="run")
@@ -43,8 +58,8 @@ def run_(
     nodes: int = 1,
     gpu: str = "",
     image: str = "",
-    timeout: timedelta | None = None,
-    budget: float | None = None,
+    max_hours: Hours = None,
+    max_usd: Usd = None,
     queue: Literal["critical", "high", "normal", "low"] = "normal",
     yes: Flag = False,
     options: Options | None = None,
@@ -71,15 +86,12 @@ def run_(
         nodes: On how many machines the command runs at the same time.
         gpu: The GPUs to rent, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+.
         image: The image of the machines to rent.
-        timeout: How long the command may run, such as 2h or 90m, in all attempts together.
-        budget: What the job may cost, in USD. It ends in time to store its work.
+        max_hours: How long the command may run, such as 5, 2h or 90m, in all attempts together.
+        max_usd: What the job may cost, in USD. It ends in time to store its work.
         queue: The queue that a detached job waits in.
         yes: Do not ask.
     """
-    hours = timeout.total_seconds() / 3600 if timeout is not None else 0.0
-    usd = budget or 0.0
-    if (timeout is not None and hours <= 0) or (budget is not None and not usd > 0):
-        raise InvalidInput("--timeout is a time such as 2h, --budget dollars: more than nothing")
+    hours, usd = _limits(max_hours, max_usd)
     if not yes:
         change = WantChange(gpu, [], spot, image)
         _ask(workspace, nodes, usd, change, wide=options is not None and options.wide)
@@ -106,6 +118,16 @@ def run_(
         most_hours=hours,
         most_usd=usd,
     )
+
+
+def _limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, float]:
+    hours = 0.0 if max_hours is None else max_hours.total_seconds() / 3600
+    usd = max_usd or 0.0
+    if (max_hours is not None and hours <= 0) or (max_usd is not None and not usd > 0):
+        raise InvalidInput(
+            "--max-hours is a time such as 5 or 90m, --max-usd dollars: more than nothing"
+        )
+    return hours, usd
 
 
 def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> None:
@@ -209,6 +231,61 @@ def log(
             follower.flush()
             if follower.read_enough:
                 break
+
+
+@job.command
+def approve(
+    workspace: str,
+    job: str = "",
+    *,
+    max_hours: Hours = None,
+    max_usd: Usd = None,
+    past_budgets: Flag = False,
+    yes: Flag = False,
+) -> None:
+    """Let a job that runs use more than it was submitted with, after a question.
+
+    Args:
+        workspace: The workspace; may be left out.
+        job: The job's id.
+        max_hours: How long its command may run, in all attempts together.
+        max_usd: What the job may cost in all, in USD.
+        past_budgets: Let it go on, and rent again, where the budgets of its workspace are spent: up
+            to its own limit in USD, which it must have.
+        yes: Do not ask.
+    """
+    workspace, job = _named(workspace, job)
+    hours, usd = _limits(max_hours, max_usd)
+    if not (hours or usd or past_budgets):
+        raise InvalidInput("name what the job may use: --max-hours, --max-usd or --past-budgets")
+    with connected():
+        from msgspec import structs
+
+        from tasks.job_limits import approve as let
+        from tasks.job_listing import found_job
+        from tasks.jobs import cost_of
+        from tasks.workspace_blocks import open_workspace
+        from torpor.control.jobs.records import Approval
+        from torpor.control.jobs.report import allowed
+
+        approval = Approval(
+            most_hours=hours, most_usd=usd, past_budgets=past_budgets, approved_unix=time.time()
+        )
+        opened = open_workspace(workspace)
+        record, _ = found_job(opened, workspace, job)
+        if record is None:
+            raise InvalidInput(
+                f"job {job} has not begun: cancel it, and submit it again with other limits"
+            )
+        asked = (
+            f"Job {job} may use {allowed(record)}, and has cost {cost_of(opened, record)}. Let it "
+            f"use {allowed(structs.replace(record, **approval.changes(record)))}?"
+        )
+        if not yes and not sys.stdin.isatty():
+            raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+        if not yes and not agrees(asked):
+            raise RunCancelled(f"job {job} may use what it might before")
+        say(f"job {job} may use {allowed(let(opened, record, approval))}")
 
 
 @job.command

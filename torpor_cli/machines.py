@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -13,6 +14,7 @@ from cyclopts import Parameter
 from deployments.terminal import say
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WantChange
+from torpor_cli import sleeping
 from torpor_cli.flow_runs import Format, Options, run
 from torpor_cli.output import print_report, print_rows, quiet
 from torpor_cli.question import ask_to_rent, offers_of
@@ -61,6 +63,7 @@ def wake(
     count: int = 1,
     gpu: str = "",
     region: Several = None,
+    sleep_after: timedelta | None = None,
     yes: Flag = False,
     accept_path: Several = None,
     options: Options | None = None,
@@ -75,6 +78,8 @@ def wake(
         gpu: The GPUs, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+, where they
             are not to be the workspace's.
         region: A region to rent in, where it is not to be the workspace's. May be repeated.
+        sleep_after: Hibernate its machines after so long without work, such as 30m, now and after
+            each wake. The schedule of watch does it; where that is off, you are asked.
         yes: Do not ask.
         accept_path: A directory of the snapshot that the block does not name, to restore all the
             same. May be repeated.
@@ -83,12 +88,16 @@ def wake(
         raise InvalidInput(
             "--count is the number of machines to rent, 1 or more, without --machine"
         )
-    if not machine and not yes:
+    if machine and sleep_after is not None:
+        raise InvalidInput("--sleep-after is for a rented machine: torpor ends none of your own")
+    if sleep_after is not None or not (machine or yes):
         with connected():
-            change = WantChange(gpu, region or [])
-            ask_to_rent(
-                workspace, snapshot, count, starts=count == 1, change=change, wide=_wide(options)
-            )
+            saves = sleeping.sleep_after(workspace, sleep_after, asks=not yes)
+            if not yes:
+                change = WantChange(gpu, region or [])
+                wide = _wide(options)
+                ask_to_rent(workspace, snapshot, count, starts=count == 1, change=change, wide=wide)
+            saves()
     given: dict[str, Any] = {"workspace": workspace, "snapshot": snapshot}
     given |= {"accept_paths": accept_path or [], "gpu": gpu, "regions": region or []}
     if count == 1:
@@ -104,6 +113,7 @@ def create(
     *,
     gpu: str = "",
     region: Several = None,
+    sleep_after: timedelta | None = None,
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
@@ -113,12 +123,17 @@ def create(
         workspace: The workspace.
         gpu: The GPUs, in order of preference, where they are not to be the workspace's.
         region: A region to rent in, where it is not to be the workspace's. May be repeated.
+        sleep_after: Hibernate its machines after so long without work, such as 30m, now and after
+            each wake. The schedule of watch does it; where that is off, you are asked.
         yes: Do not ask.
     """
-    if not yes:
+    if sleep_after is not None or not yes:
         with connected():
-            change = WantChange(gpu, region or [])
-            ask_to_rent(workspace, "newest", 1, starts=True, change=change, wide=_wide(options))
+            saves = sleeping.sleep_after(workspace, sleep_after, asks=not yes)
+            if not yes:
+                change = WantChange(gpu, region or [])
+                ask_to_rent(workspace, "newest", 1, starts=True, change=change, wide=_wide(options))
+            saves()
     report = run("create", options, workspace=workspace, gpu=gpu, regions=region or [])
     _say_login(report, workspace, options)
 

@@ -47,27 +47,44 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "", *, wide: bool
     """A table of text. A terminal shows the first columns that have values and for which it is wide
     enough, with short names of providers, and names the other columns; a pipe, and a terminal that
     is to be ``wide``, all."""
-    from rich.console import Console
-    from rich.table import Table
-
     if title:
         say(short(title))
     if not rows:
         return
-    terminal = sys.stdout.isatty()
-    width = _WIDE if wide or not terminal else shutil.get_terminal_size().columns
+    table, left = rows_table(rows, wide=wide)
+    console(wide=wide).print(table)
+    if left:
+        say(f"--wide shows more: {', '.join(left)}")
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], *, wide: bool = False) -> tuple[Any, list[str]]:
+    """The table that ``print_rows`` prints, and the columns that it leaves out."""
+    from rich.table import Table
+
+    width = _width(wide)
     names, left = (list(rows[0]), []) if width == _WIDE else _fitting(rows, width)
-    bold = "bold" if terminal and not os.environ.get("NO_COLOR") else ""
+    bold = "bold" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ""
     table = Table(box=None, pad_edge=False, header_style=bold)
     for name in names:
         whole = width != _WIDE and name != names[-1]
         table.add_column(name, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(_shown(row.get(name), whole=width == _WIDE) for name in names))
-    forced = None if bold else False
-    Console(width=width, highlight=False, markup=False, force_terminal=forced).print(table)
-    if left:
-        say(f"--wide shows more: {', '.join(left)}")
+    return table, left
+
+
+def console(*, wide: bool = False) -> Any:
+    """Where tables are printed, as wide as ``print_rows`` makes them."""
+    from rich.console import Console
+
+    forced = None if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else False
+    return Console(width=_width(wide), highlight=False, markup=False, force_terminal=forced)
+
+
+def _width(wide: bool) -> int:
+    if wide or not sys.stdout.isatty():
+        return _WIDE
+    return shutil.get_terminal_size().columns
 
 
 def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], list[str]]:

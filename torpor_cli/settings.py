@@ -19,6 +19,7 @@ from torpor_cli.asleep import (
 )
 from torpor_cli.output import print_rows
 from torpor_cli.server import connected
+from torpor_cli.sleeping import say_where_it_stays_awake
 
 if TYPE_CHECKING:
     from blocks import Workspace
@@ -81,6 +82,8 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
                 new.save(workspace, overwrite=True)
                 check_asleep(old, "changed")  # a run may have read the old ones
         print_rows(rows, f"workspace {workspace} is changed", wide=wide)
+        if changed & {"sleep_minutes", "when_idle"} and new.when_idle == "hibernate":
+            say_where_it_stays_awake(workspace)
         setup.say_of_this_home(new.paths if "paths" in changed else [])
         if "store" in changed:
             say(f"Its snapshots in {old.store} stay there: a wake looks in {new.store} alone.")

@@ -124,6 +124,7 @@ def test_every_setting_reaches_what_the_flows_read() -> None:
         "programs": ["sleep 1"],
         "process": "try",
         "save_minutes": 5,
+        "sleep_minutes": 60,
         "when_idle": "report",
     }
     assert changed.keys() | blocks_named | {"project"} == Workspace.model_fields.keys()
@@ -183,6 +184,13 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
 def test_a_workspace_that_names_no_block_of_settings_has_their_defaults() -> None:
     assert workspace().spec() == WorkspaceSpec(WorkspaceName("ws"), ["~/workspace"])
     assert workspace(idle=None, tuning=" ").spec() == workspace().spec()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_time_of_a_workspace_goes_before_that_of_its_idle_rules() -> None:
+    Idleness(idle_minutes=120, idle_people=False).save("patient", overwrite=True)
+    slept = workspace(idle="patient", sleep_minutes=15).spec().idle
+    assert slept == IdleRules(minutes=15, people=False, unused=True)
 
 
 @pytest.mark.usefixtures("saved")

@@ -7,13 +7,16 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from cyclopts import CycloptsError
 
 import flows
 from flows.procedures import listing
-from torpor.control.jobs.records import new_job_id
+from torpor.control.jobs.records import Approval, Job, new_job_id
+from torpor.control.jobs.report import JobCost
 from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
-from torpor.shared.values import WantChange
+from torpor.shared.values import WantChange, WorkspaceName
 from torpor_cli.app import app
 
 JOB = "3f2a9c81d04e"
@@ -72,7 +75,26 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     assert (job["on_cancel"], job["gpu"], job["image"]) == ("keep", "H100:8", "")
 
 
-@pytest.mark.parametrize("limit", [("--timeout", "0s"), ("--budget", "0"), ("--budget", "-1")])
+@pytest.mark.parametrize(("given", "hours"), [("5", 5.0), ("0.5", 0.5), ("90m", 1.5), ("1d", 24.0)])
+def test_a_job_has_limits_of_hours_and_dollars(
+    begun: list[dict[str, Any]], given: str, hours: float
+) -> None:
+    _run([*SPOT, "--yes", "--max-hours", given, "--max-usd", "20", "--", "true"])
+    (job,) = begun
+    assert (job["most_hours"], job["most_usd"]) == (hours, 20.0)
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "soon"])
+def test_a_time_that_is_none_is_a_mistake(begun: list[dict[str, Any]], given: str) -> None:
+    with pytest.raises(CycloptsError):
+        _run([*SPOT, "--yes", "--max-hours", given, "--", "true"])
+    assert begun == []
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [("--timeout", "0s"), ("--budget", "0"), ("--budget", "-1"), ("--max-hours", "0")],
+)
 def test_a_limit_of_nothing_is_a_mistake(
     begun: list[dict[str, Any]], limit: tuple[str, str]
 ) -> None:
@@ -230,6 +252,63 @@ def test_on_the_machine_that_is_there_a_job_names_the_options_of_another_one_tha
     _run(["job", "run", "mywork", *options, "--", "true"])
     assert said in capsys.readouterr().err
     assert len(begun) == 1
+
+
+@pytest.fixture
+def approvals(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was approved of a job that may cost 20 $ and has cost 18."""
+    let: list[Any] = []
+    record = Job(
+        id=JOB, workspace=WorkspaceName("mywork"), block="mywork", command=["a"], created_unix=1.0,
+        most_usd=20.0,
+    )  # fmt: skip
+
+    def approve(opened: Any, job: Job, approval: Approval) -> Job:
+        let.append((opened, approval.most_hours, approval.most_usd, approval.past_budgets))
+        return msgspec.structs.replace(job, **approval.changes(job))
+
+    monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
+    monkeypatch.setattr("tasks.job_listing.workspace_of", lambda job: "mywork")
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda name: name)
+    monkeypatch.setattr("tasks.job_listing.found_job", lambda *_: (record, None))
+    monkeypatch.setattr("tasks.jobs.cost_of", lambda *_: JobCost("18.00 $", 18.0))
+    monkeypatch.setattr("tasks.job_limits.approve", approve)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    return let
+
+
+def test_a_job_may_use_more_after_a_yes_that_says_what_it_has_cost(
+    approvals: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
+    _run(["job", "approve", JOB, "--max-usd", "40", "--max-hours", "8", "--past-budgets"])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"Job {JOB} may use 20.00 $, and has cost 18.00 $" in said
+    assert "Let it use 8 h, 40.00 $, whatever the budgets say?" in said
+    assert approvals == [("mywork", 8.0, 40.0, True)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "at_terminal", "error"),
+    [("n", True, RunCancelled), ("y", False, InvalidInput)],
+    ids=["no", "nobody there"],
+)
+def test_without_a_yes_a_job_may_use_what_it_might_before(
+    approvals: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    at_terminal: bool,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda asked: answer)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: at_terminal)
+    with pytest.raises(error):
+        _run(["job", "approve", "mywork", JOB, "--max-usd", "40"])
+    assert approvals == []
+    _run(["job", "approve", "mywork", JOB, "--max-usd", "40", "--yes"])
+    assert approvals == [("mywork", 0.0, 40.0, False)]
+    with pytest.raises(InvalidInput, match="name what the job may use"):
+        _run(["job", "approve", "mywork", JOB, "--yes"])
 
 
 def test_the_log_of_a_job_is_followed_no_longer_than_somebody_reads(

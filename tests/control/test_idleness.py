@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.activity import NOW_S, activity, quiet, sample
-from torpor.control.idleness import Verdict, judge
+from torpor.control.idleness import Verdict, idle_in_s, judge
 from torpor.shared.values import IdleRules
 from torpor.shared.wire.activity import (
     GPU_LOST,
@@ -285,3 +285,65 @@ def test_the_seconds_of_its_own_saves_keep_no_machine_busy() -> None:
     assert (longer.kind, longer.reason) == ("unknown", "it saved itself for too long")
     works = _with(range(100, 140), quiet(WINDOW), **costs, gpu=50)
     assert _verdict(works).kind == "busy"
+
+
+NEVER_USED = quiet(WINDOW, gpu_peak=0, cpu_peak=0)
+
+
+def test_a_machine_that_nobody_has_used_sleeps_where_its_workspace_says_so_and_no_earlier() -> None:
+    asked = msgspec.structs.replace(RULES, unused=True)
+    assert _verdict(NEVER_USED).kind == "unknown"
+    assert _verdict(NEVER_USED, asked).kind == "idle"
+    assert _verdict(NEVER_USED[WINDOW // 2 :], asked).kind == "unknown"
+    assert _verdict(quiet(WINDOW, ssh_s=0), asked).kind == "busy"
+    assert _verdict(NEVER_USED, asked, job_s=1.0).kind == "busy"
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes", "left_s"),
+    [
+        (quiet(WINDOW), {}, 0.0),
+        (_with(range(100, 116), quiet(WINDOW), gpu=50), {}, 101.0),  # one second too many is work
+        (_with(range(WINDOW - 20, WINDOW), quiet(WINDOW), gpu=50), {}, 285.0),
+        (_with(range(250, 251), quiet(WINDOW), ssh_s=100), {}, 151.0),
+        (quiet(WINDOW, jupyter_s=0), {}, 300.0),
+        (quiet(WINDOW // 2), {}, 136.0),  # 0.95 of the window are to be sampled
+        (quiet(WINDOW), {"served_s": 20.0}, 280.0),
+        (_with(range(200, 201), quiet(WINDOW), gpu=50), {"served_s": 900.0}, 201.0),
+        (quiet(WINDOW), {"job_s": 5.0}, None),
+        (quiet(WINDOW), {"runs": True}, None),
+        (NEVER_USED, {}, None),
+        (quiet(WINDOW)[:-61], {}, None),
+        ([], {}, None),
+        (quiet(WINDOW, flags=JUPYTER_SILENT), {}, None),
+    ],
+)
+def test_when_a_machine_will_be_idle_is_its_window_after_the_last_use(
+    samples: list[Sample], changes: dict[str, Any], left_s: float | None
+) -> None:
+    assert idle_in_s(activity(samples, **changes), RULES) == left_s
+
+
+@given(_SPELLS)
+def test_a_machine_that_nobody_uses_any_more_is_idle_when_it_was_said_to_be(
+    spells: list[tuple[int, int, dict[str, Any]]],
+) -> None:
+    samples = _machine(spells)
+    left_s = idle_in_s(activity(samples), RULES)
+    if not left_s or samples[-1].gpus != 1 or samples[-1].boot != sample(0).boot:
+        return
+    later = int(NOW_S + left_s) + 2  # the window's first second counts, too
+    ssh_s, jupyter_s = samples[-1].ssh_s, samples[-1].jupyter_s
+    for at in range(int(NOW_S) + 1, later + 1):
+        since = at - int(NOW_S)
+        samples.append(
+            sample(
+                at,
+                ssh_s=ssh_s + since if ssh_s >= 0 else ssh_s,
+                jupyter_s=jupyter_s + since if jupyter_s >= 0 else jupyter_s,
+                flags=samples[WINDOW - 1].flags,
+            )
+        )
+    then = judge(activity(samples, now_s=float(later)), RULES)
+    if "GPUs are missing" not in then.reason:
+        assert then.kind == "idle", then

@@ -134,7 +134,7 @@ def test_a_command_runs_to_its_end_and_the_machine_is_hibernated(world: World) -
     assert report.job.final == world.snapshots()[0].snapshot
     (attempt,) = report.job.attempts
     assert (attempt.end, attempt.status, report.lost_s) == ("command ended", 0, 0.0)
-    assert "$" in report.cost and report.rows()[1]["value"].startswith("succeeded")
+    assert "$" in report.cost.words and report.rows()[1]["value"].startswith("succeeded")
     woken = _woken(world)
     assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
     log = (woken / f".torpor-jobs/{report.job.id}.log").read_text()

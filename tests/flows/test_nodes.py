@@ -325,7 +325,7 @@ def test_the_cost_of_a_job_counts_all_nodes(nodes: Lab) -> None:
         longer = msgspec.structs.replace(ended, created_unix=since)
         key = rentals.key(ended.label).replace("/open/", "/ended/")
         put_record(nodes.store, object_key(key), longer)
-    assert cost_of(nodes.opened, job_).startswith("8.")
+    assert cost_of(nodes.opened, job_).words.startswith("8.")
 
 
 def test_the_overview_counts_all_nodes(nodes: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,21 +14,25 @@ import msgspec
 import pytest
 
 from blocks import Workspace
-from flows import hibernate, watch
+from flows import hibernate, wake, watch
 from tasks import watch as look
+from tasks.alert_server import NO_WATCH, Sleeping
 from tasks.autosave import Saves
 from tasks.jobs import start_command, stop_command
-from tasks.machines import open_session
+from tasks.machines import open_session, renting
+from tasks.overview import overview
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.activity import sample
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import World
 from torpor.control.providers.seam import Absent, Provider
 from torpor.control.remote.session import SshSession
+from torpor.control.reports import moment
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watch_report import Watched, WatchReport
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
@@ -44,6 +49,12 @@ _WINDOW_S = 300
 _RULES = IdleRules(minutes=5, share=0.5, cpu_percent=0, network_kib_s=0, disk_kib_s=0, people=False)
 """Of a machine that shares its CPU, network, disk and SSH sessions with this test, and that may
 take a minute to start its sampler."""
+
+
+def _rules(**changes: Any) -> IdleRules:
+    return msgspec.structs.replace(_RULES, **changes)
+
+
 _CPU_ONLY = {"gpus": 0, "gpu_state": NO_GPU, "gpu": UNKNOWN}
 
 
@@ -194,6 +205,80 @@ def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
         assert (seen.kind, seen.reason) == ("busy", "a job runs on it")
         assert stop_command(session, "3f2a9c81d04e").state == "ended"
     assert _of(_watch(opened), waits).kind == "idle"
+
+
+def test_a_workspace_with_a_time_of_its_own_sleeps_though_nobody_has_used_its_machine(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    machine = _rented(lab, gpu_peak=0, cpu_peak=0)
+    kept = _of(_watch(opened, dry_run=False), machine)
+    assert (kept.kind, kept.reason) == (
+        "unknown",
+        "nothing has run on it yet: it may wait for its user",
+    )
+    asked = msgspec.structs.replace(opened.spec, idle=_rules(unused=True))
+    slept = _of(_watch(replace(opened, spec=asked), dry_run=False), machine)
+    assert slept.next_step == "it was hibernated: wake it to work on it"
+    assert lab.machines() == [] and len(list_snapshots(lab.store, WORKSPACE)) == 1
+    woken = lab.workspace(MachineId(wake_plainly(opened).machine))
+    assert (woken / "weights.bin").stat().st_size == 100_000
+
+
+def test_a_look_says_when_a_machine_will_be_idle(lab: Lab, opened: OpenWorkspace) -> None:
+    works = _rented(lab, gpu=80, gpu_peak=80)
+    told = replace(opened, spec=msgspec.structs.replace(opened.spec, idle=_rules(hibernate=False)))
+    report = _watch(opened)
+    row = _of(report, works)
+    assert row.idle_unix is not None
+    assert 0 < row.idle_unix - report.at_unix <= _WINDOW_S
+    (shown,) = report.rows()
+    assert shown["idle at"] == moment(row.idle_unix)
+    assert _of(_watch(told), works).idle_unix is None  # nobody hibernates it then
+
+
+def test_status_says_after_how_long_a_machine_sleeps_and_about_when(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    machine = _rented(lab)
+    at_unix = 60.0 * int(time.time() / 60 + 20)
+
+    def sleeps(sleeping: Sleeping | None, **rules: Any) -> str:
+        spec = msgspec.structs.replace(opened.spec, idle=_rules(minutes=30, **rules))
+        with PlainRunner(opened):
+            of = {"demo": replace(opened, spec=spec)}
+            (seen,) = overview(of, lambda one: renting(one).machines({}), [], sleeping)
+        return seen.row()["sleeps after"]
+
+    on = f"{machine} at {lab.market.identity}"
+    assert sleeps(Sleeping()) == "30 min idle"
+    assert sleeps(Sleeping(at_unix={on: at_unix})) == f"30 min idle, {moment(at_unix)[-9:]}"
+    assert sleeps(Sleeping(at_unix={on: time.time() - 1})) == "30 min idle"
+    assert sleeps(Sleeping(), hibernate=False) == "never"
+    assert sleeps(Sleeping(only=("other",))) == sleeps(NO_WATCH) == "never"
+    assert sleeps(None) == ""  # the server did not say
+    hibernate_plainly(opened)
+    assert sleeps(Sleeping()) == ""
+
+
+def test_a_machine_that_was_woken_meanwhile_is_not_the_one_that_watch_hibernates(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    """Its user hibernates and wakes it between the look and the run that watch starts."""
+    idle = _rented(lab, gpu_peak=90)
+    woken: list[MachineId] = []
+
+    class Late(PlainRunner):
+        def start(self, flow: Any, key: str, **parameters: Any) -> str:
+            if not woken:
+                hibernate.fn(opened.spec.name)
+                woken.append(MachineId(wake.fn(opened.spec.name).machine))
+            return super().start(flow, key, **parameters)
+
+    with Late(opened, wait_factor=0.001):
+        report = watch.fn(dry_run=False)
+    assert _of(report, idle).next_step.startswith("it was hibernated")
+    assert [machine.id for machine in lab.machines()] == woken != [idle]
+    assert len(list_snapshots(lab.store, WORKSPACE)) == 1
 
 
 def test_a_block_may_ask_for_a_report_only(lab: Lab, opened: OpenWorkspace) -> None:

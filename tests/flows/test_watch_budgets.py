@@ -21,7 +21,7 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.world import World
-from torpor.control.jobs.records import Attempt, Job, Jobs, Stop
+from torpor.control.jobs.records import Approval, Attempt, Job, Jobs, Stop
 from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.money.exhaustion import LEAST_S, START_S
 from torpor.control.rental.records import Rental, Rentals
@@ -30,7 +30,7 @@ from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watch_report import Watched, WatchReport
 from torpor.shared.errors import InvalidInput, StillChanging, StoreUnavailable
-from torpor.shared.values import IdleRules, MachineId, WorkspaceName
+from torpor.shared.values import IdleRules, MachineId, ObjectKey, WorkspaceName
 
 LEAD_S = START_S + LEAST_S
 HOUR = 3600.0
@@ -247,6 +247,39 @@ def test_a_job_on_the_machine_is_asked_to_stop_instead(
         )
     else:
         assert stop == asked
+
+
+@pytest.mark.parametrize("heeded", [True, False], ids=["its driver knows", "just approved"])
+def test_a_job_that_a_person_lets_go_past_the_budget_goes_on(
+    lab: Lab, machine: Rental, heeded: bool
+) -> None:
+    jobs = Jobs(lab.store, DEMO)
+    attempt = Attempt(
+        number=1, machine=machine.machine or MachineId(""), provider="vast:1",
+        rental=machine.label.rental, spot=True, price_usd_h=4.0, began_unix=0, seen_unix=0,
+    )  # fmt: skip
+    job = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0,
+              state="running", attempts=[attempt], most_usd=40, past_budgets=heeded)  # fmt: skip
+    jobs.take(job, "gone")
+    if not heeded:
+        jobs.approve(job.id, Approval(past_budgets=True, approved_unix=time.time()))
+    report, runs, _ = _watch(lab, 0)
+    assert not runs.started and jobs.stop_asked(job.id) is None
+    assert f"job {job.id} goes on up to its own limit" in _of(report, machine.machine).next_step
+    assert machine.machine in lab.market.alive
+
+
+def test_an_approval_that_nobody_signed_keeps_no_machine_past_the_budget(
+    lab: Lab, machine: Rental
+) -> None:
+    jobs = Jobs(lab.store, DEMO)
+    waiting = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0)
+    jobs.take(waiting, "gone")
+    forged = b'{"past_budgets": true, "approved_unix": 1.0}'
+    lab.store.put(ObjectKey(f"workspaces/{DEMO}/jobs/approved/{waiting.id}"), forged)
+    _watch(lab, 0)
+    stop = jobs.stop_asked(waiting.id)
+    assert stop is not None and stop.state == "over budget"
 
 
 def test_a_job_that_waits_for_a_run_does_not_keep_the_machine(lab: Lab, machine: Rental) -> None:

@@ -7,17 +7,22 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from prefect.artifacts import create_table_artifact
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.flows import Flow
 from prefect.states import Completed, Crashed, Failed, Running
 
+from deployments import idle
+from deployments.installation import Installation
 from deployments.server import Server
 from flows import watch
 from tasks.plain_runner import PlainRunner
@@ -27,7 +32,9 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.waiting import until
 from torpor.control.alerts.delivery import Alert, Remembered, newly_seen
 from torpor.control.alerts.runs import FailedRun
+from torpor.control.watch_report import Watched, WatchReport
 from torpor.shared.errors import NotDelivered
+from torpor.shared.values import MachineId, WorkspaceName
 
 pytestmark = pytest.mark.together("automations and make up")
 
@@ -169,3 +176,64 @@ def test_a_schedule_shows_what_comes(prefect_server: Server, flow_name: str) -> 
     (coming,) = [one for one in PrefectAlerts().coming() if one.flow == flow_name]
     assert coming.workspace == "all workspaces"
     assert coming.at_unix == min(seen.coming["all workspaces"])
+
+
+@pytest.fixture
+def watching(prefect_server: Server) -> Iterator[Any]:
+    """The deployment `watch`, as `make up` makes it, with its schedule off; and no other."""
+    with get_client(sync_client=True) as client:
+        for one in client.read_deployments(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=["watch"]))
+        ):
+            client.delete_deployment(one.id)
+        flow = client.create_flow(Flow(lambda: None, name="watch"))
+        every = IntervalSchedule(interval=timedelta(hours=1))
+        made = client.create_deployment(
+            flow,
+            "watch",
+            tags=["torpor"],
+            entrypoint="flows/watch.py:watch",
+            parameters={"dry_run": False},
+            schedules=[DeploymentScheduleCreate(schedule=every, active=False)],
+        )
+        yield made
+        client.delete_deployment(made)
+
+
+def test_idle_machines_sleep_once_the_schedule_of_watch_was_switched_on(
+    watching: Any, tmp_path: Path
+) -> None:
+    server = PrefectAlerts()
+    assert server.sleeping().never("demo") == "the schedule of watch is off"
+    with get_client(sync_client=True) as client:
+        client.update_deployment(watching, DeploymentUpdate(paused=True))
+    idle.choose(Installation(tmp_path), "hibernate")  # as the UI's switch does, and unpauses it
+    assert server.sleeping().never("demo") == ""
+    idle.choose(Installation(tmp_path), "report")
+    assert server.sleeping().never("demo") == "watch only reports idle machines"
+    idle.choose(Installation(tmp_path), "off")
+    assert server.sleeping().never("demo") == "the schedule of watch is off"
+    idle.choose(Installation(tmp_path), "hibernate")
+    with get_client(sync_client=True) as client:
+        only = DeploymentUpdate(parameters={"dry_run": False, "workspaces": ["other"]})
+        client.update_deployment(watching, only)
+        assert "other workspaces only: other" in server.sleeping().never("demo")
+        assert server.sleeping().never("other") == ""
+        client.update_deployment(watching, DeploymentUpdate(parameters={}))
+    assert server.sleeping().never("demo"), "a run of watch changes nothing without dry_run=False"
+
+
+def test_status_finds_when_watch_expects_a_machine_to_sleep(watching: Any, tmp_path: Path) -> None:
+    idle.choose(Installation(tmp_path), "hibernate")
+    at_unix = 60.0 * int(time.time() / 60 + 20)
+    row = Watched(
+        WorkspaceName("demo"), "busy", "works", "none", MachineId("m-1"), "vast:1",
+        idle_unix=at_unix,
+    )  # fmt: skip
+    off = Watched(WorkspaceName("asleep"), "off", "", "wake it")
+    report = WatchReport(at_unix=time.time(), watched=[row, off], findings=[], silent=[])
+    Flow(
+        lambda: create_table_artifact(key="watch", table=report.rows(), description="a look"),
+        name="looks",
+    )()
+    assert PrefectAlerts().sleeping().at_unix == {"m-1 at vast:1": at_unix}

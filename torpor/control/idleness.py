@@ -5,6 +5,7 @@ Unknown is not idle, and missing is not zero: a second without a sample counts a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -70,11 +71,7 @@ def judge(
     fault = _fault(activity, newest)
     if fault or newest is None:
         return Verdict("unknown", fault)
-    seen = [
-        sample
-        for sample in activity.samples
-        if sample.boot == activity.boot and -_AHEAD_S <= activity.now_s - sample.at_s <= window_s
-    ]
+    seen = _seen(activity, window_s)
     lost = _lost(newest, max((sample.gpus for sample in seen), default=0), gpus)
     if lost:
         return Verdict("unknown", lost)
@@ -91,6 +88,68 @@ def judge(
     ):
         return Verdict("unknown", "a server runs on it, and a second of it cannot be read")
     return _by_seconds(newest, seen, window_s, rules, since_s is None)
+
+
+def idle_in_s(activity: Activity, rules: IdleRules, gpus: int = 0) -> float | None:
+    """In about how many seconds the machine will be idle if nobody uses it any more, 0 where it is
+    idle; None where nobody can say. ``gpus`` as above."""
+    verdict = judge(activity, rules, gpus)
+    if verdict.kind == "idle":
+        return 0.0
+    newest = activity.samples[-1] if activity.samples else None
+    if newest is None or _fault(activity, newest) or activity.job_s is not None or activity.runs:
+        return None
+    window_s = rules.minutes * 60.0
+    seen = _seen(activity, window_s)
+    if not (seen and _worked(newest, rules)):
+        return None
+    used_s = _last_use_s(activity, seen, rules, newest.gpus > 0)
+    people_s = _people_s(activity, seen) if rules.people else window_s
+    served_s = window_s if activity.served_s is None else activity.served_s
+    return window_s - min(used_s, people_s, served_s, window_s) or None
+
+
+def _seen(activity: Activity, window_s: float) -> list[Sample]:
+    return [
+        sample
+        for sample in activity.samples
+        if sample.boot == activity.boot and -_AHEAD_S <= activity.now_s - sample.at_s <= window_s
+    ]
+
+
+def _worked(newest: Sample, rules: IdleRules) -> bool:
+    """Whether something has run on the machine, or nothing needs to have."""
+    worked = newest.gpu_peak > rules.gpu_percent or newest.flags & PERSON
+    return rules.unused or bool(worked) or 0 < rules.cpu_percent < newest.cpu_peak
+
+
+def _last_use_s(activity: Activity, seen: list[Sample], rules: IdleRules, gpus: bool) -> float:
+    """How long ago the work ended that keeps the machine busy. Seconds with work, and those without
+    a sample, are spared as long as they are few enough; the use of a server is not."""
+    spare_s = (1 - rules.share) * rules.minutes * 60.0
+    after_s = activity.now_s
+    for sample in reversed(seen):
+        missing_s = max(0.0, after_s - sample.at_s - 1.0)
+        if missing_s > spare_s:
+            break
+        causes = [*_causes(sample, rules)]
+        spare_s -= missing_s + bool(causes)
+        after_s = sample.at_s
+        on_server = sample.gpu > rules.gpu_percent if gpus else bool({*causes} - _NO_WORK)
+        if spare_s < 0 or (on_server and activity.served_s is not None):
+            return activity.now_s - sample.at_s
+    return activity.now_s - after_s + spare_s
+
+
+def _people_s(activity: Activity, seen: list[Sample]) -> float:
+    """How long ago somebody used the machine by SSH or by Jupyter."""
+    ago = [
+        quiet_s + activity.now_s - sample.at_s
+        for sample in seen
+        for quiet_s in (sample.ssh_s, sample.jupyter_s)
+        if quiet_s != NOBODY
+    ]
+    return min(ago, default=math.inf)
 
 
 def _fault(activity: Activity, newest: Sample | None) -> str:
@@ -170,9 +229,7 @@ def _by_seconds(
         return Verdict("unknown", reason)
     if rules.people and newest.flags & JUPYTER_SILENT:
         return Verdict("unknown", "a Jupyter server runs and does not say what it does")
-    worked = newest.gpu_peak > rules.gpu_percent or newest.flags & PERSON
-    worked = worked or 0 < rules.cpu_percent < newest.cpu_peak
-    if whole and not worked:
+    if whole and not _worked(newest, rules):
         return Verdict("unknown", "nothing has run on it yet: it may wait for its user")
     return Verdict("idle", f"nothing ran for {_span(window_s)}")
 

@@ -11,7 +11,8 @@ from torpor.shared.values import SnapshotId
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One workspace. ``usd_h`` is what its machines cost now, ``month_usd`` what they cost in this
     month at most, ``asleep_usd_day`` what the store asks for its newest snapshot; None: not known.
-    ``coming``: the next run that a schedule starts for it. ``trouble``: why nothing, or not all, is
+    ``sleeps``: when its machines are hibernated by themselves. ``coming``: the next run that a
+    schedule starts for it. ``trouble``: why nothing, or not all, is
     known of it."""
 
     block: str
@@ -23,6 +24,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     newest_age_s: float | None = None
     asleep_usd_day: float | None = None
     jobs: int = 0
+    sleeps: str = ""
     coming: str = ""
     trouble: str = ""
 
@@ -34,6 +36,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "$ this month": "" if self.month_usd is None else f"{self.month_usd:.2f}",
             "age": "" if self.newest_age_s is None else _age(self.newest_age_s),
             "jobs": str(self.jobs or ""),
+            "sleeps after": self.sleeps,
             "note": self.trouble,
             "newest snapshot": self.newest or "",
             "next schedule": self.coming,

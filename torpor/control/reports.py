@@ -20,13 +20,20 @@ _SHOWN: Final = 5
 MOST_ROWS: Final = 200
 """The most rows of a table in the UI. Python gets all of them."""
 
+_MOMENT: Final = "%Y-%m-%d %H:%M UTC"
+
 ALL: Final = "all workspaces"
 """What a flow is for that is for every workspace. None has this name: it has a space."""
 
 
 def moment(unix: float) -> str:
     """A time for people."""
-    return _at(unix, "%Y-%m-%d %H:%M UTC")
+    return _at(unix, _MOMENT)
+
+
+def read_moment(words: str) -> float:
+    """The time that ``moment`` wrote."""
+    return datetime.strptime(words, _MOMENT).replace(tzinfo=timezone.utc).timestamp()
 
 
 def exact_moment(unix: float) -> str:

@@ -14,6 +14,9 @@ from torpor.shared.values import Label, MachineId, SnapshotId, WorkspaceName
 
 BACK_UP: Final = "run backup, and see what its last run says and that its schedule is on"
 """The next step for a workspace that has missed its backup."""
+RUNS_ON: Final = "runs on"
+EXPECTED: Final = "idle at"
+"""The columns in which `torpor status` finds when a machine is expected to sleep."""
 _MOST_JOBS = 5  # of one workspace, in its row
 _MOST_ALERTS = 5  # in the sentence; the table `alerts` has all
 _SHOWN_IN_MIN = 90  # an age above it is shown in hours
@@ -51,6 +54,7 @@ class Watched(msgspec.Struct, frozen=True):
     over: str = ""  # the same, whatever its verdict: which budget is spent
     saves: str = ""  # what its machine says of its own saves
     saves_fail: bool = False
+    idle_unix: float | None = None  # when it will have been idle for long enough; None: not known
     differ: str = ""  # in what the blocks of its workspace differ, where that keeps it
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
@@ -65,7 +69,8 @@ class Watched(msgspec.Struct, frozen=True):
             "newest snapshot": _age(self.newest_unix, now_unix),
             "own saves": self.saves,
             "since": moment(self.since_unix) if self.since_unix else "",
-            "runs on": f"{self.machine} at {self.provider}" if self.machine else "no machine",
+            EXPECTED: moment(self.idle_unix) if self.idle_unix else "",
+            RUNS_ON: f"{self.machine} at {self.provider}" if self.machine else "no machine",
         }
 
 
@@ -127,14 +132,15 @@ class WatchReport(Report, frozen=True):
                     "newest snapshot": "",
                     "own saves": "",
                     "since": row["since"],
-                    "runs on": f"{named} at {row['provider']}",
+                    EXPECTED: "",
+                    RUNS_ON: f"{named} at {row['provider']}",
                 }
             )
         return rows
 
     def _missed(self, name: WorkspaceName, why: str) -> Row:
         row = Watched(name, "off", why, BACK_UP).row(self.at_unix)
-        return {**row, "verdict": "backup missed", "newest snapshot": "", "runs on": ""}
+        return {**row, "verdict": "backup missed", "newest snapshot": "", RUNS_ON: ""}
 
     def title(self) -> str:
         """The message with its time: a table stays as it is when `watch` has stopped."""

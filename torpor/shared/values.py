@@ -366,6 +366,7 @@ class IdleRules(msgspec.Struct, frozen=True):
     network_kib_s: float = 100.0
     disk_kib_s: float = 1024.0
     people: bool = True  # the use of SSH and of Jupyter is work
+    unused: bool = False  # a machine on which nothing has run yet is idle, too
     hibernate: bool = True  # what `watch` does with an idle machine; off: only report it
 
 

@@ -39,6 +39,7 @@ from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
+from torpor.control.jobs.report import allowed
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
@@ -105,9 +106,11 @@ def driving(
 
     def look_at_own_run(job: Job) -> None:
         stop_if_cancelled(opened, job, state_of(runner().run))
-        limits.look(job)
+        _heed_approval(opened, driven)
+        limits.look(driven.job)
 
     with Driven(opened.jobs, taken, _warn, look_at_own_run) as driven:
+        _heed_approval(opened, driven)  # before anything is refused for its cost
         driver = Driver(opened, driven)
         try:
             yield driver
@@ -120,6 +123,20 @@ def driving(
         except BaseException:  # somebody ends this process; Prefect kills it 30 seconds later
             driver.leave(continue_job)
             raise
+
+
+def _heed_approval(opened: OpenWorkspace, driven: Driven) -> None:
+    """Write in the job's record what a person lets it use by now. Where that cannot be read, the
+    limits that it has hold."""
+    try:
+        approval = opened.jobs.approved(driven.job.id)
+    except TorporError as error:
+        runner().log.warning("whether job %s may use more is not known: %s", driven.job.id, error)
+        return
+    changes = approval.changes(driven.job) if approval is not None else {}
+    if changes:
+        driven.change(**changes)
+        runner().log.info("job %s may use more: %s", driven.job.id, allowed(driven.job))
 
 
 def _silent(opened: OpenWorkspace, record: Job) -> Job:
@@ -492,6 +509,7 @@ class Driver:
             thaws=thaws,
             beside=beside,
             most_usd_h=most_usd_h(self.opened, job),
+            past_budgets=job.past_budgets,
         )
 
     @contextmanager

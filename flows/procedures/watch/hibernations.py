@@ -77,13 +77,15 @@ def hibernate_over_budget(
         "machine %s of workspace %s is to be hibernated: %s", machine, one.workspace, one.over
     )
     try:
-        jobs = stop_jobs(opened, machine, one.over)
+        jobs, past = stop_jobs(opened, machine, one.over)
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         faults.append(trouble(error))
         step = f"it was not hibernated: whether a job runs on it is not known: {error}"
         return msgspec.structs.replace(one, next_step=step)
     if jobs:
         step = f"{one.over}: job {', '.join(jobs)} is asked to stop, and its run hibernates it"
+    elif past:
+        step = f"{one.over}: job {', '.join(past)} goes on up to its own limit, as was approved"
     elif one.reason == OWN_WORK:
         step = f"{one.over}: it is hibernated when torpor's work on it has ended"
     else:

@@ -49,9 +49,10 @@ def in_use(
     only_report: bool,
 ) -> Watched:
     name, machine, rental = opened.spec.name, finding.machine, finding.rental
-    verdict, saves = look
+    verdict, saves, idle_unix = look
     reports = "watch reports only" if only_report else "its block says report"
-    idle = verdict.kind == "idle" and opened.spec.idle.hibernate and not only_report
+    hibernates = opened.spec.idle.hibernate and not only_report
+    idle = verdict.kind == "idle" and hibernates
     step = _NEXT.get(verdict.kind, "hibernate it" if idle else f"none: {reports}")
     why = over.get(rental.label, "") if rental else ""
     if why:
@@ -75,6 +76,7 @@ def in_use(
         why,
         saves=saves.words,
         saves_fail=saves.fail,
+        idle_unix=idle_unix if hibernates else None,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torpor.control.jobs.listing import in_other_hands
+from torpor.control.jobs.listing import JobList, in_other_hands
 from torpor.control.jobs.records import Attempt, Job, Stop
 from torpor.shared.values import MachineId, WorkspaceName
 
@@ -59,3 +59,14 @@ def test_a_job_that_is_to_stop_is_not_said_to_go_on() -> None:
     stop = Stop("cancelled", "hibernate", "enough", 1.0)
     said = in_other_hands(_job(0.5), stop, "run eager-owl")
     assert said.startswith(f"run eager-owl stops job {ID}")
+
+
+def test_the_list_shows_what_a_job_has_used_beside_its_limits() -> None:
+    limited = _job(0.5, most_hours=5.0, most_usd=20.0)
+    ran = limited.with_attempt(ended_unix=1.0 + 2.5 * 3600)
+    (row,) = JobList([ran], [], [], {}, {ID: 12.3}).rows()
+    assert row["used"] == "2.5 of 5 h, 12.30 of 20.00 $"
+    (row,) = JobList([ran], [], [], {}).rows()
+    assert row["used"] == "2.5 of 5 h, ? of 20.00 $"
+    (row,) = JobList([_job(0.5)], [], [], {}).rows()
+    assert row["used"] == ""

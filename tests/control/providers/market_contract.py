@@ -111,6 +111,7 @@ class MarketContract(ProviderContract):
     reach_stride = 1000
     images = True
     sells_spot = False
+    states_on_demand = False  # of a spot machine: what the same one costs on demand
     queues = False  # no request is refused for want of capacity
     names_waits = True  # how long a client is to wait, where it asked too often
     label_cells: ClassVar[set[str]] = {"label", "name", "description", "tags"}
@@ -206,6 +207,19 @@ class MarketContract(ProviderContract):
         assert not any(offer.spot for offer in shop.plain.offers(Want())), "spot was not wanted"
         found = shop.plain.offers(Want(spot="only", disk_gib=20))
         assert any(offer.spot for offer in found) is self.sells_spot, "see ``sells_spot``"
+
+    def test_a_spot_machine_states_the_price_of_the_same_one_on_demand_or_none(
+        self, shop: Shop
+    ) -> None:
+        sold = shop.plain.offers(Want(spot="allowed", disk_gib=20))
+        stated = [offer for offer in sold if offer.on_demand_usd_h is not None]
+        assert bool(stated) is self.states_on_demand, "see ``states_on_demand``"
+        for spot in stated:
+            like = (spot.gpu, spot.gpu_count, spot.region)
+            plain = [one for one in sold if (one.gpu, one.gpu_count, one.region) == like]
+            assert spot.spot and spot.on_demand_usd_h in [
+                pytest.approx(one.price_usd_h) for one in plain if not one.spot
+            ]
 
     @pytest.mark.parametrize(
         ("kind", "error"),

@@ -64,6 +64,7 @@ class TestAzure(MarketContract):
     id_cells: ClassVar = {"name"}
     row = "azure"
     sells_spot = True
+    states_on_demand = True
     elsewhere: ClassVar = {"subscription": "00000000-0000-0000-0000-000000000000"}
 
     @pytest.fixture

@@ -33,6 +33,7 @@ SPOT = Want(spot="only", disk_gib=20)
 class TestEc2(MarketContract):
     row = "ec2"
     sells_spot = True
+    states_on_demand = True
     names_waits = False
 
     @pytest.fixture

@@ -46,6 +46,7 @@ class TestGcp(MarketContract):
     id_cells: ClassVar = {"name", "zone", "kind"}
     row = "gcp"
     sells_spot = True
+    states_on_demand = True
     elsewhere: ClassVar = {"project": "another-project"}
 
     @pytest.fixture

@@ -26,6 +26,7 @@ class TestVerda(MarketContract):
     row = "verda"
     images = False
     sells_spot = True
+    states_on_demand = True
 
     @pytest.fixture
     def want(self) -> Want:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from torpor.control.jobs.records import Job, Stop
+from torpor.control.jobs.report import limits_of
 from torpor.control.reports import MOST_ROWS, Report, Row, moment
 from torpor.shared.values import WorkspaceName
 
@@ -23,20 +26,22 @@ class QueuedJob(msgspec.Struct, frozen=True):
 
 
 class JobList(Report, frozen=True):
-    """``unread``: the workspaces of which jobs could not be read, with the reason."""
+    """``unread``: the workspaces of which jobs could not be read, with the reason. ``usd``: what
+    jobs with a limit of money have cost at most."""
 
     open: list[Job]
     queued: list[QueuedJob]
     ended: list[Job]
     unread: dict[str, str]
+    usd: dict[str, float] = msgspec.field(default_factory=dict)
 
     def rows(self) -> list[Row]:
         """The newest first: those that run, those that wait, those that have ended."""
         waiting = {queued.job: queued for queued in self.queued}
-        rows = [_row(job, waiting.get(job.id)) for job in reversed(self.open)]
+        rows = [self._row(job, waiting.get(job.id)) for job in reversed(self.open)]
         begun = {job.id for job in (*self.open, *self.ended)}
         rows += [_queued_row(queued) for queued in self.queued if queued.job not in begun]
-        rows += [_row(job, None) for job in reversed(self.ended)]
+        rows += [self._row(job, None) for job in reversed(self.ended)]
         left_out = len(rows) - MOST_ROWS
         rows = rows[:MOST_ROWS]
         if left_out > 0:
@@ -50,6 +55,23 @@ class JobList(Report, frozen=True):
             f"Open jobs: {len(self.open)}, runs in queues: {len(self.queued)}, "
             f"ended jobs listed: {len(self.ended)}"
         )
+
+    def _row(self, job: Job, queued: QueuedJob | None) -> Row:
+        state: str = job.state
+        if not job.ended and not job.driven:
+            state += f", its run waits in {queued.queue}" if queued else ", driven by nobody"
+        return {
+            "job": job.id,
+            "workspace": job.workspace,
+            "state": state,
+            "used": limits_of(job, time.time(), self.usd.get(job.id)),
+            "command": command_line(job.command),
+            "began": moment(job.created_unix),
+            "runs on": where(job),
+            "attempts": str(len(job.attempts)),
+            "saves": str(job.saves),
+            "why": job.why,
+        }
 
 
 class JobLog(msgspec.Struct, frozen=True):
@@ -151,28 +173,12 @@ def command_line(command: list[str]) -> str:
     return text if len(text) <= _MOST_COMMAND else f"{text[:_MOST_COMMAND]} ..."
 
 
-def _row(job: Job, queued: QueuedJob | None) -> Row:
-    state: str = job.state
-    if not job.ended and not job.driven:
-        state += f", its run waits in {queued.queue}" if queued else ", driven by nobody"
-    return {
-        "job": job.id,
-        "workspace": job.workspace,
-        "state": state,
-        "command": command_line(job.command),
-        "began": moment(job.created_unix),
-        "runs on": where(job),
-        "attempts": str(len(job.attempts)),
-        "saves": str(job.saves),
-        "why": job.why,
-    }
-
-
 def _queued_row(queued: QueuedJob) -> Row:
     return {
         "job": queued.job,
         "workspace": queued.workspace,
         "state": f"queued in {queued.queue}",
+        "used": "",
         "command": command_line(queued.command),
         "began": moment(queued.since_unix),
         "runs on": "",

@@ -2,7 +2,8 @@
 
 ``jobs/open/ID`` is the truth about a job: flow runs, workers and machines may die under it. Only
 the run that drives the job writes it, over the version that it has just read; whoever wants it to
-stop writes ``jobs/stop/ID``. When the job has ended, the record moves to ``jobs/ended/ID``.
+stop writes ``jobs/stop/ID``, and whoever lets it use more ``jobs/approved/ID``. When the job has
+ended, the record moves to ``jobs/ended/ID``.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""  # the same
     most_hours: float = 0.0  # that its command may run, in all attempts; 0 for no limit
     most_usd: float = 0.0  # that it may cost; 0 for no limit
+    past_budgets: bool = False  # a person lets it go on, up to ``most_usd``, where those are spent
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
@@ -191,6 +193,24 @@ class Stop(msgspec.Struct, frozen=True):
     asked_unix: float
 
 
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's word that a job may use more than it was submitted with. 0: as before."""
+
+    most_hours: float = 0.0
+    most_usd: float = 0.0
+    past_budgets: bool = False
+    approved_unix: float
+
+    def changes(self, job: Job) -> dict[str, Any]:
+        """What of the job's record is other than was approved."""
+        wanted = {
+            "most_hours": self.most_hours or job.most_hours,
+            "most_usd": self.most_usd or job.most_usd,
+            "past_budgets": self.past_budgets or job.past_budgets,
+        }
+        return {name: value for name, value in wanted.items() if getattr(job, name) != value}
+
+
 def new_job_id(run: str, retry: int = 0) -> str:
     """The id of the job that a flow run begins: Prefect may start the same run again. ``retry``:
     how many jobs the run has begun before.
@@ -218,6 +238,9 @@ def is_job_id(text: str) -> bool:
     return len(text) == _ID_CHARS and not set(text) - set("0123456789abcdef")
 
 
+_Kind = Literal["open", "ended", "stop", "approved"]
+
+
 class Jobs:
     """The jobs of one workspace in one store."""
 
@@ -226,6 +249,7 @@ class Jobs:
         advice = "look at the workspace's machine"
         self._records = Records(store, Job, _MOST_BYTES, advice)
         self._stops = Records(store, Stop, _MOST_BYTES, advice)
+        self._approvals = Records(store, Approval, _MOST_BYTES, advice)
         self.workspace = workspace
 
     def of(self, job: str) -> Job | None:
@@ -335,6 +359,20 @@ class Jobs:
         found = self._stops.read(self._key("stop", job))
         return None if found is None else found[0]
 
+    def approve(self, job: str, approval: Approval) -> None:
+        """Let the job use more: whoever drives it goes by that soon. A later approval replaces an
+        earlier one."""
+        self._approvals.put(self._key("approved", job), approval)
+
+    def approved(self, job: str) -> Approval | None:
+        """The last approval of the job."""
+        found = self._approvals.read(self._key("approved", job))
+        return None if found is None else found[0]
+
+    def withdraw_approval(self, job: str) -> None:
+        """Forget what the job was approved for."""
+        self._store.delete([self._key("approved", job)])
+
     def _rewrite(self, job: Job, **changes: Any) -> Job:
         """Write the record of a job that this run drives, with ``changes``. HandedOver if another
         run drives it by now. A record that is older than what this run wrote arrived late, at a
@@ -365,7 +403,8 @@ class Jobs:
         """Move the record of a job that has ended to the history."""
         with suppress(ObjectExists):  # another run has done it
             self._records.create(self._key("ended", job.id), job)
-        self._store.delete([self._key("open", job.id), self._key("stop", job.id)])
+        besides: tuple[_Kind, ...] = ("open", "stop", "approved")
+        self._store.delete([self._key(kind, job.id) for kind in besides])
 
     def _busy(self, job: Job) -> WorkspaceBusy:
         return WorkspaceBusy(
@@ -383,7 +422,7 @@ class Jobs:
         names = [found.key.removeprefix(prefix) for found in self._store.list(prefix)]
         return [name for name in names if is_job_id(name)]
 
-    def _key(self, kind: Literal["open", "ended", "stop"], job: str) -> ObjectKey:
+    def _key(self, kind: _Kind, job: str) -> ObjectKey:
         return ObjectKey(f"workspaces/{self.workspace}/jobs/{kind}/{job_id(job)}")
 
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timezone
+
+import msgspec
 
 from torpor.control.jobs.records import Attempt, Job
 from torpor.control.reports import Report, Row
 
 
+class JobCost(msgspec.Struct, frozen=True):
+    """What the machines of a job cost, in words. ``usd``: at most, of the known prices; None where
+    that is not known. ``saved``: by its spot machines, against the same ones on demand."""
+
+    words: str
+    usd: float | None = None
+    saved: str = ""
+
+    def __str__(self) -> str:
+        return self.words
+
+
 class JobReport(Report, frozen=True):
-    """A job that has ended. ``cost``: of all its machines, from their rentals, in words."""
+    """A job that has ended."""
 
     job: Job
-    cost: str
+    cost: JobCost
 
     @property
     def about(self) -> str:
@@ -28,7 +43,7 @@ class JobReport(Report, frozen=True):
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
-        job = self.job
+        job, limits = self.job, limits_of(self.job, time.time(), self.cost.usd)
         machines = list(dict.fromkeys(attempt.machine for attempt in job.attempts))
         return [
             {"what": "job", "value": f"{job.id}: {' '.join(job.command)[:200]}"},
@@ -39,19 +54,32 @@ class JobReport(Report, frozen=True):
             },
             {"what": "machines", "value": f"{len(machines)}: {', '.join(machines[-20:])}"},
             *([{"what": "nodes", "value": f"{job.nodes} at the same time"}] * (job.nodes > 1)),
-            {"what": "cost", "value": self.cost},
-            *([{"what": "limits", "value": limits}] if (limits := limits_of(job)) else []),
+            {"what": "cost", "value": self.cost.words},
+            *([{"what": "saved by spot", "value": saved}] if (saved := self.cost.saved) else []),
+            *([{"what": "limits", "value": limits}] if limits else []),
             {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},
             {"what": "work lost", "value": f"{self.lost_s:.0f} s"},
             *([{"what": "not used", "value": job.aside}] if job.aside else []),
         ]
 
 
-def limits_of(job: Job) -> str:
-    """The time and the money that the job may use, in words; empty for no limit."""
+def limits_of(job: Job, now_unix: float, usd: float | None) -> str:
+    """What the job has used of its time and of its money, in words; empty for no limit. ``usd``:
+    what it has cost; None where that is not known."""
+    hours = usd_words = ""
+    if job.most_hours:
+        hours = f"{job.worked_s(now_unix) / 3600:.3g} of {job.most_hours:g} h"
+    if job.most_usd:
+        usd_words = f"{'?' if usd is None else f'{usd:.2f}'} of {job.most_usd:.2f} $"
+    return ", ".join(filter(None, (hours, usd_words)))
+
+
+def allowed(job: Job) -> str:
+    """What the job may use, in words."""
     hours = f"{job.most_hours:g} h" if job.most_hours else ""
     usd = f"{job.most_usd:.2f} $" if job.most_usd else ""
-    return " and ".join(filter(None, (hours, usd)))
+    past = "whatever the budgets say" if job.past_budgets else ""
+    return ", ".join(filter(None, (hours, usd, past))) or "no limit of its own"
 
 
 def _attempt(attempt: Attempt) -> str:

@@ -112,6 +112,14 @@ def shown_now(
     ]
 
 
+def until(rental: Rental, end_unix: float | None) -> Rental:
+    """The record, as of a machine that is not counted after ``end_unix``; None: to its own end."""
+    if end_unix is None or (rental.state == "ended" and (rental.ended_unix or 0.0) <= end_unix):
+        return rental
+    seen_unix = None if rental.seen_unix is None else min(rental.seen_unix, end_unix)
+    return msgspec.structs.replace(rental, state="ended", ended_unix=end_unix, seen_unix=seen_unix)
+
+
 def span(rental: Rental, now_unix: float) -> tuple[int, int, int]:
     """When the rental began, and when it ended at the earliest and at the latest, in microseconds
     since 1970."""

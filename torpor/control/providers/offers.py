@@ -33,6 +33,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     spot: bool = False
     bid_usd_h: float | None = None  # of spot, where the market bills the bid: the part to bid
     most_usd_h: float | None = None  # of spot whose price changes while it runs: the most it costs
+    on_demand_usd_h: float | None = None  # of spot: what the same machine costs on demand
     available: bool | None = None
     reliability: float | None = None  # 0 to 1
     many_owners: bool = False

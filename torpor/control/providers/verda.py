@@ -256,6 +256,7 @@ class VerdaProvider:
             provider=self.identity, region=place, domain=f"{kind.instance_type} {place} {spot}",
             gpu=parse_gpu(kind.gpu.description, vram_gib) if count else None, gpu_count=count,
             price_usd_h=_usd(kind.spot_price if spot else kind.price_per_hour) + disk_usd_h,
+            on_demand_usd_h=_usd(kind.price_per_hour) + disk_usd_h if spot else None,
             priced_unix=time.time(), spot=spot, available=True, disk_gib=_MOST_DISK_GB * _GB / GIB,
             architecture="aarch64" if "GB" in kind.instance_type else "x86_64",
             ram_gib=kind.memory.size_in_gigabytes * _GB / GIB, cores=kind.cpu.number_of_cores,

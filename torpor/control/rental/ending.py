@@ -99,7 +99,7 @@ def end_machine(
             why=why,
             snapshot=warrant.snapshot,
             **seen,
-            **{**rental.measured, **_billed(provider, rental)},
+            **{**rental.measured, **billed(provider, rental, time.time())},
         )
 
 
@@ -332,7 +332,7 @@ def close_lost(
     destroyed."""
     if not gone or residue_of(provider, rental.label):
         return False
-    bill = _billed(provider, rental)
+    bill = billed(provider, rental, time.time())
     now = rentals.of(rental.label)
     if now is None:  # another run has recorded its end
         return True
@@ -367,13 +367,13 @@ def residue_of(provider: Provider, label: Label | None) -> list[str]:
     return [residue.id for residue in left if residue.kind not in FREE]
 
 
-def _billed(provider: Provider, rental: Rental) -> dict[str, float]:
-    """What its record says of the price once it ends: the mean price, by its market's history. The
-    bound stays in the record where that is not to be had."""
+def billed(provider: Provider, rental: Rental, now_unix: float) -> dict[str, float]:
+    """What its record says of the price where it ends now: the mean price, by its market's history.
+    The bound stays in the record where that is not to be had."""
     if not rental.most_usd_h or rental.machine is None or not isinstance(provider, Prices):
         return {}
     try:
-        rise = provider.rise_usd_h(rental.offer, rental.created_unix, time.time())
+        rise = provider.rise_usd_h(rental.offer, rental.created_unix, now_unix)
     except TorporError:
         return {}
     return {"price_usd_h": min(rental.price_usd_h + rise, rental.most_usd_h), "most_usd_h": 0.0}

@@ -71,6 +71,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     spot: bool = False
     price_usd_h: float = 0.0
     most_usd_h: float = 0.0  # what an hour may cost, while nobody knows; 0: ``price_usd_h`` is it
+    on_demand_usd_h: float = 0.0  # of spot: what the same machine cost on demand; 0: not known
     machine: MachineId | None = None  # None: the provider has not named one
     host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
     seen_unix: float | None = None  # when the provider last showed the machine
@@ -154,6 +155,7 @@ class Rentals:
             spot=offer.spot,
             price_usd_h=offer.price_usd_h,
             most_usd_h=offer.most_usd_h or 0.0,
+            on_demand_usd_h=offer.on_demand_usd_h or 0.0,
             host_key=host_key,
             project=project,
             job=job,

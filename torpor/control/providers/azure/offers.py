@@ -152,9 +152,10 @@ class AzureOffers:
         sku, image = ware.sku, ware.image
         name = f"{sku.name}/{ware.region}" + ("/spot" if spot else "")
         beside_usd_h = self.beside_usd_h(ware.region, image.gib + want.disk_gib)
-        most_usd_h = None
-        if spot and (sku.name, False) in prices:  # Azure never asks for more
-            most_usd_h = prices[sku.name, False] + beside_usd_h
+        on_demand_usd_h = None
+        if spot and (sku.name, False) in prices:
+            on_demand_usd_h = prices[sku.name, False] + beside_usd_h
+        most_usd_h = on_demand_usd_h  # Azure never asks for more
         if spot and want.max_price_usd_h is not None:  # then that is the limit of the request
             most_usd_h = min(most_usd_h or want.max_price_usd_h, want.max_price_usd_h)
         return Offer(
@@ -170,6 +171,7 @@ class AzureOffers:
             priced_unix=time.time(),
             spot=spot,
             most_usd_h=most_usd_h,
+            on_demand_usd_h=on_demand_usd_h,
             ram_gib=float(sku.says("MemoryGB") or 0) or None,
             cores=float(sku.says("vCPUs") or 0) or None,
         )

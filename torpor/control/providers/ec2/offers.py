@@ -186,8 +186,10 @@ class Ec2Offers:
         default = self._setup.is_default(want.image)
         disk_usd_h = self._prices.disk_usd_h(image.gib + want.disk_gib)
         beside_usd_h = disk_usd_h + self._setup.address_usd_h
+        on_demand_usd_h = None
         if most_usd_h is not None:
             most_usd_h += beside_usd_h
+            on_demand_usd_h = most_usd_h
             if want.max_price_usd_h is not None:  # then that is the limit of the request
                 most_usd_h = min(most_usd_h, want.max_price_usd_h)
         peaks = [card.peak_bandwidth_in_gbps or 0.0 for card in kind.network_info.network_cards]
@@ -204,6 +206,7 @@ class Ec2Offers:
             priced_unix=time.time(),
             spot=spot,
             most_usd_h=most_usd_h,
+            on_demand_usd_h=on_demand_usd_h,
             architecture=image.architecture,
             cuda=DLAMI_CUDA if default and ware.gpu is not None else None,
             ram_gib=kind.memory_info.mib / 1024,

@@ -180,16 +180,19 @@ class GcpOffers:
         *,
         spot: bool,
     ) -> Offer:
-        zone = zone_of(kind.zone)
+        zone, region = zone_of(kind.zone), region_of(kind.zone)
         name = f"{ware}/{zone}" + ("/spot" if spot else "")
         default = self._images.is_default(want.image)
+        beside_usd_h = self.disk_usd_h(image.gib + want.disk_gib) + ADDRESS_USD_H
+        on_demand = self._price(ware, region, zone, spot=False) if spot else None
         return Offer(
             id=name,
             provider=self._client.identity,
             gpu=gpu,
             gpu_count=_accelerator(ware, kind)[1] if gpu is not None else 0,
-            price_usd_h=usd_h + self.disk_usd_h(image.gib + want.disk_gib) + ADDRESS_USD_H,
-            region=region_of(kind.zone),
+            price_usd_h=usd_h + beside_usd_h,
+            on_demand_usd_h=None if on_demand is None else on_demand + beside_usd_h,
+            region=region,
             disk_gib=_MOST_DISK_GIB - image.gib,
             image_gib=image.gib,
             domain=name,

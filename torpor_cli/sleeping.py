@@ -1,0 +1,117 @@
+"""When a machine sleeps by itself: a setting of its workspace, and the schedule of watch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from deployments.terminal import say
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor_cli.asleep import check_unchanged, name_of
+from torpor_cli.question import agrees
+
+if TYPE_CHECKING:
+    from blocks import Workspace
+
+SWITCH_ON: Final = "`torpor up --idle hibernate` switches that on"
+
+
+def sleep_after(workspace: str, after: timedelta | None, *, asks: bool) -> Callable[[], None]:
+    """Check that a machine of the workspace will be hibernated after so long without work; returns
+    what saves this in its block. With ``asks``, whoever is at the terminal may switch the schedule
+    of `watch` on, or go on without; else InvalidInput where it does not act."""
+    if after is None:
+        return lambda: None
+    minutes = _minutes(after)
+
+    from blocks import Workspace
+    from torpor_cli import setup
+
+    old = Workspace.of(workspace)
+    name = name_of(old)
+    kept = {field: getattr(old, field) for field in Workspace.model_fields}
+    kept |= {**(old.model_extra or {}), "sleep_minutes": minutes, "when_idle": "hibernate"}
+    new = setup.made(lambda: Workspace(**kept))
+    new.check_settings()
+    _check_alike(name, new)
+    _see_that_watch_acts(name, asks=asks and sys.stdin.isatty())
+
+    def save() -> None:
+        if new.model_dump() != old.model_dump():
+            check_unchanged(old, "changed")
+            new.save(name, overwrite=True)
+        say(
+            f"{name} sleeps after {minutes} min without work, now and after each wake: "
+            f"`torpor edit {name} sleep_minutes=` gives the idle rules of its block back",
+            sys.stderr,
+        )
+
+    return save
+
+
+def say_where_it_stays_awake(name: str) -> None:
+    """Warn where nothing hibernates an idle machine of the workspace of this block."""
+    if why := _never(name):
+        say(
+            f"torpor: warning: {why}: an idle machine of {name} stays and costs money. {SWITCH_ON}",
+            sys.stderr,
+        )
+
+
+def _minutes(after: timedelta) -> int:
+    minutes, rest_s = divmod(after.total_seconds(), 60)
+    if rest_s or not 1 <= minutes <= 240:
+        raise InvalidInput("--sleep-after is a time such as 30m or 2h: whole minutes, 1m to 4h")
+    return int(minutes)
+
+
+def _check_alike(name: str, new: Workspace) -> None:
+    """InvalidInput where another block for this workspace has other idle rules: watch would choose
+    none of the two."""
+    from blocks import Workspace
+    from blocks.reference import saved_names
+
+    for other in saved_names(Workspace):
+        if other == name:
+            continue
+        try:
+            block = Workspace.of(other)
+            differs = block.name == new.name and block.spec().idle != new.spec().idle
+        except TorporError:  # a damaged block is its own trouble
+            continue
+        if differs:
+            raise InvalidInput(
+                f"the blocks {name} and {other} are both for workspace {new.name}: with other idle "
+                "rules in each, nothing hibernates its machine. Give the other one the same first: "
+                f"`torpor edit {other} sleep_minutes={new.sleep_minutes} when_idle=hibernate "
+                f"idle={new.idle}`, then this command again"
+            )
+
+
+def _never(name: str) -> str:
+    from tasks.prefect_alerts import PrefectAlerts
+
+    return PrefectAlerts().sleeping().never(name)
+
+
+def _see_that_watch_acts(name: str, *, asks: bool) -> None:
+    why = _never(name)
+    if not why:
+        return
+    if not asks:
+        raise InvalidInput(
+            f"--sleep-after would do nothing, and nothing was rented: {why}. {SWITCH_ON}; without "
+            "--sleep-after the machine stays until you hibernate it"
+        )
+    say(f"--sleep-after does nothing by itself: {why}.", sys.stderr)
+    if agrees(
+        "Switch the schedule of watch on? It hibernates every idle machine of this installation "
+        "whose workspace does not say report"
+    ):
+        from deployments import idle
+        from deployments.installation import Installation
+
+        idle.choose(Installation.here(), "hibernate")
+    say_where_it_stays_awake(name)
