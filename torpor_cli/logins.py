@@ -21,7 +21,12 @@ from typing import Any, Final
 
 from deployments.terminal import Waiting, say
 from torpor.control.own_server import FOLDER_VARIABLE, choose_server, state_folder
-from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineUnreachable,
+    TorporError,
+    WorkspaceAsleep,
+)
 from torpor.shared.values import Endpoint, Machine
 from torpor_cli import login_check
 
@@ -285,9 +290,13 @@ def machine_of(workspace: str, wanted: str = "") -> Machine:
     found = list_logins(workspace)
     if wanted:
         found = [machine for machine in found if machine.id == wanted]
+    if not found and wanted:
+        raise InvalidInput(
+            f"workspace {workspace} is on no machine called {wanted}: `torpor status` names its "
+            "machines"
+        )
     if not found:
-        where = f"on no machine called {wanted}" if wanted else "asleep"
-        raise InvalidInput(f"workspace {workspace} is {where}: `torpor wake {workspace}`")
+        raise WorkspaceAsleep(f"workspace {workspace} is asleep: `torpor wake {workspace}`")
     if len(found) > 1:
         ids = ", ".join(machine.id for machine in found)
         raise InvalidInput(
