@@ -19,7 +19,9 @@ from deployments.terminal import say
 from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
+    copying,
     deletion,
+    forwarding,
     installation,
     jobs,
     machines,
@@ -60,6 +62,11 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         machines.wake,
         machines.hibernate,
         machines.ssh,
+        copying.cp,
+        copying.push,
+        copying.pull,
+        forwarding.forward,
+        forwarding.open_,
         machines.deploy,
         machines.spend,
         machines.reconcile,

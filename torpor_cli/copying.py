@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import IO, Annotated, Any, Final, TypeVar, cast
 
 from cyclopts import Parameter
@@ -256,7 +256,7 @@ def look_at(folder: Path, exclude: Sequence[str] = ()) -> Folder:
 def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Copied:
     """Send what differs of the folder into a directory of the workspace, where nothing is deleted,
     and where a file that is newer stays. Call it inside ``connected``."""
-    side = _awake(workspace, machine)
+    side = machine_side(workspace, machine)
     asked = {"do": "receive", "path": into, "count": 1, "contents": True, "outside": False}
     asked["wishes"] = Wishes()._asdict()
     report = _put(side, [Source(str(folder.path), "", list(folder.names))], asked)
@@ -323,9 +323,10 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
     with _git(path) as git:
         if git is None:
             return never
-        argv = [*git, "--literal-pathspecs", "check-ignore", "-z", "--stdin"]
-        said = _said_by_git(argv, path, b"\0".join(map(os.fsencode, rest)), fine=(0, 1))
-    return never | {os.fsdecode(name) for name in said.split(b"\0") if name}
+        argv = [*git, "check-ignore", "-z", "--stdin"]
+        asked = b"\0".join(b"./" + os.fsencode(name) for name in rest)  # a colon has a meaning else
+        said = _said_by_git(argv, path, asked, fine=(0, 1))
+    return never | {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
 
 
 def _is_never(name: str) -> bool:
@@ -391,7 +392,7 @@ def _writable(workspace: str, machine: str) -> Side:
     """The workspace's machine. A person at a terminal may have it waked."""
     with connected():
         try:
-            return _awake(workspace, machine)
+            return machine_side(workspace, machine)
         except WorkspaceAsleep:
             _check_asleep(workspace)
             asleep = (
@@ -402,7 +403,7 @@ def _writable(workspace: str, machine: str) -> Side:
     say(asleep, sys.stderr)
     machines.wake(workspace)
     with connected():
-        return _awake(workspace, machine)
+        return machine_side(workspace, machine)
 
 
 @contextmanager
@@ -413,7 +414,7 @@ def _readable(
     here as long as this context; and their paths there."""
     with connected():
         try:
-            side = _awake(workspace, machine)
+            side = machine_side(workspace, machine)
         except WorkspaceAsleep:
             pass
         else:
@@ -438,7 +439,7 @@ def _readable(
                         workspace, wanted, os.path.join(kept, str(number)), machine="here"
                     )
                 found.append(str(restored.restored_to))
-            yield Side("the snapshot", _command(), [kept]), found
+            yield Side("the snapshot", begin_argv(), [kept]), found
 
 
 def _check_asleep(workspace: str) -> None:
@@ -450,7 +451,8 @@ def _check_asleep(workspace: str) -> None:
         check_not_asleep(open_workspace(workspace))
 
 
-def _awake(workspace: str, machine: str) -> Side:
+def machine_side(workspace: str, machine: str) -> Side:
+    """The workspace's machine; WorkspaceAsleep where it has none. Call it inside ``connected``."""
     from tasks.workspace_blocks import open_workspace
     from torpor_cli import logins
 
@@ -459,11 +461,12 @@ def _awake(workspace: str, machine: str) -> Side:
     file = None if machine else logins.current(workspace)
     file = file or logins.refresh(workspace, machine)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
-    argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(_command())]
+    argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(begin_argv())]
     return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
 
 
-def _command() -> list[str]:
+def begin_argv() -> list[str]:
+    """The command that begins the other side of a copy, which is sent to it."""
     return ["/bin/sh", "-c", _BEGIN, "torpor", "-I", "-c", _SCRIPTED]
 
 
@@ -545,7 +548,7 @@ def _done(
             tries = 1 if shown.calls > before else tries + 1
             shown.ends()
             say(f"torpor: warning: {side.who}: {error}: connecting again", sys.stderr)
-            time.sleep(_PAUSE_S * 2 ** (tries - 1))
+            sleep(_PAUSE_S * 2 ** (tries - 1))
 
 
 class _Lost(Exception):
@@ -565,7 +568,7 @@ class _Shown:
 
     def __call__(self, done: int, total: int) -> None:
         self.calls += 1
-        now_s = time.monotonic()
+        now_s = monotonic()
         if self._follower and total and (now_s >= self._next_s or done >= total):
             self._next_s = now_s + _SHOWN_S
             self._follower.moves(self._words, done, total)
@@ -634,7 +637,8 @@ def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
     """Say what was copied; the exit code."""
     where = f"{who}:{report.target}" if who else report.target
     does = "would copy" if dry_run else "copied"
-    line = f"{does} {report.files:,} files, {report.bytes:,} bytes, to {where}"
+    files = "1 file" if report.files == 1 else f"{report.files:,} files"
+    line = f"{does} {files}, {report.bytes:,} bytes, to {where}"
     if report.unchanged:
         line += f"; {report.unchanged:,} are there already"
     say(plain(line))

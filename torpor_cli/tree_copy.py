@@ -359,7 +359,7 @@ def receive(
             gone=going[:_SHOWN],
             gone_count=len(going),
             names=[entries[index].name for index, _ in would[:_SHOWN]],
-            target=os.path.join(target.base, target.rename),
+            target=os.path.join(target.base, target.rename).rstrip("/"),
         )
     stream.send(report)
     stream.flush()
