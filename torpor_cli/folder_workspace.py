@@ -49,6 +49,9 @@ def checked_folder(folder: Path) -> Path:
     home: all that it holds would be sent to a rented machine, keys and letters too."""
     folder = folder.resolve()
     home = Path.home().resolve()
+    own = state_folder()
+    if own in (folder, *folder.parents):
+        raise InvalidInput(f"{folder} is torpor's own, with keys of stores: no machine gets it")
     if folder == home or folder in home.parents or _SYSTEM.fullmatch(str(folder)):
         what = "your home" if folder == home else "no folder of a project"
         raise InvalidInput(

@@ -136,7 +136,7 @@ def run(
                 secrets=secrets,
                 save_minutes=settings.save_minutes,
                 spot=block.spot,
-                gpu=gpu_of_job(wanted, block),
+                gpu=wanted,
                 most_hours=hours,
             )
         except TorporError as error:
@@ -158,6 +158,10 @@ def argv_of(setup: str, lines: str, command: Sequence[str]) -> list[str]:
     """What the job runs: the command, or the lines where there is none, each time after the setup.
     InvalidInput where there is neither."""
     argv = list(command)
+    if len(argv) == 1 and argv[0].endswith((".yaml", ".yml")):
+        raise InvalidInput(
+            f"{argv[0]} is no program: `torpor run --file {argv[0]}` reads what to run there"
+        )
     if not argv and lines.strip():
         argv = ["bash", "-lc", _LINES, "torpor-run", lines]
     if not argv or not argv[0]:
@@ -168,11 +172,6 @@ def argv_of(setup: str, lines: str, command: Sequence[str]) -> list[str]:
     if not setup.strip():
         return argv
     return ["bash", "-c", _AFTER_SETUP, "torpor-run", _LINES, setup, *argv]
-
-
-def gpu_of_job(wanted: str, block: Workspace) -> str:
-    """The GPUs of the machines that the job rents after a loss; empty for those of the block."""
-    return "" if wanted == block.gpu else wanted
 
 
 def _read(folder: Path, file: Path | None) -> TorporYaml:
@@ -205,15 +204,19 @@ def _paths(given: Sequence[str]) -> list[str]:
 
 def _look_at(folder: Path, brought: Sequence[str]) -> Folder:
     """What is sent of the folder. What a run brings is the machine's: an older copy of a checkpoint
-    here must not replace it there."""
+    here must not replace it there. torpor's own files hold the keys of stores."""
+    from torpor.control.own_server import state_folder
     from torpor_cli import copying
 
     found = copying.look_at(folder, NOT_SENT)
+    own = state_folder()
 
     def is_sent(name: str) -> bool:
         path = PurePosixPath(name)
         if any(fnmatchcase(part, one) for part in path.parts for one in NOT_SENT):
             return False  # git leaves out only those that it does not track
+        if own in (folder / path).parents:
+            return False
         return not any(PurePosixPath(one) in (path, *path.parents) for one in brought)
 
     names = tuple(filter(is_sent, found.names))

@@ -63,6 +63,16 @@ def test_a_home_and_what_is_above_it_is_no_project(
     assert checked_folder(home / "link" / "me" / "train") == home / "train"
 
 
+def test_the_folder_of_torpor_itself_is_no_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
+    (tmp_path / "keys").mkdir()
+    for folder in (tmp_path, tmp_path / "keys"):
+        with pytest.raises(InvalidInput, match="no machine gets it"):
+            checked_folder(folder)
+
+
 def test_a_second_run_is_refused_until_the_first_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

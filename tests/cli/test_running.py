@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 from collections.abc import Callable
@@ -35,6 +36,18 @@ MACHINE = SimpleNamespace(id="m-1", price_usd_h=0.5)
 COMMAND = ["--", "python", "train.py"]
 
 
+REAL = {
+    what: getattr(flow, "fn", flow)
+    for what, flow in {
+        "wake": flows.wake,
+        "create": flows.create,
+        "store": flows.backup,
+        "job": flows.job,
+        "bring": flows.restore_path,
+    }.items()
+}
+
+
 class Here:
     """A folder on this host, and what a run of it did, in order."""
 
@@ -53,6 +66,8 @@ class Here:
         self.copied = copying.Copied(2, 20, 0, (), 0)
 
     def does(self, what: str, **given: Any) -> None:
+        if what in REAL:
+            inspect.signature(REAL[what]).bind(**given)  # the flow takes all of it
         self.did.append(what)
         self.given[what] = given
         if what in self.fails:
@@ -256,6 +271,7 @@ def test_another_file_is_named_in_its_errors(here: Here) -> None:
     ("given", "says"),
     [
         ([], "nothing is to be run"),
+        (["train.yaml"], "`torpor run --file train.yaml` reads"),
         (["--timeout", "0s", *COMMAND], "more than nothing"),
         (["--env", "LR", *COMMAND], "'LR' has no value"),
         (["--bring", "../x", *COMMAND], "no path below the folder"),
@@ -309,6 +325,16 @@ def test_what_is_brought_and_what_gave_way_to_it_is_never_sent(here: Here) -> No
     _run("--yes", "--bring", "outputs/", *COMMAND)
     assert here.sent == ("data.csv", "outputs2/model.pt", "train.py")
     assert (here.given["send"]["folder"].files, here.given["send"]["folder"].bytes) == (3, 14)
+
+
+def test_the_keys_of_torpor_itself_are_never_sent(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORPOR_STATE", str(here.folder / "state"))
+    (here.folder / "state" / "stores").mkdir(parents=True)
+    (here.folder / "state" / "stores" / "mywork").write_text("x")
+    _run("--yes", *COMMAND)
+    assert here.sent == ("data.csv", "train.py")
 
 
 def test_files_that_are_newer_on_the_machine_are_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from torpor_cli.torpor_yaml import (
     read,
 )
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "run.md"
 WHOLE = """
 workspace: mywork
 like: base
@@ -197,3 +199,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read(file)
     file.write_bytes(b"\xef\xbb\xbfrun: python train.py\r\n")
     assert read(file).settings.run == "python train.py"
+
+
+def test_the_guide_names_every_key_and_its_examples_are_true() -> None:
+    text = GUIDE.read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert parse(example).settings.bring == ["outputs"]
+    rows = "".join(re.findall(r"^\| `.*\|$", text, re.MULTILINE))
+    keys = {*Settings.model_fields, *Resources.model_fields}
+    assert {key for key in keys if f"`{key}`" not in rows} == set()
+    said = "resources:\n  gpu: L40S\n  spot: yes\n\nenvs:\n  A: 1\n"
+    with pytest.raises(InvalidInput) as refused:
+        parse(said)
+    assert f"torpor: {refused.value}\n" in text
