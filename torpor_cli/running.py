@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from deployments.terminal import say
-from torpor.shared.errors import InvalidInput, TorporError, WorkspaceAwake, WorkspaceBusy
-from torpor.shared.values import WantChange, workspace_name
+from torpor.shared.errors import (
+    InvalidInput,
+    JobFailed,
+    TorporError,
+    WorkspaceAwake,
+    WorkspaceBusy,
+)
+from torpor.shared.values import Want, WantChange, workspace_name
 from torpor_cli import flow_runs, jobs
 from torpor_cli.flow_runs import Options
 from torpor_cli.output import print_report, print_rows, quiet
@@ -40,7 +46,8 @@ _LINES: Final = 'set -eo pipefail; eval "$1"'
 """Constant. For ``bash -lc``, with lines of the user as its argument: the first line that fails
 ends them, and the files of a login shell may fail before."""
 _AFTER_SETUP: Final = 'bash -lc "$1" torpor-setup "$2" && shift 2 && exec "$@"'
-"""Constant. Runs the lines of a setup, and then the command in their place."""
+"""Constant. For ``bash -lc``: the lines of a setup, and then the command, which finds the Python
+that the setup has found."""
 _SHOWN: Final = 5
 _ENDED: Final = 20
 """Ended jobs among which the one that has just failed is looked for."""
@@ -82,6 +89,7 @@ def run(
         dry_run: Show what would be sent and which offers fit. Make, send and rent nothing.
         yes: Do not ask.
     """
+    from torpor.control.providers.gpu_wishes import wishes_of
     from torpor_cli import folder_workspace, logins
     from torpor_cli.torpor_yaml import hours_of
 
@@ -103,10 +111,11 @@ def run(
         )
     if not logins.has_ssh():
         raise InvalidInput(logins.NO_SSH)
-    sent = _look_at(folder, brought)
+    sent = _look_at(folder)
     _check_secrets(sent, [*settings.accept_secrets, *(accept_secret or [])])
     name = workspace_name(workspace or settings.workspace or folder_workspace.name_for(folder))
     wanted = gpu or settings.resources.gpu
+    wishes_of(Want(gpu=wanted or None))  # InvalidInput before a workspace is made
     with ExitStack() as until_the_end:
         if not dry_run:
             until_the_end.enter_context(folder_workspace.held(name))
@@ -122,7 +131,7 @@ def run(
             with _left_awake(name) as awake:
                 _wake(name, block, is_new, wanted, awake, chosen, yes=yes)
                 _send(sent, name, block, chosen)
-            before = {job.id for job in _jobs(name).ended(_ENDED)}
+                before = {job.id for job in _jobs(name).ended(_ENDED)}
         failure: TorporError | None = None
         try:
             report = flow_runs.run(
@@ -141,6 +150,8 @@ def run(
             )
         except TorporError as error:
             report, failure = None, error
+            if not isinstance(error, JobFailed):  # which ends with the machine
+                say(f"torpor: `torpor status` shows whether {name} is awake", sys.stderr)
         except KeyboardInterrupt:
             for path in brought:
                 into = folder / PurePosixPath(path).parent
@@ -171,7 +182,7 @@ def argv_of(setup: str, lines: str, command: Sequence[str]) -> list[str]:
         )
     if not setup.strip():
         return argv
-    return ["bash", "-c", _AFTER_SETUP, "torpor-run", _LINES, setup, *argv]
+    return ["bash", "-lc", _AFTER_SETUP, "torpor-run", _LINES, setup, *argv]
 
 
 def _read(folder: Path, file: Path | None) -> TorporYaml:
@@ -202,9 +213,9 @@ def _paths(given: Sequence[str]) -> list[str]:
     return [str(path) for path in dict.fromkeys(kept)]
 
 
-def _look_at(folder: Path, brought: Sequence[str]) -> Folder:
-    """What is sent of the folder. What a run brings is the machine's: an older copy of a checkpoint
-    here must not replace it there. torpor's own files hold the keys of stores."""
+def _look_at(folder: Path) -> Folder:
+    """What is sent of the folder: not what gave way to brought results, also where git tracks it,
+    nor torpor's own files, which hold the keys of stores."""
     from torpor.control.own_server import state_folder
     from torpor_cli import copying
 
@@ -213,11 +224,8 @@ def _look_at(folder: Path, brought: Sequence[str]) -> Folder:
 
     def is_sent(name: str) -> bool:
         path = PurePosixPath(name)
-        if any(fnmatchcase(part, one) for part in path.parts for one in NOT_SENT):
-            return False  # git leaves out only those that it does not track
-        if own in (folder / path).parents:
-            return False
-        return not any(PurePosixPath(one) in (path, *path.parents) for one in brought)
+        gave_way = any(fnmatchcase(part, one) for part in path.parts for one in NOT_SENT)
+        return not gave_way and own not in (folder / path).parents
 
     names = tuple(filter(is_sent, found.names))
     if len(names) == len(found.names):

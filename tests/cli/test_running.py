@@ -271,6 +271,7 @@ def test_another_file_is_named_in_its_errors(here: Here) -> None:
     ("given", "says"),
     [
         ([], "nothing is to be run"),
+        (["--gpu", "24 potatoes", *COMMAND], "not understood"),
         (["train.yaml"], "`torpor run --file train.yaml` reads"),
         (["--timeout", "0s", *COMMAND], "more than nothing"),
         (["--env", "LR", *COMMAND], "'LR' has no value"),
@@ -314,16 +315,16 @@ def test_files_that_may_hold_credentials_are_named_and_not_sent(here: Here) -> N
     assert here.sent == (".gitignore", "certs/server.pem", "data.csv", "train.py")
 
 
-def test_what_is_brought_and_what_gave_way_to_it_is_never_sent(here: Here) -> None:
-    """An older checkpoint here would replace the newer one on the machine."""
+def test_what_gave_way_to_results_is_never_sent(here: Here) -> None:
+    """Also where git tracks it. What is brought may be an input of the command, too."""
     aside = "outputs.before-20261129T164432Z-48e531f3"
-    for folder in ("outputs", aside, "outputs2"):
+    for folder in ("outputs", aside):
         (here.folder / folder).mkdir()
         (here.folder / folder / "model.pt").write_text("x")
     subprocess.run(["git", "init", "--quiet"], cwd=here.folder, check=True)
     subprocess.run(["git", "add", "--all"], cwd=here.folder, check=True)
     _run("--yes", "--bring", "outputs/", *COMMAND)
-    assert here.sent == ("data.csv", "outputs2/model.pt", "train.py")
+    assert here.sent == ("data.csv", "outputs/model.pt", "train.py")
     assert (here.given["send"]["folder"].files, here.given["send"]["folder"].bytes) == (3, 14)
 
 
@@ -428,7 +429,9 @@ def test_a_run_that_fails_before_its_job_has_ended_brings_no_earlier_results(
     with pytest.raises(MachineUnreachable):
         _run("--yes", "--bring", "outputs", *COMMAND)
     assert "bring" not in here.did
-    assert "nothing was brought: the job has not ended" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing was brought: the job has not ended" in said
+    assert f"`torpor status` shows whether {here.name} is awake" in said
 
 
 def test_results_of_a_command_that_failed_are_brought_and_its_failure_counts(
@@ -493,6 +496,14 @@ def test_the_setup_runs_before_the_command_and_its_failure_ends_both(tmp_path: P
                  tmp_path) == (0, f"setup\na  b\n{tmp_path}\n")  # fmt: skip
     assert _done(argv_of("exit 3", "echo run", []), tmp_path) == (3, "")
     assert _done(argv_of("echo 1", "echo 2; exit 4", []), tmp_path) == (4, "1\n2\n")
+
+
+def test_a_command_after_a_setup_finds_what_the_setup_has_found(tmp_path: Path) -> None:
+    """A login's files may put another Python first."""
+    (tmp_path / ".bash_profile").write_text("export FOUND=conda\nfalse\n")
+    argv = argv_of("echo $FOUND", "", ["sh", "-c", "echo $FOUND"])
+    assert _done(argv, tmp_path) == (0, "conda\nconda\n")
+    assert _done(argv_of("", "echo $FOUND", []), tmp_path) == (0, "conda\n")
 
 
 def _done(argv: list[str], folder: Path) -> tuple[int, str]:
