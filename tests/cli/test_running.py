@@ -202,6 +202,47 @@ def test_a_no_leaves_nothing_behind(here: Here, monkeypatch: pytest.MonkeyPatch)
     assert (here.did, [*here.saved]) == (["offers"], ["base"])
 
 
+def test_ctrl_c_at_the_question_leaves_nothing_behind(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(asked: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _run(*COMMAND)
+    assert (here.did, [*here.saved]) == (["offers"], ["base"])
+    assert "is awake" not in capsys.readouterr().err
+
+
+def test_a_detached_job_begins_once_the_files_are_there(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[Any] = []
+
+    def submit(name: str, **given: Any) -> Any:
+        begun.append((name, [*here.did], given["parameters"]["command"]))
+        return SimpleNamespace(id="0f8fad5b-d9cb-469f-a165-70867728950e", name="eager-owl")
+
+    monkeypatch.setattr(flows, "job", SimpleNamespace(name="job"))
+    monkeypatch.setattr("prefect.deployments.run_deployment", submit)
+    monkeypatch.setattr("tasks.own_deployments.check_own", lambda name: None)
+    _run("--yes", "--detach", *COMMAND)
+    assert begun == [("job/job", ["create", "send", "store"], ["python", "train.py"])]
+    said = capsys.readouterr().out
+    assert f"torpor job log {here.name} " in said and f"torpor job cancel {here.name} " in said
+
+
+def test_json_is_all_that_standard_output_has(
+    here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.machines.append(MACHINE)
+    here.saved[here.name] = Workspace(name=here.name)
+    _run("--json", "--bring", "outputs", *COMMAND)
+    assert here.did == ["store", "send", "store", "job", "bring"]
+    assert json.loads(capsys.readouterr().out)
+
+
 def test_no_machine_on_sale_and_nobody_at_the_terminal_leave_nothing_behind(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
