@@ -66,7 +66,7 @@ def give(
         folder.make()
         if isinstance(request, HearForAttempt):
             end_save(call.home, workspace)  # of the attempt before, with that one's save command
-        give_up = time.monotonic() + LEAVE_S
+        give_up = time.monotonic() + HANGS_S
         while (lock := _vacant(folder)) is None:
             if folder.bundle() != _bundle(start):
                 if isinstance(request, Autosave):
@@ -80,7 +80,8 @@ def give(
                     raise  # it may have used grants, and each is for one process
                 call.check()
                 if time.monotonic() >= give_up:
-                    raise MachineError(f"the process of {folder.path} is silent: {error}") from None
+                    lock = _dismissed(folder, call)
+                    break
             else:
                 return
             time.sleep(_POLL_S)
@@ -117,17 +118,14 @@ def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
 def end_saves_for(job: str, call: Call) -> None:
     """The job was stopped, and its save command with it: no grants are left for it, and no process
     takes a book that is still on its way. One that hangs with them is ended."""
-    there = {folder.path: folder for folder in autosave_folders(call.home)}
-    for path in own_folders(call.home / AUTOSAVES):  # a command may have removed those
-        there.setdefault(path, AutosaveFolder(call.home, WorkspaceName(path.name)))
-    for folder in there.values():
+    for folder in _all_folders(call.home):
         with suppress(OSError):  # it is gone, and so is its process; or nothing can be written
             _end_for(folder, job, call)
 
 
 def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
     request = HearForAttempt(folder.workspace, job, 0, over=True)
-    give_up = time.monotonic() + HANGS_S
+    give_up, ends = time.monotonic() + HANGS_S, 0.0
     while (lock := _vacant(folder)) is None:
         try:
             _ask(folder, call.request_id, request)
@@ -139,10 +137,12 @@ def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
             if folder.read().job == job:
                 end_save(call.home, folder.workspace)
             return
-        if folder.read().job not in ("", job):  # nothing of this job is there; empty: not yet known
-            return
+        told = folder.read()
+        if told.job != job and (folder.has_told or time.monotonic() >= give_up):
+            return  # nothing of this job is there
         if time.monotonic() >= give_up:
-            if folder.read().job != job or time.monotonic() >= give_up + HARD_S:
+            ends = ends or time.monotonic() + HARD_S
+            if not told.saves_until_unix or time.monotonic() >= ends:
                 return
             kill(own_processes(folder.path))
         time.sleep(_POLL_S)
@@ -153,6 +153,15 @@ def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
             folder.write(msgspec.structs.replace(told, over=True))
     finally:
         os.close(lock)
+
+
+def _all_folders(home: Path) -> list[AutosaveFolder]:
+    """Those of all workspaces that were ever saved so, and of all processes that live: a command
+    may have removed a folder."""
+    there = {folder.path: folder for folder in autosave_folders(home)}
+    for path in own_folders(home / AUTOSAVES):
+        there.setdefault(path, AutosaveFolder(home, WorkspaceName(path.name)))
+    return [*there.values()]
 
 
 def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
@@ -173,17 +182,17 @@ def _state_of(folder: AutosaveFolder, call: Call) -> AutosaveState:
 
 def end_autosave(request: EndAutosave, call: Call) -> Nothing:
     workspace = workspace_name(request.workspace)
-    folder = AutosaveFolder(call.home, workspace)
-    if folder.identity() is not None:
-        os.close(_dismissed(folder, call))
+    with _own_turn(call), suppress(FileNotFoundError):  # neither a folder nor a process is there
+        os.close(_dismissed(AutosaveFolder(call.home, workspace), call))
     end_their_saves(workspace, call)
     return Nothing()
 
 
 def dismiss_autosaves(home: Path, call: Call) -> None:
     """Before HOME is removed. WorkspaceBusy while a process does not leave."""
-    for folder in autosave_folders(home):
-        os.close(_dismissed(folder, call))
+    for folder in _all_folders(home):
+        with suppress(FileNotFoundError):  # as in end_autosave
+            os.close(_dismissed(folder, call))
 
 
 def used_bundles(home: Path) -> set[Path]:
@@ -223,14 +232,19 @@ def _vacant(folder: AutosaveFolder) -> int | None:
 
 
 def _dismissed(folder: AutosaveFolder, call: Call) -> int:
-    """The lock of the folder, whose process has left."""
-    give_up = time.monotonic() + LEAVE_S
+    """The lock of the folder, whose process has left. One that has not answered is ended."""
+    give_up, ends, hangs = time.monotonic() + LEAVE_S, 0.0, True
     while (lock := _vacant(folder)) is None:
         with suppress(OSError, MachineError):
             _ask(folder, call.request_id, Bye())
+            hangs = False
         end_save(call.home, folder.workspace)
         call.check()
         if time.monotonic() >= give_up:
+            ends = ends or time.monotonic() + HARD_S
+        if hangs and time.monotonic() < ends:
+            kill(own_processes(folder.path))
+        elif ends:
             raise WorkspaceBusy(
                 f"the process that saves workspace {folder.workspace} by itself does not leave: "
                 "wait until its save has ended, then run it again"

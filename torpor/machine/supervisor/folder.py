@@ -281,6 +281,11 @@ class AutosaveFolder(ProcessFolder):
         except FileNotFoundError:
             return ""
 
+    @property
+    def has_told(self) -> bool:
+        """Whether a process has written anything."""
+        return _is_there(self._state)
+
     def read(self) -> Told:
         """What the newest process wrote, whether it lives or not; nothing where that is not what
         one writes."""
