@@ -29,7 +29,7 @@ from typing import IO, Any, Callable, Iterable, Iterator, NamedTuple  # noqa: UP
 CHUNK_BYTES = 1 << 20
 KEPT_BYTES = 1 << 20
 """Of less, a copy that ended leaves nothing beside the file."""
-MOST_ENTRIES = 5_000_000
+MOST_ENTRIES = 2_000_000
 _MOST_FRAME_BYTES = 16 << 20
 _BATCH = 500
 _LONGEST = 4000
@@ -38,6 +38,7 @@ _SHOWN = 20
 _JUPYTER_S = 60
 _HEAD = struct.Struct(">cI")
 _JSON, _DATA, _END, _ERROR = b"j", b"d", b"e", b"x"
+_NO_COPY = "the other side sent what is no part of a copy"
 _PART = re.compile(r"\.torpor-[0-9a-f]{32}\.part")
 _MODE = 0o777
 """What a copy keeps of a mode: no program gets its owner's rights by being copied."""
@@ -48,7 +49,7 @@ class Refused(Exception):
 
 
 class Broken(Exception):
-    """The connection ended, or brought what is none of ours."""
+    """The connection ended."""
 
 
 class Entry(NamedTuple):
@@ -106,10 +107,10 @@ class Stream:
     def read(self) -> tuple[bytes, bytes]:
         kind, size = _HEAD.unpack(self._exactly(_HEAD.size))
         if size > _MOST_FRAME_BYTES or kind not in (_JSON, _DATA, _END, _ERROR):
-            raise Broken("the other side sent what is no part of a copy")
+            raise Refused(_NO_COPY)
         payload = self._exactly(size)
         if kind == _ERROR:
-            raise Refused(payload.decode(errors="replace"))
+            raise Refused(payload[:_LONGEST].decode(errors="replace"))
         return kind, payload
 
     def send_list(self, values: list[Any]) -> None:
@@ -120,18 +121,20 @@ class Stream:
     def expect_list(self) -> list[Any]:
         values: list[Any] = []
         while batch := self.expect():
+            if not isinstance(batch, list):
+                raise Refused(_NO_COPY)
             values += batch
             if len(values) > MOST_ENTRIES:
                 raise Refused(f"more than {MOST_ENTRIES:,} files and directories in one copy")
         return values
 
     def expect(self) -> Any:
-        """The next value. Broken for anything else."""
+        """The next value. Refused for anything else."""
         kind, payload = self.read()
         if kind == _JSON:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 return json.loads(payload)
-        raise Broken("the other side sent what is no part of a copy")
+        raise Refused(_NO_COPY)
 
     def refuse(self, why: str) -> None:
         with suppress(Broken, Refused):
@@ -177,12 +180,12 @@ def send(
     skipped: list[str] = []
     found = [one for source in sources for one in found_in(source, skipped)]
     stream.send_list([entry for _, entry in found])
-    stream.send({"skipped": skipped[:_SHOWN], "skipped_count": len(skipped)})
+    stream.send([skipped[:_SHOWN], len(skipped)])
     stream.flush()
-    wanted = stream.expect_list()
-    if any(not 0 <= index < len(found) for index, _ in wanted):
-        raise Broken("the other side wants a file that was not listed")
+    wanted = [_wish(one, found) for one in stream.expect_list()]
     extra = stream.expect_list()
+    if not all(_is_name(name) for name in extra):
+        raise Refused(_NO_COPY)
     total = sum(found[index][1].size - offset for index, offset in wanted)
     done = 0
     for index, offset in wanted:
@@ -191,7 +194,32 @@ def send(
     kept = protected(extra)
     stream.send_list([index for index, name in enumerate(extra) if name not in kept])
     stream.flush()
-    return Report(*stream.expect())
+    return _report(stream.expect())
+
+
+def _wish(value: Any, found: list[tuple[str, Entry]]) -> tuple[int, int]:
+    """Which file the receiver wants, and from which byte on."""
+    if isinstance(value, list) and [type(one) for one in value] == [int, int]:
+        index, offset = value
+        if 0 <= index < len(found) and 0 <= offset <= found[index][1].size:
+            return index, offset
+    raise Refused(_NO_COPY)
+
+
+def _is_name(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(os.fsencode(value)) and "\0" not in value
+    except ValueError:
+        return False
+
+
+def _report(value: Any) -> Report:
+    kinds = [int, int, int, list, int, list, int, list, int, list, str]
+    if not isinstance(value, list) or [type(one) for one in value] != kinds:
+        raise Refused(_NO_COPY)
+    if not all(isinstance(name, str) for one in value if isinstance(one, list) for name in one):
+        raise Refused(_NO_COPY)
+    return Report(*value)
 
 
 def found_in(source: Source, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
@@ -207,9 +235,7 @@ def found_in(source: Source, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
     yield from _below(os.path.realpath(source.path), source.name, skipped)
 
 
-def _below(
-    path: str, name: str, skipped: list[str], *, parts: bool = False
-) -> Iterator[tuple[str, Entry]]:
+def _below(path: str, name: str, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
     try:
         info = os.lstat(path)
     except OSError as error:
@@ -223,23 +249,21 @@ def _below(
         yield path, Entry("l", name, mode, 0, info.st_mtime_ns, os.readlink(path))
     elif stat.S_ISDIR(info.st_mode):
         yield path, Entry("d", name, mode, 0, info.st_mtime_ns, "")
-        yield from _in_folder(path, f"{name}/", skipped, parts=parts)
+        yield from _in_folder(path, f"{name}/", skipped)
     else:
         skipped.append(f"{name} (a device, a pipe or a socket)")
 
 
-def _in_folder(
-    path: str, prefix: str, skipped: list[str], *, parts: bool = False
-) -> Iterator[tuple[str, Entry]]:
-    """``parts``: with what earlier copies have left."""
+def _in_folder(path: str, prefix: str, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
+    """Without what earlier copies have left beside files."""
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
         skipped.append(f"{prefix or path} ({error.strerror})")
         return
     for name in names:
-        if parts or not _PART.fullmatch(name):
-            yield from _below(os.path.join(path, name), prefix + name, skipped, parts=parts)
+        if not _PART.fullmatch(name):
+            yield from _below(os.path.join(path, name), prefix + name, skipped)
 
 
 def _send_file(
@@ -340,7 +364,8 @@ def receive(
             )
             files += whole
         may_go = stream.expect_list()
-        going = [extra[index] for index in may_go if 0 <= index < len(extra)]
+        allowed = {index for index in may_go if type(index) is int}
+        going = [name for index, name in enumerate(extra) if index in allowed]
         if not wishes.dry_run:
             for index in plan.links:
                 files += disk.link(entries[index], plan.before[index])
@@ -390,8 +415,10 @@ def _above(names: Iterable[str]) -> set[str]:
 def _listed(stream: Stream, target: Target) -> tuple[list[Entry], list[str]]:
     entries = [_checked(fields, target.rename) for fields in stream.expect_list()]
     said = stream.expect()
-    failed = [str(one) for one in said["skipped"]]
-    return entries, failed + ["more"] * min(MOST_ENTRIES, said["skipped_count"] - len(failed))
+    if not isinstance(said, list) or [type(one) for one in said] != [list, int]:
+        raise Refused(_NO_COPY)
+    failed = [str(one) for one in said[0][:_SHOWN]]
+    return entries, failed + ["more"] * min(MOST_ENTRIES, said[1] - len(failed))
 
 
 def _checked(fields: Any, rename: str) -> Entry:
@@ -412,7 +439,7 @@ def _checked(fields: Any, rename: str) -> Entry:
             and os.fsencode(entry.name + entry.target) is not None
         )
     except (AttributeError, TypeError, ValueError):
-        raise Broken("the other side sent what is no part of a copy") from None
+        raise Refused(_NO_COPY) from None
     if not fits:
         raise Refused(f"the other side sent a name that leads out of the target: {entry.name!r}")
     name = "/".join([rename or parts[0], *parts[1:]])
@@ -578,7 +605,7 @@ class _Disk:
                 data = frame[1]
                 done += len(data)
                 if written + len(data) > entry.size:
-                    raise Broken("the other side sent more of a file than it had said")
+                    raise Refused("the other side sent more of a file than it had said")
                 if fd >= 0:
                     try:
                         _write_all(fd, data)
@@ -589,14 +616,14 @@ class _Disk:
                 written += len(data)
                 moved(done)
             if frame[0] != _END:
-                raise Broken("the other side sent what is no part of a copy")
+                raise Refused(_NO_COPY)
             if fd < 0:
                 return False, done
             if frame[1]:
                 self.failed.append(f"{entry.name} ({frame[1].decode(errors='replace')})")
                 written = 0
             elif written != entry.size:
-                raise Broken("the other side sent less of a file than it had said")
+                raise Refused("the other side sent less of a file than it had said")
             else:
                 whole = self._name(entry, fd, before)
                 written = 0
@@ -659,7 +686,7 @@ class _Disk:
         keep = listed | _above(listed)
         if self._fd < 0:
             return []
-        here = [entry.name for _, entry in _in_folder(self._base, "", [], parts=True)]
+        here = [entry.name for _, entry in _in_folder(self._base, "", [])]
         return [name for name in reversed(here) if name not in keep]
 
     def delete(self, names: list[str]) -> list[str]:

@@ -281,7 +281,11 @@ def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
     assert cp("mywork:outputs", "mine") == 0
     assert pull("mywork") == 0
     assert names_in(here) == {"mine/model", "a.py"}
-    assert "workspace mywork is asleep: its newest snapshot is read" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "workspace mywork is asleep: its newest snapshot is read" in said.err
+    assert pull("mywork", delete=True) == 0
+    assert names_in(here) == {"a.py"}
+    assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"
 
 
 def test_a_machine_that_may_still_exist_is_not_taken_for_asleep(
@@ -318,7 +322,19 @@ def test_look_at_refuses_what_would_be_something_else_on_a_machine(here: Path) -
         look_at(here)
 
 
-def test_a_full_disk_here_is_an_error_of_this_host(here: Path, there: Path) -> None:
+def test_a_home_with_its_keys_is_not_pushed_by_mistake(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    with pytest.raises(InvalidInput, match="holds your home, with its keys"):
+        push("mywork")
+    with pytest.raises(InvalidInput, match="holds your home"):
+        push("mywork", here.parent)
+    with pytest.raises(InvalidInput, match="name a folder"):
+        push("mywork", Path("/"))
+
+
+def test_what_cannot_be_written_here_is_an_error_of_this_host(here: Path, there: Path) -> None:
     written(there / "a")
     written(here / "file")
     with pytest.raises(TorporError, match=r"this host: .*file"):

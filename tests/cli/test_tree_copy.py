@@ -80,7 +80,7 @@ def told_by_hand(
     script = BytesIO()
     by_hand = Stream(BytesIO(), script)
     by_hand.send_list(entries)
-    by_hand.send({"skipped": [], "skipped_count": 0})
+    by_hand.send([[], 0])
     for kind, payload in frames:
         by_hand.write(kind, payload)
     if not frames or frames[-1][0] == END:
@@ -130,7 +130,7 @@ def test_a_name_that_leads_out_of_the_target_ends_the_copy(target: Path, name: s
     "entry", [[], ["f"], "text", ["f", 1, 2, 3, 4, ""], ["f", "a", 0, -1, 0, ""], None]
 )
 def test_an_entry_that_is_none_ends_the_copy(target: Path, entry: Any) -> None:
-    with pytest.raises((Broken, Refused)):
+    with pytest.raises(Refused):
         told_by_hand(target, [entry])
 
 
@@ -197,6 +197,35 @@ def test_a_copy_that_breaks_leaves_no_half_file_and_goes_on_where_it_stopped(
     assert names_in(target) == names_in(source)
 
 
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"not": "a list"}],
+        [[[0, -1]], []],
+        [[[7, 0]], []],
+        [[["0", 0]], []],
+        [[], [5], []],
+        [[], [], {}],
+        [[], [], ["text"] * 11],
+        [[], [], [0, 0, 0, [1], 0, [], 0, [], 0, [], ""]],
+    ],
+)
+def test_a_receiver_that_answers_what_no_receiver_does_ends_the_copy(
+    source: Path, answers: list[Any]
+) -> None:
+    script = BytesIO()
+    for answer in answers:
+        Stream(BytesIO(), script).send(answer)
+    with pytest.raises(Refused, match="no part of a copy"):
+        send(Stream(BytesIO(script.getvalue()), BytesIO()), [Source(str(source), "")])
+
+
+def test_words_that_are_no_frame_end_the_copy(target: Path) -> None:
+    for said in (b"Welcome to Ubuntu\n", b"j\0\0\0\x04{{{{", b"j\xff\xff\xff\xff"):
+        with pytest.raises(Refused, match="no part of a copy"):
+            receive(Stream(BytesIO(said), BytesIO()), Target(str(target)), PLAIN)
+
+
 def test_what_broke_early_leaves_nothing(target: Path) -> None:
     with pytest.raises(Broken):
         told_by_hand(target, [Entry("f", "x", 0o644, 9, 1, "")], (DATA, b"half"))
@@ -212,7 +241,7 @@ def test_a_file_that_became_shorter_while_it_was_read_does_not_arrive(target: Pa
 
 @pytest.mark.parametrize("data", [b"more", b"l"])
 def test_a_file_of_another_size_than_was_said_does_not_arrive(target: Path, data: bytes) -> None:
-    with pytest.raises(Broken, match="of a file than it had said"):
+    with pytest.raises(Refused, match="of a file than it had said"):
         told_by_hand(target, [Entry("f", "x", 0o644, 2, 1, "")], (DATA, data), (END, b""))
     assert names_in(target) == set()
 
