@@ -18,6 +18,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -36,6 +38,10 @@ _LONGEST = 4000
 _SHOWN = 20
 """Names in a report; the others are counted."""
 _JUPYTER_S = 60
+_ANSWER_S = 3
+_QUIET_S = 1800
+"""A machine's side that hears nothing for so long ends: as a program of a login, it would keep an
+idle machine awake."""
 _HEAD = struct.Struct(">cI")
 _JSON, _DATA, _END, _ERROR = b"j", b"d", b"e", b"x"
 _NO_COPY = "the other side sent what is no part of a copy"
@@ -82,13 +88,16 @@ class Report(NamedTuple):
 
 
 class Stream:
-    """Frames of one kind, a length and so many bytes."""
+    """Frames of one kind, a length and so many bytes. ``quiet_s``: the process ends where the other
+    side neither sends nor takes anything for so long; 0: it waits."""
 
-    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
+    def __init__(self, reader: IO[bytes], writer: IO[bytes], quiet_s: int = 0) -> None:
         self._reader = reader
         self._writer = writer
+        self._quiet_s = quiet_s
 
     def write(self, kind: bytes, payload: bytes = b"") -> None:
+        self._watch()
         try:
             self._writer.write(_HEAD.pack(kind, len(payload)))
             self._writer.write(payload)
@@ -99,6 +108,7 @@ class Stream:
         self.write(_JSON, json.dumps(value).encode())
 
     def flush(self) -> None:
+        self._watch()
         try:
             self._writer.flush()
         except (OSError, ValueError):
@@ -141,7 +151,12 @@ class Stream:
             self.write(_ERROR, why.encode(errors="replace")[:_LONGEST])
             self.flush()
 
+    def _watch(self) -> None:
+        if self._quiet_s:
+            signal.alarm(self._quiet_s)
+
     def _exactly(self, size: int) -> bytes:
+        self._watch()
         data = self._reader.read(size)
         if len(data) != size:
             raise Broken("the connection ended")
@@ -527,7 +542,7 @@ class _Disk:
     def fails(self, name: str, error: OSError) -> None:
         """Note it. A disk without space ends the copy: each further file would fail, too."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Refused(f"no space is left for {name} in {self._base}") from error
+            raise OSError(error.errno, error.strerror, os.path.join(self._base, name)) from error
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             why = "there, a directory above it is a symlink or a file"
         else:
@@ -895,16 +910,18 @@ def _jupyter(roots: list[str]) -> dict[str, Any]:
 
 def _running_jupyter() -> dict[str, Any] | None:
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    folder = os.environ.get("JUPYTER_RUNTIME_DIR") or os.path.join(data, "jupyter", "runtime")
+    data = os.environ.get("JUPYTER_DATA_DIR") or os.path.join(data, "jupyter")
+    folder = os.environ.get("JUPYTER_RUNTIME_DIR") or os.path.join(data, "runtime")
     found: list[tuple[float, dict[str, Any]]] = []
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if not re.fullmatch(r"(jpserver|nbserver)-\d+\.json", name):
             continue
         path = os.path.join(folder, name)
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # of a server that has ended
             with open(path, encoding="utf-8") as opened:
                 said = json.load(opened)
             os.kill(said["pid"], 0)
+            socket.create_connection(("localhost", said["port"]), _ANSWER_S).close()
             wanted = {"port": said["port"], "token": said["token"], "base_url": said["base_url"]}
             found.append((os.stat(path).st_mtime, wanted))
     return max(found, key=lambda one: one[0])[1] if found else None
@@ -913,7 +930,7 @@ def _running_jupyter() -> dict[str, Any] | None:
 def main() -> int:
     """Serve whoever has started this, over standard input and output."""
     try:
-        serve(Stream(sys.stdin.buffer, sys.stdout.buffer))
+        serve(Stream(sys.stdin.buffer, sys.stdout.buffer, _QUIET_S))
     except Broken:  # its laptop has gone
         return 1
     return 0
