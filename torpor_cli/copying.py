@@ -531,20 +531,19 @@ def _done(
     does: Callable[[Stream, Callable[[int, int], None]], AnswerT],
     words: str,
 ) -> AnswerT:
-    """Do it over a new connection, and again where the connection breaks: what was copied is not
+    """Do it over a new connection, and again where one that stood breaks: what was copied is not
     copied again."""
     shown = _Shown(words)
     shown.begins()
-    tries = 1
+    tries, begun = 1, False
     while True:
-        begun = False
         before = shown.calls
         try:
             with _connected_to(side) as stream:
                 begun = True
                 stream.send({**asked, "roots": side.roots})
                 stream.flush()
-                return does(stream, shown)
+                done = does(stream, shown)
         except Refused as error:
             raise MachineError(f"{side.who}: {plain(str(error))}") from None
         except OSError as error:
@@ -557,6 +556,9 @@ def _done(
             shown.ends()
             say(f"torpor: warning: {side.who}: {error}: connecting again", sys.stderr)
             sleep(_PAUSE_S * 2 ** (tries - 1))
+        else:
+            shown.ends()
+            return done
 
 
 class _Lost(Exception):
@@ -577,6 +579,9 @@ class _Shown:
     def __call__(self, done: int, total: int) -> None:
         self.calls += 1
         now_s = monotonic()
+        if self._follower and total and self.calls == 1:
+            self.ends()
+            self._follower.moves(self._words, 0, total)
         if self._follower and total and (now_s >= self._next_s or done >= total):
             self._next_s = now_s + _SHOWN_S
             self._follower.moves(self._words, done, total)

@@ -220,14 +220,15 @@ def test_a_connection_that_breaks_is_made_again_and_the_copy_goes_on(
     content = os.urandom(8_000_000)
     (here / "big").write_bytes(content)
     count = tmp_path / "count"
-    breaks = f'echo >> {count}; test "$(wc -l < {count})" -gt 2 && exec "$@"; '
-    broken = f'{breaks} dd bs=65536 count=60 2>/dev/null | "$@"'
+    whole = f'echo >> {count}; test "$(wc -l < {count})" -gt 2 && exec "$@"; '
+    away = f'test "$(wc -l < {count})" -gt 1 && exit 255; '
+    broken = f'{whole} {away} dd bs=65536 count=60 2>/dev/null | "$@"'
     argv = ["/bin/sh", "-c", broken, "sh", *begin_argv()]
     answers(monkeypatch, lambda: Side("mywork", argv, [str(there)]))
     assert cp("big", "mywork:big") == 0
     assert (there / "big").read_bytes() == content
     assert names_in(there) == {"big"}
-    assert pauses == [2.0, 2.0]
+    assert pauses == [2.0, 4.0]
     assert count.read_text() == "\n" * 3
 
 
@@ -339,3 +340,12 @@ def test_what_cannot_be_written_here_is_an_error_of_this_host(here: Path, there:
     written(here / "file")
     with pytest.raises(TorporError, match=r"this host: .*file"):
         cp("mywork:a", "file/a")
+
+
+def test_a_pipe_reads_what_is_compared_and_how_much_is_copied(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "a", "x" * 2_000_000)
+    assert cp("a", "mywork:a") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["copying to mywork: comparing", "copying to mywork: 2.0 MB"]
