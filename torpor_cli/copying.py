@@ -468,6 +468,7 @@ def machine_side(workspace: str, machine: str) -> Side:
     file = None if machine else logins.current(workspace)
     file = file or logins.refresh(workspace, machine)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
+    options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
     argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(begin_argv())]
     return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
 

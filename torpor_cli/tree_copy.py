@@ -29,6 +29,8 @@ from contextlib import suppress
 from typing import IO, Any, Callable, Iterable, Iterator, NamedTuple  # noqa: UP035 - Python 3.8
 
 CHUNK_BYTES = 1 << 20
+LOCK_WAIT_S = 75.0
+"""For a file that an earlier connection of the same copy may still hold; more than _STALLED_S."""
 KEPT_BYTES = 1 << 20
 """Of less, a copy that ended leaves nothing beside the file."""
 MOST_ENTRIES = 2_000_000
@@ -42,6 +44,9 @@ _ANSWER_S = 3
 _QUIET_S = 1800
 """A machine's side that hears nothing for so long ends: as a program of a login, it would keep an
 idle machine awake."""
+_STALLED_S = 60
+"""It ends so early while the bytes of a file are on their way: the line is broken, and the next
+connection wants to go on with the file."""
 _HEAD = struct.Struct(">cI")
 _JSON, _DATA, _END, _ERROR = b"j", b"d", b"e", b"x"
 _NO_COPY = "the other side sent what is no part of a copy"
@@ -94,7 +99,7 @@ class Stream:
     def __init__(self, reader: IO[bytes], writer: IO[bytes], quiet_s: int = 0) -> None:
         self._reader = reader
         self._writer = writer
-        self._quiet_s = quiet_s
+        self._quiet_s = self._limit_s = quiet_s
 
     def write(self, kind: bytes, payload: bytes = b"") -> None:
         self._watch()
@@ -151,9 +156,14 @@ class Stream:
             self.write(_ERROR, why.encode(errors="replace")[:_LONGEST])
             self.flush()
 
+    def hurry(self, expected: bool) -> None:
+        """Whether bytes of a file are expected now."""
+        self._limit_s = min(_STALLED_S, self._quiet_s) if expected else self._quiet_s
+        self._watch()
+
     def _watch(self) -> None:
-        if self._quiet_s:
-            signal.alarm(self._quiet_s)
+        if self._limit_s:
+            signal.alarm(self._limit_s)
 
     def _exactly(self, size: int) -> bytes:
         self._watch()
@@ -616,6 +626,7 @@ class _Disk:
                 fd = _opened_part(_part_of(entry), folder, offset)
             except OSError as error:
                 self.fails(entry.name, error)
+            stream.hurry(True)
             while (frame := stream.read())[0] == _DATA:
                 data = frame[1]
                 done += len(data)
@@ -644,6 +655,7 @@ class _Disk:
                 written = 0
             return whole, done
         finally:
+            stream.hurry(False)
             if fd >= 0:
                 os.close(fd)
                 if not whole and written < KEPT_BYTES:
@@ -770,13 +782,7 @@ def _opened_part(part: str, folder: int, offset: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_APPEND
     fd = os.open(part, flags, 0o600, dir_fd=folder)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, "another copy is writing it") from None
-        except OSError as error:  # a file system without locks
-            if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
-                raise
+        _lock(fd)
         # Another copy may have renamed it between the two calls.
         now = os.stat(part, dir_fd=folder, follow_symlinks=False)
         held = os.fstat(fd)
@@ -790,6 +796,24 @@ def _opened_part(part: str, folder: int, offset: int) -> int:
         os.close(fd)
         raise OSError(errno.EBUSY, "another copy is writing it")
     return fd
+
+
+def _lock(fd: int) -> None:
+    """Hold the file alone, where the file system has locks."""
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise OSError(errno.EBUSY, "another copy is writing it") from None
+            time.sleep(0.2)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
+                raise
+            return
+        else:
+            return
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -72,7 +72,7 @@ def copied(
         told = send(
             Stream(answers, asks),
             [Source(str(source), "")],
-            protected=lambda names: protected & set(names),
+            protected=lambda names: set(protected).intersection(names),
         )
         assert received.result() == told
     return told
@@ -268,7 +268,27 @@ def test_what_somebody_wrote_meanwhile_stays(target: Path, monkeypatch: pytest.M
     assert names_in(target) == {"x"}
 
 
-def test_two_copies_of_one_file_at_a_time_do_not_mix(target: Path, tmp_path: Path) -> None:
+def test_a_copy_waits_for_a_file_that_an_earlier_connection_still_holds(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line broke, and the machine has not noticed yet."""
+    content = os.urandom(KEPT_BYTES)
+    entry = Entry("f", "x", 0o644, len(content) + 1, 1, "")
+    with pytest.raises(Broken):
+        told_by_hand(target, [entry], (DATA, content))
+    (part,) = names_in(target)
+    with open(target / part, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr("torpor_cli.tree_copy.time.sleep", lambda seconds: held.close())
+        report = told_by_hand(target, [entry], (DATA, b"x"), (END, b""))
+    assert (report.files, report.bytes, report.failed) == (1, 1, [])
+    assert (target / "x").read_bytes() == content + b"x"
+
+
+def test_two_copies_of_one_file_at_a_time_do_not_mix(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_copy, "LOCK_WAIT_S", 0.0)
     content = os.urandom(KEPT_BYTES)
     entry = Entry("f", "x", 0o644, len(content) + 1, 1, "")
     with pytest.raises(Broken):
