@@ -873,7 +873,13 @@ def _serve_receiving(stream: Stream, asked: dict[str, Any]) -> None:
             f"{where} is in no directory of the workspace ({', '.join(roots)}), so no snapshot "
             "would have it: choose another target, or add --outside"
         )
-    receive(stream, target, Wishes(**asked["wishes"]))
+    wishes = Wishes(**asked["wishes"])
+    if wishes.delete and any(is_inside(os.path.expanduser(root), [where]) for root in roots):
+        raise Refused(
+            f"{where} holds a whole directory of the workspace, and --delete would delete all of "
+            "it that is not copied: name a folder below it"
+        )
+    receive(stream, target, wishes)
 
 
 def _serve_place(stream: Stream, asked: dict[str, Any]) -> None:

@@ -323,6 +323,18 @@ def test_look_at_refuses_what_would_be_something_else_on_a_machine(here: Path) -
         look_at(here)
 
 
+@pytest.mark.parametrize("to", [".", "..", "here/.."])
+def test_delete_takes_no_whole_workspace_for_the_folder_s_copy(
+    here: Path, there: Path, to: str
+) -> None:
+    written(here / "a")
+    written(there / "results" / "model")
+    with pytest.raises(MachineError, match="--delete would delete all of it"):
+        push("mywork", to=to, delete=True, outside=True)
+    assert names_in(there) == {"results/model"}
+    assert push("mywork", to=".") == 0 and (there / "a").exists()
+
+
 def test_a_home_with_its_keys_is_not_pushed_by_mistake(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
