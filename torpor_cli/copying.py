@@ -62,9 +62,9 @@ _SCRIPTED: Final = (
     "import sys; exec(bytes.fromhex(next(filter(bytes.strip, sys.stdin.buffer)).decode()))"
 )
 _THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
-_NEVER: Final = frozenset({".git", ".torpor-jobs"})
-"""Of a folder that is pushed or pulled. A machine that could write ``.git`` here would run programs
-here."""
+_NEVER: Final = re.compile(r"\.git|\.torpor-.*", re.IGNORECASE | re.DOTALL)
+"""Of a folder that is pushed or pulled, no name matches. A machine that could write ``.git`` here
+would run programs here."""
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,15 @@ def push(
         machine: The machine's id, where there are several.
     """
     path = folder.expanduser().resolve()
+    name, home = _own_name(path), Path.home().resolve()
+    if home.is_relative_to(path):
+        raise InvalidInput(
+            f"{path} holds your home, with its keys: name the folder to copy, or `torpor cp` it"
+        )
     names = _names(path, everything=everything)
     side = _writable(workspace, machine)
     wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
-    asked = {"do": "receive", "path": to or _own_name(path), "count": 1, "contents": True}
+    asked = {"do": "receive", "path": to or name, "count": 1, "contents": True}
     asked |= {"outside": outside, "wishes": wishes._asdict()}
     report = _put(
         side,
@@ -330,7 +335,7 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
 
 
 def _is_never(name: str) -> bool:
-    return any(part.lower() in _NEVER for part in name.split("/"))
+    return any(_NEVER.fullmatch(part) for part in name.split("/"))
 
 
 @contextmanager
@@ -429,6 +434,8 @@ def _readable(
         above = Path(to.base).absolute()
         while not above.is_dir():
             above = above.parent
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise InvalidInput(f"nothing can be written into {plain(str(above))}")
         with tempfile.TemporaryDirectory(prefix=".torpor-", dir=above) as kept:
             found = []
             for number, path in enumerate(paths):
@@ -461,6 +468,7 @@ def machine_side(workspace: str, machine: str) -> Side:
     file = None if machine else logins.current(workspace)
     file = file or logins.refresh(workspace, machine)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
+    options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
     argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(begin_argv())]
     return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
 
@@ -524,19 +532,19 @@ def _done(
     does: Callable[[Stream, Callable[[int, int], None]], AnswerT],
     words: str,
 ) -> AnswerT:
-    """Do it over a new connection, and again where the connection breaks: what was copied is not
+    """Do it over a new connection, and again where one that stood breaks: what was copied is not
     copied again."""
     shown = _Shown(words)
-    tries = 1
+    shown.begins()
+    tries, begun = 1, False
     while True:
-        begun = False
         before = shown.calls
         try:
             with _connected_to(side) as stream:
                 begun = True
                 stream.send({**asked, "roots": side.roots})
                 stream.flush()
-                return does(stream, shown)
+                done = does(stream, shown)
         except Refused as error:
             raise MachineError(f"{side.who}: {plain(str(error))}") from None
         except OSError as error:
@@ -549,6 +557,9 @@ def _done(
             shown.ends()
             say(f"torpor: warning: {side.who}: {error}: connecting again", sys.stderr)
             sleep(_PAUSE_S * 2 ** (tries - 1))
+        else:
+            shown.ends()
+            return done
 
 
 class _Lost(Exception):
@@ -569,9 +580,16 @@ class _Shown:
     def __call__(self, done: int, total: int) -> None:
         self.calls += 1
         now_s = monotonic()
+        if self._follower and total and self.calls == 1:
+            self.ends()
+            self._follower.moves(self._words, 0, total)
         if self._follower and total and (now_s >= self._next_s or done >= total):
             self._next_s = now_s + _SHOWN_S
             self._follower.moves(self._words, done, total)
+
+    def begins(self) -> None:
+        if self._follower and self._words:
+            self._follower.begins(self._words, f"{self._words}: comparing")
 
     def ends(self) -> None:
         if self._follower:

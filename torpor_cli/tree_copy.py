@@ -18,6 +18,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -27,17 +29,27 @@ from contextlib import suppress
 from typing import IO, Any, Callable, Iterable, Iterator, NamedTuple  # noqa: UP035 - Python 3.8
 
 CHUNK_BYTES = 1 << 20
+LOCK_WAIT_S = 75.0
+"""For a file that an earlier connection of the same copy may still hold; more than _STALLED_S."""
 KEPT_BYTES = 1 << 20
 """Of less, a copy that ended leaves nothing beside the file."""
-MOST_ENTRIES = 5_000_000
+MOST_ENTRIES = 2_000_000
 _MOST_FRAME_BYTES = 16 << 20
 _BATCH = 500
 _LONGEST = 4000
 _SHOWN = 20
 """Names in a report; the others are counted."""
 _JUPYTER_S = 60
+_ANSWER_S = 3
+_QUIET_S = 1800
+"""A machine's side that hears nothing for so long ends: as a program of a login, it would keep an
+idle machine awake."""
+_STALLED_S = 60
+"""It ends so early while the bytes of a file are on their way: the line is broken, and the next
+connection wants to go on with the file."""
 _HEAD = struct.Struct(">cI")
 _JSON, _DATA, _END, _ERROR = b"j", b"d", b"e", b"x"
+_NO_COPY = "the other side sent what is no part of a copy"
 _PART = re.compile(r"\.torpor-[0-9a-f]{32}\.part")
 _MODE = 0o777
 """What a copy keeps of a mode: no program gets its owner's rights by being copied."""
@@ -48,7 +60,7 @@ class Refused(Exception):
 
 
 class Broken(Exception):
-    """The connection ended, or brought what is none of ours."""
+    """The connection ended."""
 
 
 class Entry(NamedTuple):
@@ -81,13 +93,16 @@ class Report(NamedTuple):
 
 
 class Stream:
-    """Frames of one kind, a length and so many bytes."""
+    """Frames of one kind, a length and so many bytes. ``quiet_s``: the process ends where the other
+    side neither sends nor takes anything for so long; 0: it waits."""
 
-    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
+    def __init__(self, reader: IO[bytes], writer: IO[bytes], quiet_s: int = 0) -> None:
         self._reader = reader
         self._writer = writer
+        self._quiet_s = self._limit_s = quiet_s
 
     def write(self, kind: bytes, payload: bytes = b"") -> None:
+        self._watch()
         try:
             self._writer.write(_HEAD.pack(kind, len(payload)))
             self._writer.write(payload)
@@ -98,6 +113,7 @@ class Stream:
         self.write(_JSON, json.dumps(value).encode())
 
     def flush(self) -> None:
+        self._watch()
         try:
             self._writer.flush()
         except (OSError, ValueError):
@@ -106,10 +122,10 @@ class Stream:
     def read(self) -> tuple[bytes, bytes]:
         kind, size = _HEAD.unpack(self._exactly(_HEAD.size))
         if size > _MOST_FRAME_BYTES or kind not in (_JSON, _DATA, _END, _ERROR):
-            raise Broken("the other side sent what is no part of a copy")
+            raise Refused(_NO_COPY)
         payload = self._exactly(size)
         if kind == _ERROR:
-            raise Refused(payload.decode(errors="replace"))
+            raise Refused(payload[:_LONGEST].decode(errors="replace"))
         return kind, payload
 
     def send_list(self, values: list[Any]) -> None:
@@ -120,25 +136,37 @@ class Stream:
     def expect_list(self) -> list[Any]:
         values: list[Any] = []
         while batch := self.expect():
+            if not isinstance(batch, list):
+                raise Refused(_NO_COPY)
             values += batch
             if len(values) > MOST_ENTRIES:
                 raise Refused(f"more than {MOST_ENTRIES:,} files and directories in one copy")
         return values
 
     def expect(self) -> Any:
-        """The next value. Broken for anything else."""
+        """The next value. Refused for anything else."""
         kind, payload = self.read()
         if kind == _JSON:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 return json.loads(payload)
-        raise Broken("the other side sent what is no part of a copy")
+        raise Refused(_NO_COPY)
 
     def refuse(self, why: str) -> None:
         with suppress(Broken, Refused):
             self.write(_ERROR, why.encode(errors="replace")[:_LONGEST])
             self.flush()
 
+    def hurry(self, expected: bool) -> None:
+        """Whether bytes of a file are expected now."""
+        self._limit_s = min(_STALLED_S, self._quiet_s) if expected else self._quiet_s
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._limit_s:
+            signal.alarm(self._limit_s)
+
     def _exactly(self, size: int) -> bytes:
+        self._watch()
         data = self._reader.read(size)
         if len(data) != size:
             raise Broken("the connection ended")
@@ -177,12 +205,12 @@ def send(
     skipped: list[str] = []
     found = [one for source in sources for one in found_in(source, skipped)]
     stream.send_list([entry for _, entry in found])
-    stream.send({"skipped": skipped[:_SHOWN], "skipped_count": len(skipped)})
+    stream.send([skipped[:_SHOWN], len(skipped)])
     stream.flush()
-    wanted = stream.expect_list()
-    if any(not 0 <= index < len(found) for index, _ in wanted):
-        raise Broken("the other side wants a file that was not listed")
+    wanted = [_wish(one, found) for one in stream.expect_list()]
     extra = stream.expect_list()
+    if not all(_is_name(name) for name in extra):
+        raise Refused(_NO_COPY)
     total = sum(found[index][1].size - offset for index, offset in wanted)
     done = 0
     for index, offset in wanted:
@@ -191,7 +219,32 @@ def send(
     kept = protected(extra)
     stream.send_list([index for index, name in enumerate(extra) if name not in kept])
     stream.flush()
-    return Report(*stream.expect())
+    return _report(stream.expect())
+
+
+def _wish(value: Any, found: list[tuple[str, Entry]]) -> tuple[int, int]:
+    """Which file the receiver wants, and from which byte on."""
+    if isinstance(value, list) and [type(one) for one in value] == [int, int]:
+        index, offset = value
+        if 0 <= index < len(found) and 0 <= offset <= found[index][1].size:
+            return index, offset
+    raise Refused(_NO_COPY)
+
+
+def _is_name(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(os.fsencode(value)) and "\0" not in value
+    except ValueError:
+        return False
+
+
+def _report(value: Any) -> Report:
+    kinds = [int, int, int, list, int, list, int, list, int, list, str]
+    if not isinstance(value, list) or [type(one) for one in value] != kinds:
+        raise Refused(_NO_COPY)
+    if not all(isinstance(name, str) for one in value if isinstance(one, list) for name in one):
+        raise Refused(_NO_COPY)
+    return Report(*value)
 
 
 def found_in(source: Source, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
@@ -207,9 +260,7 @@ def found_in(source: Source, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
     yield from _below(os.path.realpath(source.path), source.name, skipped)
 
 
-def _below(
-    path: str, name: str, skipped: list[str], *, parts: bool = False
-) -> Iterator[tuple[str, Entry]]:
+def _below(path: str, name: str, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
     try:
         info = os.lstat(path)
     except OSError as error:
@@ -223,23 +274,21 @@ def _below(
         yield path, Entry("l", name, mode, 0, info.st_mtime_ns, os.readlink(path))
     elif stat.S_ISDIR(info.st_mode):
         yield path, Entry("d", name, mode, 0, info.st_mtime_ns, "")
-        yield from _in_folder(path, f"{name}/", skipped, parts=parts)
+        yield from _in_folder(path, f"{name}/", skipped)
     else:
         skipped.append(f"{name} (a device, a pipe or a socket)")
 
 
-def _in_folder(
-    path: str, prefix: str, skipped: list[str], *, parts: bool = False
-) -> Iterator[tuple[str, Entry]]:
-    """``parts``: with what earlier copies have left."""
+def _in_folder(path: str, prefix: str, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
+    """Without what earlier copies have left beside files."""
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
         skipped.append(f"{prefix or path} ({error.strerror})")
         return
     for name in names:
-        if parts or not _PART.fullmatch(name):
-            yield from _below(os.path.join(path, name), prefix + name, skipped, parts=parts)
+        if not _PART.fullmatch(name):
+            yield from _below(os.path.join(path, name), prefix + name, skipped)
 
 
 def _send_file(
@@ -340,7 +389,8 @@ def receive(
             )
             files += whole
         may_go = stream.expect_list()
-        going = [extra[index] for index in may_go if 0 <= index < len(extra)]
+        allowed = {index for index in may_go if type(index) is int}
+        going = [name for index, name in enumerate(extra) if index in allowed]
         if not wishes.dry_run:
             for index in plan.links:
                 files += disk.link(entries[index], plan.before[index])
@@ -390,8 +440,10 @@ def _above(names: Iterable[str]) -> set[str]:
 def _listed(stream: Stream, target: Target) -> tuple[list[Entry], list[str]]:
     entries = [_checked(fields, target.rename) for fields in stream.expect_list()]
     said = stream.expect()
-    failed = [str(one) for one in said["skipped"]]
-    return entries, failed + ["more"] * min(MOST_ENTRIES, said["skipped_count"] - len(failed))
+    if not isinstance(said, list) or [type(one) for one in said] != [list, int]:
+        raise Refused(_NO_COPY)
+    failed = [str(one) for one in said[0][:_SHOWN]]
+    return entries, failed + ["more"] * min(MOST_ENTRIES, said[1] - len(failed))
 
 
 def _checked(fields: Any, rename: str) -> Entry:
@@ -412,7 +464,7 @@ def _checked(fields: Any, rename: str) -> Entry:
             and os.fsencode(entry.name + entry.target) is not None
         )
     except (AttributeError, TypeError, ValueError):
-        raise Broken("the other side sent what is no part of a copy") from None
+        raise Refused(_NO_COPY) from None
     if not fits:
         raise Refused(f"the other side sent a name that leads out of the target: {entry.name!r}")
     name = "/".join([rename or parts[0], *parts[1:]])
@@ -500,7 +552,7 @@ class _Disk:
     def fails(self, name: str, error: OSError) -> None:
         """Note it. A disk without space ends the copy: each further file would fail, too."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Refused(f"no space is left for {name} in {self._base}") from error
+            raise OSError(error.errno, error.strerror, os.path.join(self._base, name)) from error
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             why = "there, a directory above it is a symlink or a file"
         else:
@@ -574,11 +626,12 @@ class _Disk:
                 fd = _opened_part(_part_of(entry), folder, offset)
             except OSError as error:
                 self.fails(entry.name, error)
+            stream.hurry(True)
             while (frame := stream.read())[0] == _DATA:
                 data = frame[1]
                 done += len(data)
                 if written + len(data) > entry.size:
-                    raise Broken("the other side sent more of a file than it had said")
+                    raise Refused("the other side sent more of a file than it had said")
                 if fd >= 0:
                     try:
                         _write_all(fd, data)
@@ -589,19 +642,20 @@ class _Disk:
                 written += len(data)
                 moved(done)
             if frame[0] != _END:
-                raise Broken("the other side sent what is no part of a copy")
+                raise Refused(_NO_COPY)
             if fd < 0:
                 return False, done
             if frame[1]:
                 self.failed.append(f"{entry.name} ({frame[1].decode(errors='replace')})")
                 written = 0
             elif written != entry.size:
-                raise Broken("the other side sent less of a file than it had said")
+                raise Refused("the other side sent less of a file than it had said")
             else:
                 whole = self._name(entry, fd, before)
                 written = 0
             return whole, done
         finally:
+            stream.hurry(False)
             if fd >= 0:
                 os.close(fd)
                 if not whole and written < KEPT_BYTES:
@@ -659,7 +713,7 @@ class _Disk:
         keep = listed | _above(listed)
         if self._fd < 0:
             return []
-        here = [entry.name for _, entry in _in_folder(self._base, "", [], parts=True)]
+        here = [entry.name for _, entry in _in_folder(self._base, "", [])]
         return [name for name in reversed(here) if name not in keep]
 
     def delete(self, names: list[str]) -> list[str]:
@@ -728,13 +782,7 @@ def _opened_part(part: str, folder: int, offset: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_APPEND
     fd = os.open(part, flags, 0o600, dir_fd=folder)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, "another copy is writing it") from None
-        except OSError as error:  # a file system without locks
-            if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
-                raise
+        _lock(fd)
         # Another copy may have renamed it between the two calls.
         now = os.stat(part, dir_fd=folder, follow_symlinks=False)
         held = os.fstat(fd)
@@ -748,6 +796,24 @@ def _opened_part(part: str, folder: int, offset: int) -> int:
         os.close(fd)
         raise OSError(errno.EBUSY, "another copy is writing it")
     return fd
+
+
+def _lock(fd: int) -> None:
+    """Hold the file alone, where the file system has locks."""
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise OSError(errno.EBUSY, "another copy is writing it") from None
+            time.sleep(0.2)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
+                raise
+            return
+        else:
+            return
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -807,7 +873,13 @@ def _serve_receiving(stream: Stream, asked: dict[str, Any]) -> None:
             f"{where} is in no directory of the workspace ({', '.join(roots)}), so no snapshot "
             "would have it: choose another target, or add --outside"
         )
-    receive(stream, target, Wishes(**asked["wishes"]))
+    wishes = Wishes(**asked["wishes"])
+    if wishes.delete and any(is_inside(os.path.expanduser(root), [where]) for root in roots):
+        raise Refused(
+            f"{where} holds a whole directory of the workspace, and --delete would delete all of "
+            "it that is not copied: name a folder below it"
+        )
+    receive(stream, target, wishes)
 
 
 def _serve_place(stream: Stream, asked: dict[str, Any]) -> None:
@@ -868,16 +940,18 @@ def _jupyter(roots: list[str]) -> dict[str, Any]:
 
 def _running_jupyter() -> dict[str, Any] | None:
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    folder = os.environ.get("JUPYTER_RUNTIME_DIR") or os.path.join(data, "jupyter", "runtime")
+    data = os.environ.get("JUPYTER_DATA_DIR") or os.path.join(data, "jupyter")
+    folder = os.environ.get("JUPYTER_RUNTIME_DIR") or os.path.join(data, "runtime")
     found: list[tuple[float, dict[str, Any]]] = []
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if not re.fullmatch(r"(jpserver|nbserver)-\d+\.json", name):
             continue
         path = os.path.join(folder, name)
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # of a server that has ended
             with open(path, encoding="utf-8") as opened:
                 said = json.load(opened)
             os.kill(said["pid"], 0)
+            socket.create_connection(("localhost", said["port"]), _ANSWER_S).close()
             wanted = {"port": said["port"], "token": said["token"], "base_url": said["base_url"]}
             found.append((os.stat(path).st_mtime, wanted))
     return max(found, key=lambda one: one[0])[1] if found else None
@@ -886,7 +960,7 @@ def _running_jupyter() -> dict[str, Any] | None:
 def main() -> int:
     """Serve whoever has started this, over standard input and output."""
     try:
-        serve(Stream(sys.stdin.buffer, sys.stdout.buffer))
+        serve(Stream(sys.stdin.buffer, sys.stdout.buffer, _QUIET_S))
     except Broken:  # its laptop has gone
         return 1
     return 0

@@ -220,14 +220,15 @@ def test_a_connection_that_breaks_is_made_again_and_the_copy_goes_on(
     content = os.urandom(8_000_000)
     (here / "big").write_bytes(content)
     count = tmp_path / "count"
-    breaks = f'echo >> {count}; test "$(wc -l < {count})" -gt 2 && exec "$@"; '
-    broken = f'{breaks} dd bs=65536 count=60 2>/dev/null | "$@"'
+    whole = f'echo >> {count}; test "$(wc -l < {count})" -gt 2 && exec "$@"; '
+    away = f'test "$(wc -l < {count})" -gt 1 && exit 255; '
+    broken = f'{whole} {away} dd bs=65536 count=60 2>/dev/null | "$@"'
     argv = ["/bin/sh", "-c", broken, "sh", *begin_argv()]
     answers(monkeypatch, lambda: Side("mywork", argv, [str(there)]))
     assert cp("big", "mywork:big") == 0
     assert (there / "big").read_bytes() == content
     assert names_in(there) == {"big"}
-    assert pauses == [2.0, 2.0]
+    assert pauses == [2.0, 4.0]
     assert count.read_text() == "\n" * 3
 
 
@@ -281,7 +282,11 @@ def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
     assert cp("mywork:outputs", "mine") == 0
     assert pull("mywork") == 0
     assert names_in(here) == {"mine/model", "a.py"}
-    assert "workspace mywork is asleep: its newest snapshot is read" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "workspace mywork is asleep: its newest snapshot is read" in said.err
+    assert pull("mywork", delete=True) == 0
+    assert names_in(here) == {"a.py"}
+    assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"
 
 
 def test_a_machine_that_may_still_exist_is_not_taken_for_asleep(
@@ -318,8 +323,41 @@ def test_look_at_refuses_what_would_be_something_else_on_a_machine(here: Path) -
         look_at(here)
 
 
-def test_a_full_disk_here_is_an_error_of_this_host(here: Path, there: Path) -> None:
+@pytest.mark.parametrize("to", [".", "..", "here/.."])
+def test_delete_takes_no_whole_workspace_for_the_folder_s_copy(
+    here: Path, there: Path, to: str
+) -> None:
+    written(here / "a")
+    written(there / "results" / "model")
+    with pytest.raises(MachineError, match="--delete would delete all of it"):
+        push("mywork", to=to, delete=True, outside=True)
+    assert names_in(there) == {"results/model"}
+    assert push("mywork", to=".") == 0 and (there / "a").exists()
+
+
+def test_a_home_with_its_keys_is_not_pushed_by_mistake(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    with pytest.raises(InvalidInput, match="holds your home, with its keys"):
+        push("mywork")
+    with pytest.raises(InvalidInput, match="holds your home"):
+        push("mywork", here.parent)
+    with pytest.raises(InvalidInput, match="name a folder"):
+        push("mywork", Path("/"))
+
+
+def test_what_cannot_be_written_here_is_an_error_of_this_host(here: Path, there: Path) -> None:
     written(there / "a")
     written(here / "file")
     with pytest.raises(TorporError, match=r"this host: .*file"):
         cp("mywork:a", "file/a")
+
+
+def test_a_pipe_reads_what_is_compared_and_how_much_is_copied(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "a", "x" * 2_000_000)
+    assert cp("a", "mywork:a") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["copying to mywork: comparing", "copying to mywork: 2.0 MB"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import errno
+import fcntl
+import json
 import os
+import socket
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +31,7 @@ from torpor_cli.tree_copy import (
     leads_out,
     receive,
     send,
+    serve,
 )
 
 DATA, END = b"d", b"e"
@@ -67,7 +72,7 @@ def copied(
         told = send(
             Stream(answers, asks),
             [Source(str(source), "")],
-            protected=lambda names: protected & set(names),
+            protected=lambda names: set(protected).intersection(names),
         )
         assert received.result() == told
     return told
@@ -80,7 +85,7 @@ def told_by_hand(
     script = BytesIO()
     by_hand = Stream(BytesIO(), script)
     by_hand.send_list(entries)
-    by_hand.send({"skipped": [], "skipped_count": 0})
+    by_hand.send([[], 0])
     for kind, payload in frames:
         by_hand.write(kind, payload)
     if not frames or frames[-1][0] == END:
@@ -130,7 +135,7 @@ def test_a_name_that_leads_out_of_the_target_ends_the_copy(target: Path, name: s
     "entry", [[], ["f"], "text", ["f", 1, 2, 3, 4, ""], ["f", "a", 0, -1, 0, ""], None]
 )
 def test_an_entry_that_is_none_ends_the_copy(target: Path, entry: Any) -> None:
-    with pytest.raises((Broken, Refused)):
+    with pytest.raises(Refused):
         told_by_hand(target, [entry])
 
 
@@ -197,10 +202,103 @@ def test_a_copy_that_breaks_leaves_no_half_file_and_goes_on_where_it_stopped(
     assert names_in(target) == names_in(source)
 
 
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"not": "a list"}],
+        [[[0, -1]], []],
+        [[[7, 0]], []],
+        [[["0", 0]], []],
+        [[], [5], []],
+        [[], [], {}],
+        [[], [], ["text"] * 11],
+        [[], [], [0, 0, 0, [1], 0, [], 0, [], 0, [], ""]],
+    ],
+)
+def test_a_receiver_that_answers_what_no_receiver_does_ends_the_copy(
+    source: Path, answers: list[Any]
+) -> None:
+    script = BytesIO()
+    for answer in answers:
+        Stream(BytesIO(), script).send(answer)
+    with pytest.raises(Refused, match="no part of a copy"):
+        send(Stream(BytesIO(script.getvalue()), BytesIO()), [Source(str(source), "")])
+
+
+def test_words_that_are_no_frame_end_the_copy(target: Path) -> None:
+    for said in (b"Welcome to Ubuntu\n", b"j\0\0\0\x04{{{{", b"j\xff\xff\xff\xff"):
+        with pytest.raises(Refused, match="no part of a copy"):
+            receive(Stream(BytesIO(said), BytesIO()), Target(str(target)), PLAIN)
+
+
 def test_what_broke_early_leaves_nothing(target: Path) -> None:
     with pytest.raises(Broken):
         told_by_hand(target, [Entry("f", "x", 0o644, 9, 1, "")], (DATA, b"half"))
     assert names_in(target) == set()
+
+
+def test_a_full_disk_ends_the_copy_and_names_the_file(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    entries = [Entry("f", name, 0o644, 1, 1, "") for name in ("a", "b")]
+    monkeypatch.setattr("torpor_cli.tree_copy.os.write", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{target}/a'"):
+        told_by_hand(target, entries, (DATA, b"x"), (END, b""), (DATA, b"x"), (END, b""))
+    assert names_in(target) == set()
+
+
+def test_what_somebody_wrote_meanwhile_stays(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def somebody_writes(done: int, total: int) -> None:
+        (target / "x").write_text("mine")
+
+    script = BytesIO()
+    by_hand = Stream(BytesIO(), script)
+    by_hand.send_list([Entry("f", "x", 0o644, 1, 1, "")])
+    by_hand.send([[], 0])
+    by_hand.write(DATA, b"x")
+    by_hand.write(END)
+    by_hand.send_list([])
+    heard = Stream(BytesIO(script.getvalue()), BytesIO())
+    report = receive(heard, Target(str(target)), PLAIN, moved=somebody_writes)
+    assert report.failed == ["x (somebody has written there meanwhile)"]
+    assert (target / "x").read_text() == "mine"
+    assert names_in(target) == {"x"}
+
+
+def test_a_copy_waits_for_a_file_that_an_earlier_connection_still_holds(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line broke, and the machine has not noticed yet."""
+    content = os.urandom(KEPT_BYTES)
+    entry = Entry("f", "x", 0o644, len(content) + 1, 1, "")
+    with pytest.raises(Broken):
+        told_by_hand(target, [entry], (DATA, content))
+    (part,) = names_in(target)
+    with open(target / part, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr("torpor_cli.tree_copy.time.sleep", lambda seconds: held.close())
+        report = told_by_hand(target, [entry], (DATA, b"x"), (END, b""))
+    assert (report.files, report.bytes, report.failed) == (1, 1, [])
+    assert (target / "x").read_bytes() == content + b"x"
+
+
+def test_two_copies_of_one_file_at_a_time_do_not_mix(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_copy, "LOCK_WAIT_S", 0.0)
+    content = os.urandom(KEPT_BYTES)
+    entry = Entry("f", "x", 0o644, len(content) + 1, 1, "")
+    with pytest.raises(Broken):
+        told_by_hand(target, [entry], (DATA, content))
+    (part,) = names_in(target)
+    with open(target / part, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        report = told_by_hand(target, [entry], (DATA, b"x"), (END, b""))
+    assert report.failed == ["x (another copy is writing it)"]
+    assert (target / part).read_bytes() == content
 
 
 def test_a_file_that_became_shorter_while_it_was_read_does_not_arrive(target: Path) -> None:
@@ -212,7 +310,7 @@ def test_a_file_that_became_shorter_while_it_was_read_does_not_arrive(target: Pa
 
 @pytest.mark.parametrize("data", [b"more", b"l"])
 def test_a_file_of_another_size_than_was_said_does_not_arrive(target: Path, data: bytes) -> None:
-    with pytest.raises(Broken, match="of a file than it had said"):
+    with pytest.raises(Refused, match="of a file than it had said"):
         told_by_hand(target, [Entry("f", "x", 0o644, 2, 1, "")], (DATA, data), (END, b""))
     assert names_in(target) == set()
 
@@ -258,6 +356,57 @@ def test_a_directory_in_the_way_of_a_file_is_named(source: Path, target: Path) -
     (target / "link").mkdir(parents=True)
     assert copied(source, target).failed == ["link (there, it is a directory)"]
     assert (target / "a/x.txt").read_text() == "hello"
+
+
+def asked(request: dict[str, Any]) -> Any:
+    """What a machine's side answers."""
+    script, answers = BytesIO(), BytesIO()
+    Stream(BytesIO(), script).send({"roots": ["~"], **request})
+    serve(Stream(BytesIO(script.getvalue()), answers))
+    return Stream(BytesIO(answers.getvalue()), BytesIO()).expect()
+
+
+def test_the_jupyter_server_that_runs_is_found_and_one_that_has_ended_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        running = {"port": server.getsockname()[1], "token": "0a", "base_url": "/"}
+        ended = {**running, "token": "old", "pid": 2**22 + 1}
+        (tmp_path / "jpserver-1.json").write_text(json.dumps({**running, "pid": os.getpid()}))
+        (tmp_path / "jpserver-2.json").write_text(json.dumps(ended))
+        (tmp_path / "jpserver-3.json").write_text("{")
+        (tmp_path / "notes.json").write_text("{}")
+        assert asked({"do": "jupyter"}) == running
+    with pytest.raises(Refused, match="none is installed"):
+        asked({"do": "jupyter"})
+
+
+def test_a_jupyter_that_does_not_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "jupyter-lab").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "jupyter-lab").chmod(0o755)
+    with pytest.raises(Refused, match="jupyter-lab ended with status 3"):
+        asked({"do": "jupyter"})
+
+
+def test_places_are_below_the_workspace_s_first_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    roots = ["~/workspace", "/data"]
+    for path, where in {
+        "a/b": "/home/ada/workspace/a/b",
+        "./": "/home/ada/workspace/",
+        "~/x": "/home/ada/x",
+        "/data/": "/data/",
+        "../x": "/home/ada/x",
+    }.items():
+        assert asked({"do": "place", "path": path, "roots": roots}) == where
 
 
 def test_what_runs_on_a_machine_needs_python_s_own_library_alone() -> None:
