@@ -348,5 +348,9 @@ def _read(opened: OpenWorkspace, session: Agent) -> Activity:
 def _judged(
     opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
 ) -> Verdict:
+    """A machine that was rented for a job which never began, because whoever was to begin it has
+    gone, waits for nobody."""
     gpus = rental.gpu_count if rental is not None and rental.gpu else 0
-    return judge(activity, opened.spec.idle, gpus, since_s=since_s)
+    job = rental.job if rental is not None else ""
+    awaited = not job or opened.jobs.of(job) is not None
+    return judge(activity, opened.spec.idle, gpus, since_s=since_s, awaited=awaited)

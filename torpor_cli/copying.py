@@ -266,7 +266,8 @@ def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Cop
     asked["wishes"] = Wishes()._asdict()
     report = _put(side, [Source(str(folder.path), "", list(folder.names))], asked)
     if report.failed_count:
-        raise MachineError(f"{side.who}: {_some(report.failed, report.failed_count)} not copied")
+        named = _some(report.failed, report.failed_count)
+        raise MachineError(f"{side.who}: not copied: {named}. The same command tries these again")
     newer = tuple(map(plain, report.newer))
     return Copied(report.files, report.bytes, report.unchanged, newer, report.newer_count)
 
@@ -673,7 +674,7 @@ def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
         )
     if report.failed_count:
         named = _some(report.failed, report.failed_count)
-        say(plain(f"torpor: not copied: {named}"), sys.stderr)
+        say(plain(f"torpor: not copied: {named}. The same command tries these again"), sys.stderr)
         return FAILED
     return REFUSED if report.newer_count else 0
 

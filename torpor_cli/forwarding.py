@@ -89,20 +89,19 @@ def open_(
             f"this host has no `{command}`, which opens {name}: in {name}, press Ctrl-Shift-P and "
             f'choose "{how}"'
         )
-    if machine:
-        raise InvalidInput(f"{name} reaches a workspace's only machine, which has its name")
     if not logins.is_set_up():
         raise InvalidInput(
             f"{name} finds a machine by your SSH configuration: run `torpor ssh --setup` once"
         )
     with connected():
+        host = logins.refresh(workspace, machine).name if machine else workspace
         logins.write_config()
         where = copying.ask(
             copying.machine_side(workspace, machine), {"do": "place", "path": path or "./"}
         )
     if not isinstance(where, str) or not where.startswith("/"):
         raise MachineError(f"{workspace} did not say where {path or 'its directory'} is")
-    argv = [found, "--remote", f"ssh-remote+{workspace}", where]
+    argv = [found, "--remote", f"ssh-remote+{host}", where]
     done = subprocess.run(argv, check=False)
     if done.returncode:
         raise MachineError(f"`{command}` ended with status {done.returncode}")

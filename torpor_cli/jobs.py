@@ -242,10 +242,11 @@ def _named(workspace: str, job: str) -> tuple[str, str]:
         return workspace_of(workspace), workspace
 
 
-def detached_job(run: str, workspace: str) -> dict[str, str]:
-    """What is said of a job that the worker runs: its id, and the next commands."""
+def detached_job(run: str, workspace: str, job: str = "") -> dict[str, str]:
+    """What is said of a job that the worker runs: its id, and the next commands. ``job``: the id
+    that it was given; else its run makes one."""
     from torpor.control.jobs.listing import commands_for
     from torpor.control.jobs.records import new_job_id
 
-    job = new_job_id(run)
+    job = job or new_job_id(run)
     return {"job": job, **commands_for(job, workspace)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +14,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from uuid import uuid4
 
 from cyclopts import Parameter
 
@@ -48,9 +50,14 @@ ends them, and the files of a login shell may fail before."""
 _AFTER_SETUP: Final = 'bash -lc "$1" torpor-setup "$2" && shift 2 && exec "$@"'
 """Constant. For ``bash -lc``: the lines of a setup, and then the command, which finds the Python
 that the setup has found."""
+_SECRET: Final = re.compile(
+    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|rpa_)"
+    r"[\w-]{16,}|\beyJ[\w-]{8,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\s]+:[^/@\s]+@"
+)
+"""Tokens that say what they are, private keys, and passwords in addresses."""
+MOST_RETRIES: Final = 100
+MOST_USD: Final = 1e6
 _SHOWN: Final = 5
-_ENDED: Final = 20
-"""Ended jobs among which the one that has just failed is looked for."""
 
 
 def run(
@@ -60,6 +67,8 @@ def run(
     env: Several = None,
     secret: Several = None,
     timeout: timedelta | None = None,
+    budget: float | None = None,
+    retries: int | None = None,
     workspace: str = "",
     file: Path | None = None,
     accept_secret: Several = None,
@@ -82,13 +91,16 @@ def run(
         env: A variable of the command, as NAME=VALUE. May be repeated.
         secret: A variable whose value is in a Secret block, as NAME=BLOCK. May be repeated.
         timeout: How long the command may run, such as 2h or 90m, in all attempts together.
+        budget: What the job may cost, in USD, from the rental of its machine on.
+        retries: How often the command may fail and begin again.
         workspace: The workspace, where it is not to be the folder's own.
         file: Another file than torpor.yaml.
-        accept_secret: A pattern of files that look like credentials, to send all the same. May be
-            repeated.
+        accept_secret: A pattern of files and variables that look like credentials, to send all the
+            same. May be repeated.
         dry_run: Show what would be sent and which offers fit. Make, send and rent nothing.
         yes: Do not ask.
     """
+    from torpor.control.jobs.records import new_job_id
     from torpor.control.providers.gpu_wishes import wishes_of
     from torpor_cli import folder_workspace, logins
     from torpor_cli.torpor_yaml import hours_of
@@ -101,7 +113,16 @@ def run(
     hours = hours_of(settings.timeout) if timeout is None else timeout.total_seconds() / 3600
     if timeout is not None and hours <= 0:
         raise InvalidInput("--timeout is a time such as 2h: more than nothing")
-    variables = [f"{name}={value}" for name, value in _over(settings.env, env).items()]
+    usd = settings.budget if budget is None else budget
+    if budget is not None and not 0 < usd <= MOST_USD:
+        raise InvalidInput("--budget is a number of dollars: more than nothing")
+    again = settings.retries if retries is None else retries
+    if not 0 <= again <= MOST_RETRIES:
+        raise InvalidInput(f"--retries is a number from 0 to {MOST_RETRIES}")
+    accepted = [*settings.accept_secrets, *(accept_secret or [])]
+    given = _over(settings.env, env)
+    _check_variables(given, accepted)
+    variables = [f"{name}={value}" for name, value in given.items()]
     secrets = [f"{name}={block}" for name, block in _over(settings.secrets, secret).items()]
     brought = _paths(settings.bring if bring is None else bring)
     if brought and chosen.detach:
@@ -112,10 +133,11 @@ def run(
     if not logins.has_ssh():
         raise InvalidInput(logins.NO_SSH)
     sent = _look_at(folder)
-    _check_secrets(sent, [*settings.accept_secrets, *(accept_secret or [])])
+    _check_secrets(sent, accepted)
     name = workspace_name(workspace or settings.workspace or folder_workspace.name_for(folder))
     wanted = gpu or settings.resources.gpu
     wishes_of(Want(gpu=wanted or None))  # InvalidInput before a workspace is made
+    job = new_job_id(str(uuid4()))
     with ExitStack() as until_the_end:
         if not dry_run:
             until_the_end.enter_context(folder_workspace.held(name))
@@ -125,19 +147,18 @@ def run(
             check_environment(variables, secrets)  # before anything is rented
             block, is_new = folder_workspace.block_for(name, project)
             if dry_run:
-                _show(name, block, is_new, sent, argv, wanted, chosen)
+                _show(name, block, is_new, sent, argv, wanted, usd, chosen)
                 return
             _say_sent(sent, name, block, is_new)
             with _left_awake(name) as awake:
-                _wake(name, block, is_new, wanted, awake, chosen, yes=yes)
+                _wake(name, block, is_new, wanted, job, usd, awake, chosen, yes=yes)
                 _send(sent, name, block, chosen)
-                before = {job.id for job in _jobs(name).ended(_ENDED)}
         failure: TorporError | None = None
         try:
             report = flow_runs.run(
                 "job",
                 options,
-                detached=partial(jobs.detached_job, workspace=name),
+                detached=partial(jobs.detached_job, workspace=name, job=job),
                 beside_output=True,
                 workspace=name,
                 command=argv,
@@ -145,8 +166,11 @@ def run(
                 secrets=secrets,
                 save_minutes=settings.save_minutes,
                 spot=block.spot,
+                retries=again,
                 gpu=wanted,
                 most_hours=hours,
+                most_usd=usd,
+                job=job,
             )
         except TorporError as error:
             report, failure = None, error
@@ -159,8 +183,8 @@ def run(
             raise
         if brought:
             with connected():
-                job = report.job if report is not None else _ended_since(name, before)
-                _bring(brought, folder, name, block, job, failure, chosen)
+                record = report.job if report is not None else _ended(name, job)
+                _bring(brought, folder, name, block, record, failure, chosen)
         if failure is not None:
             raise failure
 
@@ -255,6 +279,27 @@ def _check_secrets(sent: Folder, accepted: Sequence[str]) -> None:
     )
 
 
+def _check_variables(given: Mapping[str, str], accepted: Sequence[str]) -> None:
+    """InvalidInput where a variable looks like a secret, by its name or its value: the job's record
+    in the store and its runs in Prefect hold ``env`` in clear."""
+    from torpor.machine.tree.credentials import is_credential
+
+    found = [
+        name
+        for name, value in given.items()
+        if (is_credential(name) or name.upper().endswith("_TOKEN") or _SECRET.search(value))
+        and value
+        and not any(fnmatchcase(name, pattern) for pattern in accepted)
+    ]
+    if found:
+        raise InvalidInput(
+            f"{', '.join(found[:_SHOWN])} may hold a secret, by its name or value, and the job's "
+            "record and the page of its run would show it. Save it as a Secret block, and give it "
+            f"by --secret {found[0]}=BLOCK or secrets in torpor.yaml; or accept it, by "
+            f"--accept-secret {found[0]} or accept_secrets in torpor.yaml"
+        )
+
+
 def _say_sent(sent: Folder, name: str, block: Workspace, is_new: bool) -> None:
     made = " (new)" if is_new else ""
     say(
@@ -271,6 +316,7 @@ def _show(
     sent: Folder,
     argv: Sequence[str],
     gpu: str,
+    usd: float,
     options: Options,
 ) -> None:
     """What would be done. A workspace that is new stays unsaved."""
@@ -278,7 +324,13 @@ def _show(
 
     machines = [] if is_new else _logins(name)
     with quiet(options.json), doing("asking the markets for machines"):
-        found = offers_of(block if is_new else name, "newest", change=WantChange(gpu))
+        found = offers_of(
+            block if is_new else name,
+            "newest",
+            starts=False,
+            change=WantChange(gpu),
+            most_usd=usd,
+        )
     if options.json:
         print_report(
             {
@@ -306,7 +358,7 @@ def _show(
 
 
 class _Awake:
-    """The machine that this command has woken or found awake; empty before. ``price_usd_h``: 0
+    """The machine that this command has rented or found awake; empty before. ``price_usd_h``: 0
     where it is not known."""
 
     machine: str = ""
@@ -326,7 +378,8 @@ def _left_awake(name: str) -> Iterator[_Awake]:
             say(
                 f"torpor: warning: no job was begun. Machine {awake.machine} of workspace {name} "
                 f"is awake, and {cost}: the same command goes on with it, `torpor hibernate {name}`"
-                " stores and ends it",
+                " stores and ends it. Where its schedule is on, `watch` does so once the machine is"
+                " idle",
                 sys.stderr,
             )
         raise
@@ -337,13 +390,16 @@ def _wake(
     block: Workspace,
     is_new: bool,
     gpu: str,
+    job: str,
+    usd: float,
     awake: _Awake,
     options: Options,
     *,
     yes: bool,
 ) -> None:
     """Have the workspace on one machine, with all that was there in a snapshot. Asks before it
-    rents."""
+    rents. What is rented is on record for the ``job``: its money counts from then on, and by it
+    `watch` knows that nobody waits for a machine whose job never began."""
     import flows
     from flows.procedures.listing import list_snapshots
     from torpor_cli import setup
@@ -362,29 +418,51 @@ def _wake(
             )
         if logins:
             jobs.say_awake(name, change)
-        elif not yes:
+        else:
+            _say_who_ends_it()
+        if not logins and not yes:
             ask_to_rent(
                 name,
                 "newest",
                 1,
-                starts=True,
+                starts=False,
                 change=change,
                 after=", and another one whenever one is lost",
                 wide=options.wide,
+                most_usd=usd,
             )
         undo.pop_all()  # from here on something may stand that the block finds
     if logins:
         awake.machine, awake.price_usd_h = logins[0].id, logins[0].price_usd_h
         _store(name, options)  # what was changed there and is replaced by this folder's files
         return
+    given: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
     with quiet(options.json):
         if list_snapshots(name):
-            woken: Any = flows.wake(workspace=name, gpu=gpu)  # no OffersReport, but in a dry run
+            woken: Any = flows.wake(**given)  # no OffersReport, but in a dry run
             awake.machine = woken.machine
         else:
-            awake.machine = flows.create(workspace=name, gpu=gpu).id
+            awake.machine = flows.create(**given).id
     for machine in _logins(name):
         awake.price_usd_h = machine.price_usd_h
+
+
+def _say_who_ends_it() -> None:
+    """Say so, before anything is rented, where nobody ends a machine that this command leaves."""
+    from deployments import idle
+
+    try:
+        if idle.ends_machines():
+            return
+        why = "its schedule is off, or only reports"
+    except TorporError as error:
+        why = str(error)
+    say(
+        "torpor: warning: where this command or this host dies before its job begins, the machine "
+        f"costs money until you look: `watch` does not hibernate idle machines ({why}). `torpor up "
+        "--idle hibernate` lets it",
+        sys.stderr,
+    )
 
 
 def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
@@ -433,10 +511,10 @@ def _check_no_job(name: str) -> None:
         )
 
 
-def _ended_since(name: str, before: set[str]) -> Job | None:
-    """The job that has failed in this command, if it has ended at all."""
-    new = [job for job in _jobs(name).ended(_ENDED) if job.id not in before]
-    return new[-1] if new else None
+def _ended(name: str, job: str) -> Job | None:
+    """The job, if it has ended."""
+    found: Job | None = _jobs(name).of(job)
+    return found if found is not None and found.ended else None
 
 
 def _bring(

@@ -35,6 +35,7 @@ _HABITS: Final = {
     "file_mounts": "nothing: what the folder holds is sent",
     "image_id": "image, in resources",
     "init": "setup",
+    "job_recovery": "retries and spot",
     "instance_types": "gpu, in resources",
     "max_duration": "timeout",
     "max_price": "max_price_usd_h, in resources",
@@ -44,6 +45,7 @@ _HABITS: Final = {
     "outputs": "bring",
     "python": "nothing: write it into setup",
     "region": "regions, in resources",
+    "retry": "retries",
     "spot_policy": "spot, in resources",
     "type": "nothing: `run` is a job, and a deployment is `torpor deploy`",
     "use_spot": "spot, in resources: never, allowed or only",
@@ -99,6 +101,8 @@ class Settings(_Strict):
     run: str = ""
     bring: list[str] = []
     timeout: str = ""
+    budget: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+    retries: Annotated[int, Field(ge=0, le=100)] = 0
     save_minutes: Annotated[float, Field(gt=0, le=24 * 60)] = 30.0
 
     @field_validator("workspace")

@@ -130,6 +130,11 @@ def test_an_editor_gets_the_name_that_ssh_knows(
     open_("mywork", "vscode", "proj")
     words = (tmp_path / "words").read_text().splitlines()
     assert words == ["--remote", "ssh-remote+mywork", "/root/workspace/proj"]
+    chosen = tmp_path / "mywork.0123456789abcdef"
+    monkeypatch.setattr(logins, "refresh", lambda workspace, machine: chosen)
+    open_("mywork", "vscode", machine="m-2")
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[1] == "ssh-remote+mywork.0123456789abcdef"
 
 
 def test_jupyter_s_address_has_its_token_and_the_port_of_this_host(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import flows
 from blocks import Workspace
 from flows.procedures import listing
+from torpor.control.jobs.records import is_job_id
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
     InvalidInput,
@@ -59,7 +61,7 @@ class Here:
         self.machines: list[Any] = []
         self.snapshots: list[str] = []
         self.open_jobs: list[Any] = []
-        self.ended_jobs: list[Any] = []
+        self.records: dict[str, Any] = defaultdict(lambda: SimpleNamespace(ended=False))
         self.given: dict[str, dict[str, Any]] = {}
         self.fails: dict[str, BaseException] = {}
         self.job = SimpleNamespace(id="3f2a9c81d04e", final="S2", newest="S2", saves=1)
@@ -89,7 +91,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setenv("TORPOR_STATE", str(tmp_path / "state"))
     seen = Here(folder.resolve())
     seen.saved["base"] = Workspace(name="base", store="r2", provider="vast-provider/default")
-    jobs = SimpleNamespace(open=lambda: seen.open_jobs, ended=lambda most: seen.ended_jobs)
+    jobs = SimpleNamespace(open=lambda: seen.open_jobs, of=lambda job: seen.records[job])
 
     def wakes(what: str) -> Callable[..., Any]:
         def woken(**given: Any) -> Any:
@@ -116,7 +118,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
         return seen.copied
 
     def offers(workspace: Any, *given: Any, **more: Any) -> Any:
-        seen.does("offers", workspace=workspace, given=given)
+        seen.does("offers", workspace=workspace, given=given, **more)
         offer = SimpleNamespace(offer=SimpleNamespace(bound_usd_h=0.5))
         rows = [{"market": "vast", "$/h": "0.500"}]
         return SimpleNamespace(rows=lambda: rows, title=lambda: "1 fits", fitting=[offer])
@@ -144,6 +146,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setattr(Workspace, "delete", lambda name: seen.saved.pop(name))
     monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
     monkeypatch.setattr("torpor_cli.running.connected", nullcontext)
+    monkeypatch.setattr("deployments.idle.ends_machines", lambda: True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
     return seen
@@ -163,11 +166,31 @@ def test_a_first_run_makes_a_workspace_rents_sends_stores_and_runs(
     assert "another one whenever one is lost" in said
     assert f"goes to /workspace of workspace {here.name} (new): 2 files" in said
     assert here.saved[here.name].store == "r2"
-    assert here.given["create"] == {"workspace": here.name, "gpu": "RTX 4090"}
+    assert here.given["create"] == {
+        "workspace": here.name,
+        "gpu": "RTX 4090",
+        "job": here.given["job"]["job"],
+        "most_usd": 0.0,
+    }
+    assert is_job_id(here.given["job"]["job"])
     assert (here.sent, here.given["send"]["into"]) == (("data.csv", "train.py"), "/workspace")
     job = here.given["job"]
     assert (job["workspace"], job["command"]) == (here.name, ["python", "train.py"])
     assert (job["env"], job["gpu"], job["most_hours"]) == (["LR=1"], "RTX 4090", 1.5)
+
+
+def test_a_run_says_before_it_rents_where_nobody_ends_a_machine_that_it_leaves(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(*COMMAND)
+    assert "--idle hibernate" not in capsys.readouterr().err
+    here.machines.clear()
+    monkeypatch.setattr("deployments.idle.ends_machines", lambda: False)
+    monkeypatch.setattr("builtins.input", lambda asked: "")
+    with pytest.raises(RunCancelled):
+        _run(*COMMAND)
+    said = capsys.readouterr().err
+    assert "costs money until you look" in said and "`torpor up --idle hibernate`" in said
 
 
 def test_a_second_run_wakes_the_same_workspace(here: Here) -> None:
@@ -316,6 +339,8 @@ def test_another_file_is_named_in_its_errors(here: Here) -> None:
         (["train.yaml"], "`torpor run --file train.yaml` reads"),
         (["--timeout", "0s", *COMMAND], "more than nothing"),
         (["--env", "LR", *COMMAND], "'LR' has no value"),
+        (["--budget", "0", *COMMAND], "more than nothing"),
+        (["--retries", "101", *COMMAND], "from 0 to 100"),
         (["--bring", "../x", *COMMAND], "no path below the folder"),
         (["--bring", "x", "--detach", *COMMAND], "brings nothing"),
         (["--workspace", "../x", *COMMAND], "not a workspace name"),
@@ -401,6 +426,56 @@ def test_a_workspace_on_several_machines_is_refused(here: Here) -> None:
     assert here.did == []
 
 
+def test_the_money_and_the_retries_of_a_job_are_those_of_a_run(
+    here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here.folder / "torpor.yaml").write_text("budget: 2\nretries: 3\n")
+    _run("--yes", *COMMAND)
+    job = here.given["job"]
+    assert (job["most_usd"], job["retries"], here.given["create"]["most_usd"]) == (2, 3, 2)
+    here.machines.clear()
+    here.snapshots.append("S1")
+    _run("--budget", "5", "--retries", "0", *COMMAND)
+    assert (here.given["job"]["most_usd"], here.given["job"]["retries"]) == (5, 0)
+    wake = here.given["wake"]
+    assert (wake["most_usd"], wake["job"]) == (5, here.given["job"]["job"])
+    assert here.given["offers"]["most_usd"] == 5  # the question names what this money pays for
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "HF_TOKEN=x",
+        "AWS_SECRET_ACCESS_KEY=x",
+        "MY_TOKEN=x",
+        "DB_PASSWORD=x",
+        "WHERE=postgres://ada:hunter2@db/x",
+        "A=hf_0123456789abcdefghij",
+        "A=-----BEGIN OPENSSH PRIVATE KEY-----",
+    ],
+)
+def test_a_variable_that_may_be_a_secret_is_named_and_not_recorded(
+    here: Here, variable: str
+) -> None:
+    name, _, value = variable.partition("=")
+    (here.folder / "torpor.yaml").write_text(f"env:\n  {name}: '{value}'\n")
+    with pytest.raises(InvalidInput, match=f"{name} may hold a secret.* --secret {name}=") as no:
+        _run("--yes", *COMMAND)
+    assert value == "x" or value not in str(no.value)
+    assert here.did == []
+    with pytest.raises(InvalidInput, match="may hold a secret"):
+        _run("--yes", "--env", variable, *COMMAND)
+    _run("--yes", "--accept-secret", name, *COMMAND)
+    assert here.given["job"]["env"] == [variable]
+
+
+def test_variables_that_name_no_secret_are_taken(here: Here) -> None:
+    given = ["MAX_TOKENS=5", "TOKENIZERS_PARALLELISM=false", "URL=https://host/a:b@c", "KEY=1"]
+    given += ["HF_TOKEN="]
+    _run("--yes", *[word for one in given for word in ("--env", one)], *COMMAND)
+    assert here.given["job"]["env"] == given
+
+
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), MachineUnreachable("the line broke")], ids=["Ctrl-C", "a line"]
 )
@@ -466,7 +541,6 @@ def test_a_run_that_fails_before_its_job_has_ended_brings_no_earlier_results(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here.fails["job"] = MachineUnreachable("the store is away")
-    here.ended_jobs.append(SimpleNamespace(id="of before", final="S0"))
     with pytest.raises(MachineUnreachable):
         _run("--yes", "--bring", "outputs", *COMMAND)
     assert "bring" not in here.did
@@ -479,10 +553,9 @@ def test_results_of_a_command_that_failed_are_brought_and_its_failure_counts(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(**given: Any) -> None:
-        here.ended_jobs.append(SimpleNamespace(id="now", final="S3"))
+        here.records[given["job"]] = SimpleNamespace(ended=True, final="S3")
         raise JobFailed("it ended with status 1")
 
-    here.ended_jobs.append(SimpleNamespace(id="of before", final="S0"))
     monkeypatch.setattr(flows, "job", fails)
     with pytest.raises(JobFailed):
         _run("--yes", "--bring", "outputs", *COMMAND)

@@ -45,6 +45,8 @@ run: |
   python train.py
 bring: [outputs/, ./logs/last.txt]
 timeout: 90m
+budget: 5
+retries: 2
 save_minutes: 15
 """
 
@@ -63,6 +65,7 @@ def test_a_whole_file_is_read_with_its_lines() -> None:
         image="ours:1",
         cuda="12.4",
     )
+    assert (settings.budget, settings.retries) == (5, 2)
     assert settings.setup == "pip install -r requirements.txt\n"
     assert settings.run == "python prepare.py\npython train.py\n"
     assert settings.bring == ["outputs", "logs/last.txt"]
@@ -114,6 +117,8 @@ def test_the_settings_that_are_given_are_told_from_defaults() -> None:
         ("timeout: 0h\n", "line 1, key timeout: write a time"),
         ("timeout: 120\n", "line 1, key timeout: .*YAML reads 120 as int"),
         ("save_minutes: 0\n", "line 1, key save_minutes"),
+        ("budget: -1\n", "line 1, key budget"),
+        ("retries: 1.5\n", "line 1, key retries"),
         ("python train.py\n", "line 1: write keys and their values"),
         ("- a\n", "line 1: write keys and their values"),
         ("setup: |\n  a\nrun: [\n", "line 4, column 1: this is no YAML"),

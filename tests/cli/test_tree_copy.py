@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -268,6 +269,30 @@ def test_what_somebody_wrote_meanwhile_stays(target: Path, monkeypatch: pytest.M
     assert names_in(target) == {"x"}
 
 
+def test_two_copies_of_the_same_files_at_a_time_both_end_well(source: Path, target: Path) -> None:
+    """The other one is done before this one has compared, and named its own."""
+
+    def other_is_quicker(done: int, total: int) -> None:
+        if (target / "link").is_symlink():
+            return
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+
+    there, back = os.pipe(), os.pipe()
+    with (
+        open(there[0], "rb") as heard,
+        open(back[1], "wb") as said,
+        open(back[0], "rb") as answers,
+        open(there[1], "wb") as asks,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        sent = beside.submit(send, Stream(answers, asks), [Source(str(source), "")])
+        to = Target(str(target))
+        report = receive(Stream(heard, said), to, PLAIN, moved=other_is_quicker)
+        assert sent.result() == report
+    assert (report.files, report.failed) == (4, [])
+    assert names_in(target) == names_in(source)
+
+
 def test_a_copy_waits_for_a_file_that_an_earlier_connection_still_holds(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +308,36 @@ def test_a_copy_waits_for_a_file_that_an_earlier_connection_still_holds(
         report = told_by_hand(target, [entry], (DATA, b"x"), (END, b""))
     assert (report.files, report.bytes, report.failed) == (1, 1, [])
     assert (target / "x").read_bytes() == content + b"x"
+
+
+def test_what_a_copy_left_is_removed_by_a_copy_of_another_version(
+    source: Path, target: Path
+) -> None:
+    """What another copy holds stays, and so does what was left of other files lately."""
+    begun = os.urandom(KEPT_BYTES)
+
+    def left_of(name: str) -> str:
+        before = names_in(target)
+        with pytest.raises(Broken):
+            told_by_hand(
+                target, [Entry("f", name, 0o644, 2 * KEPT_BYTES, 1 << 61, "")], (DATA, begun)
+            )
+        (part,) = names_in(target) - before - {name.rpartition("/")[0]}
+        return part
+
+    copied(source, target)
+    whole = names_in(target)
+    stale, held = left_of("a/x.txt"), left_of("a/b/run.sh")
+    young, old, own = left_of("a/gone"), left_of("a/b/gone"), left_of("other")
+    os.utime(target / old, (1, 1))
+    mine = target / "a" / ".torpor-notes.part"
+    mine.write_text("a person's")
+    with open(target / held, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert copied(source, target, Wishes(dry_run=True)).unchanged == 4
+        assert {stale, held, young, old, own} <= names_in(target)
+        assert copied(source, target).unchanged == 4
+    assert names_in(target) == whole | {held, young, own, "a/.torpor-notes.part"}
 
 
 def test_two_copies_of_one_file_at_a_time_do_not_mix(

@@ -62,6 +62,16 @@ def test_a_quiet_machine_that_worked_before_is_idle(
     assert _verdict(samples, rules).kind == "idle"
 
 
+def test_a_machine_that_nobody_waits_for_need_not_have_worked() -> None:
+    untouched = activity(quiet(WINDOW, gpu_peak=5, cpu_peak=50))
+    assert judge(untouched, RULES).kind == "unknown"
+    assert judge(untouched, RULES, awaited=False).kind == "idle"
+    begins = activity(quiet(WINDOW // 2, gpu_peak=5, cpu_peak=50))
+    assert judge(begins, RULES, awaited=False).kind == "unknown"
+    used = activity(quiet(WINDOW, ssh_s=0, gpu_peak=5, cpu_peak=50))
+    assert judge(used, RULES, awaited=False).kind == "busy"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -45,7 +45,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(
-    activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
+    activity: Activity,
+    rules: IdleRules,
+    gpus: int = 0,
+    *,
+    since_s: float | None = None,
+    awaited: bool = True,
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
     A machine on which a job's command runs is busy, whatever the figures say. A server that torpor
@@ -55,7 +60,8 @@ def judge(
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
-    not be longer than the rules' window, and nothing is spared.
+    not be longer than the rules' window, and nothing is spared. ``awaited``: where nothing has ever
+    run on it, it may wait for its user.
     """
     if activity.job_s is not None:
         return Verdict("busy", "a job runs on it")
@@ -90,7 +96,7 @@ def judge(
         _UNREADABLE in _causes(sample, rules) for sample in seen
     ):
         return Verdict("unknown", "a server runs on it, and a second of it cannot be read")
-    return _by_seconds(newest, seen, window_s, rules, since_s is None)
+    return _by_seconds(newest, seen, window_s, rules, since_s is None, awaited)
 
 
 def _fault(activity: Activity, newest: Sample | None) -> str:
@@ -140,10 +146,16 @@ def _person(activity: Activity, seen: list[Sample], window_s: float) -> str:
 
 
 def _by_seconds(
-    newest: Sample, seen: list[Sample], window_s: float, rules: IdleRules, whole: bool
+    newest: Sample,
+    seen: list[Sample],
+    window_s: float,
+    rules: IdleRules,
+    whole: bool,
+    awaited: bool,
 ) -> Verdict:
     """Count the seconds of each cause. ``seen`` is ordered by time. ``whole``: the window was not
-    cut short, so that each second of it must be known, and the machine must have worked before."""
+    cut short, so that each second of it must be known, and a machine that is awaited must have
+    worked before."""
     spent: dict[str, float] = {}
     quiet_s = active_s = unread_s = 0.0
     before_s = -1.0
@@ -172,7 +184,7 @@ def _by_seconds(
         return Verdict("unknown", "a Jupyter server runs and does not say what it does")
     worked = newest.gpu_peak > rules.gpu_percent or newest.flags & PERSON
     worked = worked or 0 < rules.cpu_percent < newest.cpu_peak
-    if whole and not worked:
+    if whole and awaited and not worked:
         return Verdict("unknown", "nothing has run on it yet: it may wait for its user")
     return Verdict("idle", f"nothing ran for {_span(window_s)}")
 
