@@ -29,7 +29,7 @@ def answer(question: str) -> str:
     """What the person at the terminal answers. RunCancelled where the input ends before."""
     try:
         with _seen():
-            return input(folded(question, sys.stdout)).strip()
+            return input(f"{folded(question.rstrip(), sys.stdout)} ").strip()
     except EOFError:
         raise RunCancelled("the input ended before an answer: nothing was done") from None
 
