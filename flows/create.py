@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msgspec.structs import asdict
+from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
 from tasks.flow import flow
+from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
@@ -20,6 +24,8 @@ def create(
     workspace: Workspace | str,
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    job: str = "",
+    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
 ) -> CreateReport:
     """Rent an empty machine for a workspace, to log in and work on. The workspace's directories are
     made there.
@@ -29,9 +35,13 @@ def create(
         gpu: The GPUs for this machine, in order of preference, as in the Workspace block. Empty:
             those of the block.
         regions: The regions to rent in this time. Empty: those of the block.
+        job: The id of the job that begins on the machine next. `watch` hibernates a machine that
+            nothing has run on, if that job never began. Empty: it is rented for a person.
+        most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
+            but the budgets of the workspace.
     """
     change = WantChange(gpu=gpu.strip(), regions=regions)
-    opened = open_workspace(workspace).wanting(change).freezing
+    opened = for_job(open_workspace(workspace).wanting(change), job, most_usd).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []

@@ -94,17 +94,18 @@ def job(
             its work stored. 0: no limit.
         most_usd: What its machines may cost. The command is stopped in time to store its work. 0:
             no limit but the budgets of the workspace.
-        job: The id of a job to continue. Empty: begin a new one.
+        job: The id of a job to continue, without a command. With one: the id that the new job gets,
+            where a machine was rented for it. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    record = begun_job(opened, job)
+    record = begun_job(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)
         for_nodes(opened, nodes)  # InvalidInput before anything is recorded
         opened.wanting(WantChange(gpu=gpu))  # before anything is recorded
         record = Job(
-            id=next_job_id(opened),
+            id=next_job_id(opened, job),
             workspace=opened.spec.name,
             block=block_name(workspace, opened.spec.name),
             command=argv_of(command),

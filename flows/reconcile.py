@@ -46,7 +46,8 @@ def reconcile(
         abandoned: Also end the attempts that failed or whose answer was lost, if a machine of
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an
-            unfinished restore is ended. One with a whole restore is handed over and hibernated.
+            unfinished restore is ended. One with a whole restore is handed over and hibernated, and
+            so is an empty one that was rented for the first job of a workspace.
         gone: Ids of rentals, from this flow's table, whose machines are gone for certain, although
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in

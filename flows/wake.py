@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msgspec.structs import replace
+from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.offers import offers_for
@@ -12,6 +15,7 @@ from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
 from tasks.flow import flow
+from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
@@ -40,6 +44,8 @@ def wake(
     dry_run: bool = False,
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006
+    job: str = "",
+    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
@@ -56,13 +62,19 @@ def wake(
         gpu: The GPUs for this wake, in order of preference, as in the Workspace block. Empty: those
             of the block.
         regions: The regions to rent in this time. Empty: those of the block.
+        job: The id of the job that begins on the machine next. `watch` hibernates a machine that
+            nothing has run on, if that job never began. Empty: it is rented for a person.
+        most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
+            but the budgets of the workspace.
     """
     change = WantChange(gpu=gpu.strip(), regions=regions)
-    if machine and change != WantChange():
+    if machine and (change != WantChange() or job):
         raise InvalidInput(
-            f"a wake on {machine} rents nothing: leave `gpu` and `regions` empty, or `machine`"
+            f"a wake on {machine} rents nothing: leave `gpu`, `regions` and `job` empty, or "
+            "`machine`"
         )
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
+    opened = for_job(opened, job, most_usd)
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)

@@ -4,6 +4,7 @@ while it is driven."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -12,7 +13,7 @@ from tasks.jobs import rentals_of
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.policy import Spent, why_over
-from torpor.control.jobs.records import Approval, Job, Stop
+from torpor.control.jobs.records import Approval, Job, Stop, job_id
 from torpor.control.money.costs import costs, dollars, price
 from torpor.control.money.exhaustion import hibernation_s, reserve_s
 from torpor.control.rental.ending import billed
@@ -89,6 +90,22 @@ def most_usd_h(opened: OpenWorkspace, job: Job) -> float | None:
     if not job.most_usd:
         return None
     return paid_usd_h(opened, job.most_usd - spent_by(opened, job, time.time()).usd)
+
+
+def for_job(opened: OpenWorkspace, job: str, most_usd: float) -> OpenWorkspace:
+    """The same, whose machine is rented for a job that begins there next. ``most_usd``: what that
+    may cost; 0 for no limit. None of the workspace's programs is started there. Without a ``job``,
+    the workspace as it is."""
+    if not job:
+        if most_usd:
+            raise InvalidInput("`most_usd` is the money of a job: name the `job`, too")
+        return opened
+    return replace(
+        opened,
+        spec=msgspec.structs.replace(opened.spec, programs=[]),
+        job=job_id(job.strip()),
+        most_usd_h=paid_usd_h(opened, most_usd) if most_usd else None,
+    )
 
 
 def paid_usd_h(opened: OpenWorkspace, left_usd: float) -> float:

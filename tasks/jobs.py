@@ -95,13 +95,16 @@ def machine_in_use(
     return of[0] if of else None
 
 
-def begun_job(opened: OpenWorkspace, wanted: str) -> Job | None:
+def begun_job(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | None:
     """The job with that id. Without one, the job that this very run has begun: Prefect may start a
-    run again. None if that has ended without success: a retry begins another job."""
+    run again. None if that has ended without success: a retry begins another job. A run that
+    ``begins`` the job of that id, for which a machine was rented, is answered in the same way."""
     if not wanted:
         begun = opened.jobs.begun_by(runner().run)
         return begun[-1] if begun and not begun[-1].unsuccessful else None
     found = opened.jobs.of(job_id(wanted.strip()))
+    if begins and (found is None or found.unsuccessful):
+        return None
     if found is None:
         raise InvalidInput(
             f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: list its "
@@ -110,8 +113,10 @@ def begun_job(opened: OpenWorkspace, wanted: str) -> Job | None:
     return found
 
 
-def next_job_id(opened: OpenWorkspace) -> str:
-    """The id of the job that this run is to begin."""
+def next_job_id(opened: OpenWorkspace, wanted: str = "") -> str:
+    """The id of the job that this run is to begin: the ``wanted`` one, unless a job has it."""
+    if wanted and opened.jobs.of(job_id(wanted.strip())) is None:
+        return wanted.strip()
     run = runner().run
     return new_job_id(run, len(opened.jobs.begun_by(run)))
 

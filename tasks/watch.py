@@ -37,7 +37,14 @@ from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.plain_text import plain
-from torpor.shared.values import Machine, SnapshotId, WorkspaceName, made_at, names_of
+from torpor.shared.values import (
+    IdleRules,
+    Machine,
+    SnapshotId,
+    WorkspaceName,
+    made_at,
+    names_of,
+)
 from torpor.shared.wire.activity import NOBODY, PERSON, Activity
 
 LOOK_S: Final = 300.0
@@ -231,7 +238,7 @@ def look_at(
             try:
                 activity = _read(opened, session)
                 verdict = _judged(opened, activity, rental)
-                left_s = idle_in_s(activity, opened.spec.idle, _gpus(rental))
+                left_s = idle_in_s(activity, _rules(opened, rental), _gpus(rental))
                 return MachineLook(
                     verdict,
                     renew_autosave(saves, session, machine) if saves else NO_SAVES,
@@ -354,7 +361,16 @@ def _read(opened: OpenWorkspace, session: Agent) -> Activity:
 def _judged(
     opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
 ) -> Verdict:
-    return judge(activity, opened.spec.idle, _gpus(rental), since_s=since_s)
+    return judge(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
+
+
+def _rules(opened: OpenWorkspace, rental: Rental | None) -> IdleRules:
+    """A machine that was rented for a job which never began, because whoever was to begin it has
+    gone, waits for nobody."""
+    rules = opened.spec.idle
+    if rental is not None and rental.job and opened.jobs.of(rental.job) is None:
+        return msgspec.structs.replace(rules, unused=True)
+    return rules
 
 
 def _gpus(rental: Rental | None) -> int:

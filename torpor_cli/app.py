@@ -19,10 +19,13 @@ from deployments.terminal import say
 from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
+    copying,
     deletion,
+    forwarding,
     installation,
     jobs,
     machines,
+    running,
     settings,
     setup,
     smoke,
@@ -35,7 +38,8 @@ from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 HELP: Final = """Hibernate rented GPU machines into object storage, and wake them anywhere.
 
 `torpor up` starts everything on this host. `torpor init` makes a workspace:
-the directories to keep, their bucket, and the market to rent at.
+the directories to keep, their bucket, and the market to rent at. `torpor run`
+runs a command of the folder that you are in on a rented machine.
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 refused because something would
 be lost, 130 Ctrl-C.
 """
@@ -62,6 +66,11 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         machines.wake,
         machines.hibernate,
         machines.ssh,
+        copying.cp,
+        copying.push,
+        copying.pull,
+        forwarding.forward,
+        forwarding.open_,
         machines.deploy,
         machines.spend,
         machines.reconcile,
@@ -73,6 +82,7 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         snapshots.verify,
         snapshots.prune,
     ),
+    jobs.JOBS: (running.run,),
     HERE: (
         installation.demo,
         installation.up,
@@ -88,7 +98,7 @@ for group, commands in COMMANDS.items():
     for command in commands:
         app.command(command, group=group)
 app.command(jobs.job)
-PASSING_ON: Final = (("ssh",), ("job", "run"))
+PASSING_ON: Final = (("ssh",), ("job", "run"), ("run",))
 """Commands that pass words on to a machine."""
 app.register_install_completion_command(name="completion", group=HERE)
 
@@ -162,9 +172,10 @@ def _check_words(arguments: list[str]) -> None:
     words = list(bound.arguments.get("command", ()))
     split = rest.index("--") if "--" in rest else len(rest) - len(words)
     if words and rest[split:] not in (words, ["--", *words]):
+        named = "" if chain == ("run",) else "WORKSPACE "
         raise CycloptsError(
             msg=f'Options and "--" stand before the command for the machine: `torpor '
-            f"{' '.join(chain)} WORKSPACE [OPTIONS] -- {shlex.join(words[:1])} ...`.",
+            f"{' '.join(chain)} {named}[OPTIONS] -- {shlex.join(words[:1])} ...`.",
             command_chain=chain,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Group, Parameter, Token, convert
 from cyclopts.validators import Number
@@ -21,11 +21,8 @@ from torpor_cli.output import shown_progress
 from torpor_cli.question import agrees, ask_to_rent
 from torpor_cli.server import connected
 
-job = App(
-    name="job",
-    help="Run commands on a workspace's machine until they end.",
-    group=Group("Jobs", sort_key=3),
-)
+JOBS: Final = Group("Jobs", sort_key=3)
+job = App(name="job", help="Run commands on a workspace's machine until they end.", group=JOBS)
 Flag = Annotated[bool, Parameter(negative=())]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
@@ -99,7 +96,7 @@ def run_(
         "job",
         options,
         queue=queue,
-        detached=partial(_detached, workspace=workspace),
+        detached=partial(detached_job, workspace=workspace),
         beside_output=True,
         workspace=workspace,
         command=list(command),
@@ -136,16 +133,7 @@ def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bo
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
-            chosen = {"--gpu": change.gpu, "--image": change.image}
-            chosen["--spot"] = "" if change.spot == "never" else change.spot
-            named = [option for option, given in chosen.items() if given]
-            other = f" by {' and '.join(named)}" if named else ""
-            say(
-                f"torpor: the job runs on the machine that workspace {workspace} is on. Where that "
-                f"is lost, the job rents another one{other}, at most at the highest price of the "
-                "workspace",
-                sys.stderr,
-            )
+            say_awake(workspace, change)
             return
         try:
             after = ", and another one whenever one is lost"
@@ -164,6 +152,20 @@ def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bo
             raise NoOffer(
                 f"{error}. With --yes the job begins all the same, and waits until an offer fits"
             ) from None
+
+
+def say_awake(workspace: str, change: WantChange) -> None:
+    """Say what a job does on a machine that is there, about which nobody is asked."""
+    chosen = {"--gpu": change.gpu, "--image": change.image}
+    chosen["--spot"] = "" if change.spot == "never" else change.spot
+    named = [option for option, given in chosen.items() if given]
+    other = f" by {' and '.join(named)}" if named else ""
+    say(
+        f"torpor: the job runs on the machine that workspace {workspace} is on. Where that "
+        f"is lost, the job rents another one{other}, at most at the highest price of the "
+        "workspace",
+        sys.stderr,
+    )
 
 
 @job.command(name="list")
@@ -317,9 +319,11 @@ def _named(workspace: str, job: str) -> tuple[str, str]:
         return workspace_of(workspace), workspace
 
 
-def _detached(run: str, workspace: str) -> dict[str, str]:
+def detached_job(run: str, workspace: str, job: str = "") -> dict[str, str]:
+    """What is said of a job that the worker runs: its id, and the next commands. ``job``: the id
+    that it was given; else its run makes one."""
     from torpor.control.jobs.listing import commands_for
     from torpor.control.jobs.records import new_job_id
 
-    job = new_job_id(run)
+    job = job or new_job_id(run)
     return {"job": job, **commands_for(job, workspace)}

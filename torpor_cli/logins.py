@@ -21,7 +21,12 @@ from typing import Any, Final
 
 from deployments.terminal import Waiting, say
 from torpor.control.own_server import FOLDER_VARIABLE, choose_server, state_folder
-from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineUnreachable,
+    TorporError,
+    WorkspaceAsleep,
+)
 from torpor.shared.values import Endpoint, Machine
 from torpor_cli import login_check
 
@@ -34,6 +39,8 @@ _ANY_BYTES: Final = "surrogateescape"
 """A user's file may hold bytes that are no UTF-8, such as a comment in ISO-8859-1: they stay."""
 _PLAIN: Final = re.compile(r"[\w.:@+/=-][\w.:@+/= -]*", re.ASCII)
 """What a market or a machine may say of itself in OpenSSH's files: one line of plain words."""
+_CHOSEN: Final = re.compile(r"[^.]+\.[0-9a-f]{16}")
+"""The file of a machine that was chosen by its id, by which OpenSSH knows the machine, too."""
 _CHECKED_S: Final = 7 * 24 * 3600
 """How long the rental's record may be read by its signed address, the most that S3 allows."""
 _KEPT_S: Final = 300
@@ -129,6 +136,10 @@ def write_config() -> Path:
         command = command.replace("%", "%%")
         lines += [f'Match originalhost {name} exec "{command}"', f'    Include "{host}"', ""]
         lines += [f"Match originalhost {_jump_of(name)}", f'    Include "{host}"', ""]
+        for chosen in sorted(_hosts().glob(f"{name}.*")):
+            if _CHOSEN.fullmatch(chosen.name):
+                both = f"{chosen.name},{_jump_of(chosen.name)}"
+                lines += [f"Match originalhost {both}", f'    Include "{chosen}"', ""]
     _write(_config(), "\n".join(lines))
     return _config()
 
@@ -155,7 +166,8 @@ def refresh_quietly(workspace: str) -> None:
 
 def refresh(workspace: str, machine: str = "") -> Path:
     """Write where the workspace's machine is now; returns the file for ``ssh -F``. A ``machine``
-    that was chosen by its id has a file of its own: `ssh` goes to no chosen one by itself."""
+    that was chosen by its id has a file of its own, whose name is the machine's name for OpenSSH,
+    beside that of the workspace: `ssh` goes to no chosen one by itself."""
     from tasks.workspace_blocks import open_workspace
 
     opened = open_workspace(workspace)
@@ -163,12 +175,12 @@ def refresh(workspace: str, machine: str = "") -> Path:
     endpoint = _plain_endpoint(found)
     key = _keys() / workspace
     _write(key, opened.identity.private_key)
-    ways = {workspace: endpoint}
+    name = f"{workspace}.{_digest(found.id)}" if machine else workspace
+    ways = {name: endpoint}
     through = ""
     if endpoint.jump is not None:
-        ways[_jump_of(workspace)] = endpoint.jump
-        through = f"    ProxyJump {_jump_of(workspace)}\n"
-    name = f"{workspace}.{_digest(found.id)}" if machine else workspace
+        ways[_jump_of(name)] = endpoint.jump
+        through = f"    ProxyJump {_jump_of(name)}\n"
     file, known = _hosts() / name, _hosts() / f"{name}.known"
     first = ""
     if not machine:
@@ -178,8 +190,9 @@ def refresh(workspace: str, machine: str = "") -> Path:
         through += _shared_connection(found, endpoint)
     else:
         through += "    ControlPath none\n"
+    also = f" {workspace}" if machine else ""
     blocks = [
-        f"Host {name}\n"
+        f"Host {name}{also if way is endpoint else ''}\n"
         f"    HostName {way.host}\n"
         f"    Port {way.port}\n"
         f"    User {way.user}\n"
@@ -285,9 +298,13 @@ def machine_of(workspace: str, wanted: str = "") -> Machine:
     found = list_logins(workspace)
     if wanted:
         found = [machine for machine in found if machine.id == wanted]
+    if not found and wanted:
+        raise InvalidInput(
+            f"workspace {workspace} is on no machine called {wanted}: `torpor status` names its "
+            "machines"
+        )
     if not found:
-        where = f"on no machine called {wanted}" if wanted else "asleep"
-        raise InvalidInput(f"workspace {workspace} is {where}: `torpor wake {workspace}`")
+        raise WorkspaceAsleep(f"workspace {workspace} is asleep: `torpor wake {workspace}`")
     if len(found) > 1:
         ids = ", ".join(machine.id for machine in found)
         raise InvalidInput(

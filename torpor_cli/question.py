@@ -6,12 +6,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from deployments.terminal import folded
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import WantChange
 from torpor_cli.output import print_rows, shown_progress
+
+if TYPE_CHECKING:
+    from blocks import Workspace
 
 _SHOWN: Final = 5
 """Offers in the question."""
@@ -26,7 +29,7 @@ def answer(question: str) -> str:
     """What the person at the terminal answers. RunCancelled where the input ends before."""
     try:
         with _seen():
-            return input(folded(question, sys.stdout)).strip()
+            return input(f"{folded(question.rstrip(), sys.stdout)} ").strip()
     except EOFError:
         raise RunCancelled("the input ended before an answer: nothing was done") from None
 
@@ -82,7 +85,7 @@ def ask_to_rent(
 
 
 def offers_of(
-    workspace: str,
+    workspace: Workspace | str,
     snapshot: str,
     *,
     starts: bool = True,

@@ -113,10 +113,9 @@ def init(
         chosen_provider = provider or _provider(undo, market)
         if provider:
             try_market(chosen_provider)
-        usual = "/workspace" if chosen_provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
         paths = path or _answered(
             "Directories to keep, with spaces between",
-            usual,
+            usual_path(chosen_provider),
             lambda said: [machine_path(one) for one in said.split()],
         )
         model = _answered(
@@ -133,7 +132,7 @@ def init(
                 max_price_usd_h=limit or None,
             )
         )
-        _save(undo, block, name)
+        save_new(undo, block, name)
         undo.pop_all()
         say_of_this_home(paths)
         say(f"workspace   {name} is saved")
@@ -141,6 +140,11 @@ def init(
         say(f"            `torpor create {name}` rents an empty machine")
         say(f"            `torpor hibernate {name} --machine USER@HOST` stores one of yours")
         say(f"            `torpor edit {name}` changes its settings")
+
+
+def usual_path(provider: str) -> str:
+    """The directory that a workspace at this provider keeps, unless its user names another."""
+    return "/workspace" if provider.startswith(_KEEPS_WORKSPACE) else "~/workspace"
 
 
 def _store(
@@ -187,8 +191,8 @@ def _store(
         )
     )
     keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
-    _save(undo, keys, name)
-    _save(undo, block, name)
+    save_new(undo, keys, name)
+    save_new(undo, block, name)
     try_store(name)
     say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
@@ -282,7 +286,7 @@ def _provider(undo: ExitStack, market: str) -> str:
         key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
         block = made(lambda: kind(api_key=key, **more))
         block.open().check("")
-        _save(undo, block, "default")
+        save_new(undo, block, "default")
     try_market(f"{slug}/default")
     return f"{slug}/default"
 
@@ -401,7 +405,7 @@ def _check_free(kind: Any, name: str) -> None:
         )
 
 
-def _save(undo: ExitStack, block: Any, name: str) -> None:
+def save_new(undo: ExitStack, block: Any, name: str) -> None:
     """Save a new block, which ``undo`` deletes; InvalidInput where somebody has just saved one."""
     from prefect.exceptions import ObjectAlreadyExists
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flows.procedures.restore import restore_run_before_handover
 from tasks.autosave import line_held
 from tasks.machines import hand_over, make_paths, open_session, renting
@@ -12,6 +14,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
+from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     CreateFailed,
     MachineError,
@@ -55,7 +58,12 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
     """End a machine that a killed run left, if it holds an unfinished restore and nothing else.
     Returns whether it holds a whole restore: then it was handed over, and only a verified snapshot
     ends it. WorkspaceBusy while a run works on it, HandedOver if another one has taken it up;
-    MachineError or CreateFailed where it does not answer: then it is left."""
+    MachineError or CreateFailed where it does not answer: then it is left. A machine that was
+    rented for the first job of a workspace without snapshots was to stay empty: it is handed over,
+    too, so that what somebody may have written there is stored."""
+    if rental.job and not snapshot_ids(opened.store, opened.spec.name):
+        _hand_over_empty(replace(opened, job=rental.job), machine, rental)
+        return True
     wanted = pick_snapshot(opened, NEWEST)
     with renting(opened) as held:
         tenancy = held.take_up(held.tenancy(machine, rental))
@@ -65,6 +73,14 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
             runner().log.info("machine %s was ended: %s", machine.id, ended)
             return False
     return True
+
+
+def _hand_over_empty(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
+    with renting(opened) as held:
+        tenancy = held.take_up(held.tenancy(machine, rental))
+        with tenancy, open_session(opened, tenancy.machine) as session:
+            make_paths(opened, session)
+            hand_over(tenancy, alone=False)
 
 
 def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:

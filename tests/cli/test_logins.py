@@ -73,6 +73,25 @@ def test_ssh_goes_through_the_jump_host_of_a_machine(
     assert "Host key verification failed" in refused.stderr and refused.returncode
 
 
+def test_a_chosen_machine_has_a_name_of_its_own_which_editors_use(
+    monkeypatch: pytest.MonkeyPatch, sshd: Sshd, jump: Sshd, state: Path
+) -> None:
+    through = msgspec.structs.replace(sshd.endpoint, jump=jump.endpoint)
+    machines = [
+        Machine(MachineId("m-1"), "kubernetes://a/b", None, "running", through),
+        Machine(MachineId("m-2"), "kubernetes://a/b", None, "running", jump.endpoint),
+    ]
+    opened = SimpleNamespace(identity=sshd.identity)
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
+    monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: machines)
+    monkeypatch.setattr("blocks.reference.saved_names", lambda kind: ["mywork"])
+    file = logins.refresh("mywork", "m-1")
+    config = logins.write_config()
+    for argv in (["-F", str(config), file.name], ["-F", str(file), "mywork"]):
+        done = subprocess.run(["ssh", *argv, "echo there"], capture_output=True, check=False)
+        assert done.stdout == b"there\n"
+
+
 def test_an_openssh_before_8_5_shares_no_connection_and_gets_no_option_that_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, sshd: Sshd, tmp_path: Path
 ) -> None:

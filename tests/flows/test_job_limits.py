@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import job
+from flows import create, job
 from flows.procedures.listing import list_offers
 from tasks.budgets import check_budgets, within_budgets
 from tasks.job_limits import Limits, approve, spent_by
@@ -34,6 +34,7 @@ from torpor.shared.values import MachineId, ObjectKey
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
+ID = "3f2a9c81d04e"
 _LONG = ["sh", "-c", "i=0; while true; do i=$((i+1)); echo $i > step; sleep 0.1; done"]
 
 
@@ -110,6 +111,32 @@ def test_a_job_counts_the_machine_of_its_user_from_its_own_first_attempt(
     assert (spent.usd, spent.usd_h) == (pytest.approx(4.0), 4.0)
     own = msgspec.structs.replace(record, id=rental.job or "0" * 12, attempts=[])
     assert spent_by(lab.opened, own, rental.created_unix + 5400).usd == 0.0
+
+
+def test_a_machine_is_rented_for_the_job_that_begins_there_next(lab: Lab) -> None:
+    """Its money pays for it from the rental on."""
+    with PlainRunner(lab.opened):
+        with pytest.raises(BudgetExceeded, match=r"pays for 3\.9 \$/h"):
+            create.fn(DEMO, job=ID, most_usd=3.9)
+        with pytest.raises(InvalidInput, match="name the `job`, too"):
+            create.fn(DEMO, most_usd=3.9)
+        assert lab.market.orders == []
+        machine = create.fn(DEMO, job=ID, most_usd=5.0).id
+        place = lab.workspace(machine)
+        (place / "train.py").write_text("sent")
+        (rental,) = lab.opened.rentals.open()
+        own = Job(id=ID, workspace=DEMO, block=DEMO, command=["true"], created_unix=1.0)
+        assert spent_by(lab.opened, own, rental.created_unix + 5400).usd == pytest.approx(6.0)
+        with pytest.raises(InvalidInput, match="has no job"):
+            job.fn(DEMO, job=ID)
+        with pytest.raises(JobFailed):
+            job.fn(DEMO, ["cat", "nosuch"], job=ID)
+        (failed,) = lab.opened.jobs.ended(1)
+        assert (failed.id, [one.machine for one in failed.attempts]) == (ID, [machine])
+        assert lab.machines() == []
+        again = job.fn(DEMO, ["cat", "train.py"], job=ID)  # as a retry of that run
+    assert (again.job.state, again.job.id == ID) == ("succeeded", False)
+    assert lab.machines() == []
 
 
 def test_a_quote_names_only_what_the_job_would_rent(lab: Lab, place: Path) -> None:

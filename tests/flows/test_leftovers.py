@@ -167,6 +167,34 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert subject.startswith("torpor: over: ")
 
 
+def test_what_a_killed_run_rented_for_the_first_job_of_a_workspace_is_stored_and_ended(
+    lab: Lab,
+) -> None:
+    """Nothing was restored there. A person may have written something all the same."""
+    server = AlertMemory()
+    machine, rental = standing(lab.opened)
+    then_unix = time.time() - 1800
+    not_handed_over(lab.opened, rental, created_unix=then_unix, job="3f2a9c81d04e")
+    lab.workspace(machine.id).mkdir()
+    (lab.workspace(machine.id) / "a.txt").write_text("kept")
+    assert _look(lab, server)[1] == [] and len(lab.machines()) == 1
+    server.since(600)
+    assert _look(lab, server)[0].left[0].next_step == "it was ended, or hibernated"
+    assert lab.machines() == [] and lab.opened.rentals.open() == []
+    woken = lab.workspace(MachineId(wake_plainly(lab.opened).machine))
+    assert (woken / "a.txt").read_text() == "kept"
+
+
+def test_what_a_killed_create_rented_for_a_person_is_only_reported(lab: Lab) -> None:
+    server = AlertMemory()
+    _, rental = standing(lab.opened)
+    not_handed_over(lab.opened, rental, created_unix=time.time() - 1800)
+    assert _look(lab, server)[1] == []
+    server.since(600)
+    assert "reconcile with it in `left`" in _look(lab, server)[0].left[0].next_step
+    assert len(lab.machines()) == 1
+
+
 @pytest.mark.parametrize("rule", ["end", "continue"])
 def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
     stored: Lab, rule: Literal["end", "continue"]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from blocks import Workspace
-from flows import hibernate, wake, watch
+from flows import create, hibernate, wake, watch
 from tasks import watch as look
 from tasks.alert_server import NO_WATCH, Sleeping
 from tasks.autosave import Saves
@@ -177,6 +177,26 @@ def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     after = _watch(opened, dry_run=False)
     assert {row.machine for row in after.watched} == {busy, fresh}
     assert all(row.newest_unix for row in after.watched)
+
+
+def test_a_machine_whose_job_never_began_is_hibernated_and_one_that_waits_for_a_person_stays(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    """`torpor run` was killed right after it had rented."""
+    with PlainRunner(opened, wait_factor=0.001):
+        left = create.fn(WORKSPACE, job="3f2a9c81d04e").id
+    person = lab.rent().id
+    for machine in (left, person):
+        workspace = lab.workspace(machine)
+        workspace.mkdir(exist_ok=True)
+        (workspace / "sent.py").write_text("print()")
+        _seen(workspace.parent / ".torpor", 1, _WINDOW_S, gpu_peak=0, cpu_peak=0)
+    seen = _watch(opened)
+    assert (_of(seen, left).kind, _of(seen, person).kind) == ("idle", "unknown")
+    assert "nothing has run on it yet" in _of(seen, person).reason
+    _watch(opened, dry_run=False)
+    assert [machine.id for machine in lab.machines()] == [person]
+    assert len(list_snapshots(lab.store, WORKSPACE)) == 1
 
 
 def test_an_attempt_that_nobody_uses_is_ended(lab: Lab, opened: OpenWorkspace) -> None:

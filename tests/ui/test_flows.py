@@ -172,7 +172,13 @@ def test_forms_filled_and_submitted(
     deployments.see_fields("create")
     deployments.pick(NAME)
     run = deployments.submit("create")
-    assert run["parameters"] == {"workspace": reference, "gpu": "", "regions": []}
+    assert run["parameters"] == {
+        "workspace": reference,
+        "gpu": "",
+        "regions": [],
+        "job": "",
+        "most_usd": 0,
+    }
     (machine,) = list_machines(NAME)
     fill(place_of(installation, NAME))
 

@@ -4,7 +4,7 @@
     ├── InvalidInput            the user named something that cannot be; nothing was touched
     │   ├── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
     │   ├── WorkspaceAwake      the workspace is on a machine already: no other one is rented
-    │   └── WorkspaceAsleep     its machine was destroyed; a verified snapshot holds all of it
+    │   └── WorkspaceAsleep     it is on no machine, which what was asked for needs
     ├── StoreError              the object store
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreArchived       the object is in an archive: ask for its restore first

@@ -88,7 +88,7 @@ def see_left(
             seen_left(look) if look else None,
             live and [run for run in live if _may_use(run, rental, (name, *named[name]))],
             opened[name].spec.when_left
-            if name not in torn and (name in stored or _holds_nothing(rental))
+            if name not in torn and (name in stored or rental.job or _holds_nothing(rental))
             else "report",
             name in with_job and not rental.label.workspace.startswith(_WITHOUT_JOB),
         )

@@ -1,0 +1,363 @@
+"""`torpor cp`, `push` and `pull`, with a shell of this host in the machine's place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineError,
+    MachineUnreachable,
+    TorporError,
+    WorkspaceAsleep,
+)
+from torpor_cli import copying
+from torpor_cli.copying import Side, begin_argv, cp, look_at, pull, push, send
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the commands are given."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(copying, "connected", nullcontext)
+    return here
+
+
+@pytest.fixture(autouse=True)
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The workspace's directory on its machine."""
+    there = tmp_path / "there"
+    there.mkdir()
+    answers(monkeypatch, lambda: Side("mywork", begin_argv(), [str(there)]))
+    return there
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, side: Callable[[], Side]) -> None:
+    monkeypatch.setattr(copying, "machine_side", lambda workspace, machine: side())
+
+
+@pytest.fixture
+def asleep(monkeypatch: pytest.MonkeyPatch, there: Path) -> Path:
+    """The workspace is asleep: its files are those of its newest snapshot."""
+
+    def nowhere() -> Side:
+        raise WorkspaceAsleep("workspace mywork is asleep: `torpor wake mywork`")
+
+    def restored(workspace: str, path: str, into: str, machine: str) -> SimpleNamespace:
+        assert (workspace, machine) == ("mywork", "here")
+        found = Path(into) / Path(path).name
+        found.parent.mkdir()
+        subprocess.run(["cp", "-a", there / path, found], check=True)
+        return SimpleNamespace(restored_to=str(found))
+
+    answers(monkeypatch, nowhere)
+    opened = SimpleNamespace(spec=SimpleNamespace(paths=["~/workspace"]))
+    monkeypatch.setattr("tasks.workspace_blocks.open_stored", lambda workspace: opened)
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
+    monkeypatch.setattr("tasks.sleep.check_not_asleep", lambda opened: None)
+    monkeypatch.setattr("flows.restore_path", restored, raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    return there
+
+
+def written(path: Path, text: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def names_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def repository(folder: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+
+
+def test_cp_takes_the_name_of_a_target_that_is_not_there_and_goes_into_a_directory_that_is(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "data" / "a.txt")
+    assert cp("data", "mywork:first") == 0
+    assert cp("data", "mywork:first/") == 0
+    assert cp("data", "mywork:") == 0
+    assert names_in(there) == {"first/a.txt", "first/data/a.txt", "data/a.txt"}
+    assert f"copied 1 file, 4 bytes, to mywork:{there}/first\n" in capsys.readouterr().out
+    assert cp("mywork:first", "back") == 0
+    assert cp("mywork:data/a.txt", "mywork:first/data", ".") == 0
+    assert names_in(here) == {
+        "data/a.txt",
+        "back/a.txt",
+        "back/data/a.txt",
+        "a.txt",
+    }
+
+
+@pytest.mark.parametrize(
+    ("paths", "says"),
+    [
+        (["a"], "name a source and a target"),
+        (["a", "b"], "from this host to a workspace"),
+        (["mywork:a", "mywork:b"], "from this host to a workspace"),
+        (["mywork:a", "other:b", "."], "from this host to a workspace"),
+        (["mywork:a", "b", "."], "from this host to a workspace"),
+        (["nothing", "mywork:a"], "nothing is not there"),
+        (["/", "mywork:a"], "name a directory"),
+    ],
+)
+def test_cp_says_what_it_does_not_understand(paths: list[str], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        cp(*paths)
+
+
+def test_a_directory_that_no_snapshot_has_is_refused_unless_it_is_wished(
+    here: Path, tmp_path: Path
+) -> None:
+    written(here / "a")
+    outside = tmp_path / "outside"
+    with pytest.raises(MachineError, match="no snapshot would have it"):
+        cp("a", f"mywork:{outside}")
+    with pytest.raises(MachineError, match="no snapshot would have it"):
+        cp("a", "mywork:../outside")
+    assert not outside.exists()
+    assert cp("a", f"mywork:{outside}", outside=True) == 0
+    assert outside.read_text() == "text"
+
+
+def test_what_is_not_on_the_machine_is_named(there: Path) -> None:
+    with pytest.raises(MachineError, match=f"mywork: {there}/nothing is not there"):
+        cp("mywork:nothing", ".")
+
+
+def test_what_is_newer_stays_and_the_exit_code_says_so(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.utime(written(here / "a"), ns=(1, 1))
+    written(there / "a", "edited there")
+    assert cp("a", "mywork:a") == 3
+    assert "kept, as it is newer at the target: a. --overwrite" in capsys.readouterr().err
+    assert (there / "a").read_text() == "edited there"
+    assert cp("a", "mywork:a", overwrite=True) == 0
+    assert (there / "a").read_text() == "text"
+
+
+def test_push_leaves_what_gitignore_names_and_delete_leaves_it_there(
+    here: Path, there: Path
+) -> None:
+    repository(here)
+    written(here / ".gitignore", "/outputs/\n*.log\n")
+    written(here / "src" / "train.py")
+    written(here / "old.py")
+    written(here / "x.log")
+    assert push("mywork") == 0
+    assert names_in(there) == {"here/.gitignore", "here/src/train.py", "here/old.py"}
+    written(there / "here" / "outputs" / "model")
+    (here / "old.py").unlink()
+    assert push("mywork", delete=True, dry_run=True) == 0
+    assert (there / "here" / "old.py").exists()
+    assert push("mywork", delete=True) == 0
+    assert names_in(there / "here") == {".gitignore", "src/train.py", "outputs/model"}
+    assert push("mywork", to="all", everything=True) == 0
+    assert "x.log" in names_in(there / "all")
+    assert not (there / "all" / ".git").exists()
+
+
+def test_gitignore_counts_also_in_a_folder_without_a_repository(here: Path) -> None:
+    written(here / ".gitignore", "*.log\n")
+    written(here / "a" / ".gitignore", "secret\n")
+    written(here / "a" / "secret")
+    written(here / "a" / "x.py")
+    written(here / "x.log")
+    assert look_at(here, ["/b"]).names == (".gitignore", "a/.gitignore", "a/x.py")
+    assert (look_at(here).files, look_at(here).bytes) == (3, 6 + 7 + 4)
+
+
+def test_a_host_without_git_is_told_of_the_file_that_needs_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    written(here / "a" / "x.py")
+    assert look_at(here).names == ("a/x.py",)
+    written(here / "a" / ".gitignore", "x.py")
+    with pytest.raises(InvalidInput, match="this host has no `git`, which reads it"):
+        look_at(here)
+
+
+def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
+    here: Path, there: Path
+) -> None:
+    repository(here)
+    before = names_in(here)
+    written(here / ".gitignore", "/outputs/\n")
+    written(there / "here" / "new.py")
+    written(there / "here" / ".git" / "hooks" / "post-checkout")
+    written(there / "here" / "sub" / ".GIT" / "config")
+    written(there / "here" / "outputs" / "model")
+    (there / "here" / "passwd").symlink_to("/etc/passwd")
+    assert pull("mywork") == 1, "the link leads out of the folder"
+    assert names_in(here) == before | {".gitignore", "new.py"}
+    assert not (here / "outputs").exists() and not (here / "sub").exists()
+    (there / "here" / "passwd").unlink()
+    written(here / "mine.py")
+    assert pull("mywork", delete=True) == 0
+    assert names_in(here) == before | {"new.py"}, "as .gitignore, mine.py is not there"
+
+
+def test_a_connection_that_breaks_is_made_again_and_the_copy_goes_on(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("torpor_cli.copying.sleep", pauses.append)
+    content = os.urandom(8_000_000)
+    (here / "big").write_bytes(content)
+    count = tmp_path / "count"
+    whole = f'echo >> {count}; test "$(wc -l < {count})" -gt 2 && exec "$@"; '
+    away = f'test "$(wc -l < {count})" -gt 1 && exit 255; '
+    broken = f'{whole} {away} dd bs=65536 count=60 2>/dev/null | "$@"'
+    argv = ["/bin/sh", "-c", broken, "sh", *begin_argv()]
+    answers(monkeypatch, lambda: Side("mywork", argv, [str(there)]))
+    assert cp("big", "mywork:big") == 0
+    assert (there / "big").read_bytes() == content
+    assert names_in(there) == {"big"}
+    assert pauses == [2.0, 4.0]
+    assert count.read_text() == "\n" * 3
+
+
+def test_a_machine_that_runs_no_program_is_named_with_its_words(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(here / "a")
+    argv = ["/bin/sh", "-c", "echo Please log in as ubuntu >&2; exit 142"]
+    answers(monkeypatch, lambda: Side("mywork", argv, [str(there)]))
+    with pytest.raises(MachineUnreachable, match=r"^mywork: Please log in as ubuntu$"):
+        cp("a", "mywork:a")
+
+
+def test_what_a_login_prints_and_reads_is_no_part_of_the_copy(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(here / "a")
+    argv = ["/bin/sh", "-c", 'echo Welcome; read line; exec "$@"', "sh", *begin_argv()]
+    answers(monkeypatch, lambda: Side("mywork", argv, [str(there)]))
+    assert cp("a", "mywork:a") == 0
+    assert (there / "a").read_text() == "text"
+
+
+def test_nothing_is_written_into_a_sleeping_workspace(here: Path, asleep: Path) -> None:
+    written(here / "a")
+    with pytest.raises(WorkspaceAsleep, match="nothing is written into a sleeping"):
+        cp("a", "mywork:a")
+    with pytest.raises(WorkspaceAsleep):
+        push("mywork")
+    assert names_in(asleep) == set()
+
+
+def test_a_sleeping_workspace_is_waked_where_a_person_says_yes(
+    here: Path, there: Path, asleep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wake(workspace: str) -> None:
+        answers(monkeypatch, lambda: Side("mywork", begin_argv(), [str(there)]))
+
+    written(here / "a")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("torpor_cli.machines.wake", wake)
+    assert cp("a", "mywork:a") == 0
+    assert (there / "a").read_text() == "text"
+
+
+def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
+    here: Path, asleep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(asleep / "here" / "a.py", "stored")
+    written(asleep / "outputs" / "model")
+    assert cp("mywork:outputs", "mine") == 0
+    assert pull("mywork") == 0
+    assert names_in(here) == {"mine/model", "a.py"}
+    said = capsys.readouterr()
+    assert "workspace mywork is asleep: its newest snapshot is read" in said.err
+    assert pull("mywork", delete=True) == 0
+    assert names_in(here) == {"a.py"}
+    assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"
+
+
+def test_a_machine_that_may_still_exist_is_not_taken_for_asleep(
+    here: Path, asleep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(opened: object) -> None:
+        raise InvalidInput("the machine may still exist")
+
+    monkeypatch.setattr("tasks.sleep.check_not_asleep", unknown)
+    with pytest.raises(InvalidInput, match="may still exist"):
+        cp("mywork:a", ".")
+
+
+def test_send_brings_what_look_at_saw_and_deletes_nothing(here: Path, there: Path) -> None:
+    written(here / "a.py")
+    written(there / "mine")
+    os.utime(written(here / "b.py"), ns=(1, 1))
+    written(there / "b.py", "younger")
+    seen = look_at(here)
+    written(here / "later.py")
+    copied = send(seen, "mywork", str(there))
+    assert (copied.files, copied.bytes, copied.unchanged) == (1, 4, 0)
+    assert (copied.newer, copied.newer_count) == (("b.py",), 1)
+    assert names_in(there) == {"a.py", "b.py", "mine"}
+
+
+def test_look_at_refuses_what_would_be_something_else_on_a_machine(here: Path) -> None:
+    (here / "data").symlink_to("/mnt/data")
+    with pytest.raises(InvalidInput, match=r"data is a symlink that leads out of .*, to /mnt/data"):
+        look_at(here)
+    (here / "data").unlink()
+    (here / os.fsdecode(b"caf\xe9")).write_text("x")
+    with pytest.raises(InvalidInput, match="a name that is no UTF-8: rename it"):
+        look_at(here)
+
+
+@pytest.mark.parametrize("to", [".", "..", "here/.."])
+def test_delete_takes_no_whole_workspace_for_the_folder_s_copy(
+    here: Path, there: Path, to: str
+) -> None:
+    written(here / "a")
+    written(there / "results" / "model")
+    with pytest.raises(MachineError, match="--delete would delete all of it"):
+        push("mywork", to=to, delete=True, outside=True)
+    assert names_in(there) == {"results/model"}
+    assert push("mywork", to=".") == 0 and (there / "a").exists()
+
+
+def test_a_home_with_its_keys_is_not_pushed_by_mistake(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    with pytest.raises(InvalidInput, match="holds your home, with its keys"):
+        push("mywork")
+    with pytest.raises(InvalidInput, match="holds your home"):
+        push("mywork", here.parent)
+    with pytest.raises(InvalidInput, match="name a folder"):
+        push("mywork", Path("/"))
+
+
+def test_what_cannot_be_written_here_is_an_error_of_this_host(here: Path, there: Path) -> None:
+    written(there / "a")
+    written(here / "file")
+    with pytest.raises(TorporError, match=r"this host: .*file"):
+        cp("mywork:a", "file/a")
+
+
+def test_a_pipe_reads_what_is_compared_and_how_much_is_copied(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "a", "x" * 2_000_000)
+    assert cp("a", "mywork:a") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["copying to mywork: comparing", "copying to mywork: 2.0 MB"]

@@ -1,0 +1,684 @@
+"""Copies between this host and a workspace's machine: `torpor cp`, `push` and `pull`.
+
+The bytes go through OpenSSH, which tree_copy.py is sent through, too. Of a sleeping workspace, the
+newest snapshot is read; nothing is written into it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import IO, Annotated, Any, Final, TypeVar, cast
+
+from cyclopts import Parameter
+
+from deployments.terminal import say
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineError,
+    MachineUnreachable,
+    TorporError,
+    WorkspaceAsleep,
+)
+from torpor.shared.plain_text import plain
+from torpor_cli import machines, tree_copy
+from torpor_cli.exit_codes import FAILED, REFUSED
+from torpor_cli.output import quiet, shown_progress
+from torpor_cli.server import connected
+from torpor_cli.tree_copy import Broken, Refused, Report, Source, Stream, Target, Wishes
+
+Flag = Annotated[bool, Parameter(negative=())]
+AnswerT = TypeVar("AnswerT")
+
+TRIES: Final = 6
+"""So often in a row a connection may break without a byte in between."""
+_PAUSE_S: Final = 2.0
+"""Before the second try; before each further one, twice as long."""
+_SHOWN_S: Final = 0.2
+_END_S: Final = 10.0
+_BUFFER_BYTES: Final = 256 * 1024
+_LOGIN_BYTES: Final = 1 << 20
+"""What a login's files may print before the machine's side of a copy begins."""
+_WORDS: Final = 300
+_MARK: Final = b"torpor-begins\n"
+_TO_READ: Final = b"\n" * 64
+"""What a login's files may read. Python skips empty lines."""
+_BEGIN: Final = (
+    "cd /; echo; echo torpor-begins; for python in python3 /usr/bin/python3 python3.14 python3.13 "
+    'python3.12 python3.11 python3.10; do command -v "$python" >/dev/null 2>&1 && exec "$python" '
+    '"$@"; done; exit 127'
+)
+_SCRIPTED: Final = (
+    "import sys; exec(bytes.fromhex(next(filter(bytes.strip, sys.stdin.buffer)).decode()))"
+)
+_THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
+_NEVER: Final = re.compile(r"\.git|\.torpor-.*", re.IGNORECASE | re.DOTALL)
+"""Of a folder that is pushed or pulled, no name matches. A machine that could write ``.git`` here
+would run programs here."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a push of a folder of this host would carry. ``names``: of its files and symlinks, below
+    it, sorted."""
+
+    path: Path
+    files: int
+    bytes: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """``unchanged``: files that were there already. ``newer``: the first few that were kept, as the
+    machine's are younger."""
+
+    files: int
+    bytes: int
+    unchanged: int
+    newer: tuple[str, ...]
+    newer_count: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """The other side of a copy. ``argv`` starts a shell's command there; ``roots``: the directories
+    of the workspace."""
+
+    who: str
+    argv: list[str]
+    roots: list[str]
+
+
+def cp(
+    *paths: str,
+    machine: str = "",
+    overwrite: Flag = False,
+    outside: Flag = False,
+) -> int:
+    """Copy files and directories to a workspace, or from it, as they are.
+
+    torpor cp data.csv mywork:data/
+
+    torpor cp mywork:outputs .
+
+    The path of a workspace is below its first directory, or begins with / or ~/. Of a sleeping
+    workspace, the newest snapshot is read. A copy that was broken off goes on where it stopped.
+
+    Args:
+        paths: The sources, then the target. WORKSPACE:PATH names what is in a workspace.
+        machine: The machine's id, where there are several.
+        overwrite: Replace also files that are newer at the target.
+        outside: Copy also into a directory that no snapshot of the workspace has.
+    """
+    if len(paths) < 2:
+        raise InvalidInput("name a source and a target: `torpor cp data.csv mywork:data/`")
+    *sources, target = paths
+    there, into = [_in_workspace(path) for path in sources], _in_workspace(target)
+    names = {found[0] for found in (*there, into) if found}
+    if into and not any(there):
+        side = _writable(into[0], machine)
+        asked = {"do": "receive", "path": into[1], "count": len(sources), "contents": False}
+        asked |= {"outside": outside, "wishes": Wishes(overwrite=overwrite)._asdict()}
+        return _told(_put(side, [_source(path) for path in sources], asked), side.who)
+    if into or not all(there) or len(names) != 1:
+        raise InvalidInput(
+            "a copy goes from this host to a workspace or from one workspace to this host: name "
+            "what is in the workspace as WORKSPACE:PATH, such as mywork:data/"
+        )
+    to = tree_copy.target_for(os.path.expanduser(target), len(sources), contents=False)
+    wishes = Wishes(overwrite=overwrite, inner_links=1)
+    with _readable(names.pop(), [found[1] for found in there if found], to, machine) as (
+        side,
+        found,
+    ):
+        asked = {"do": "send", "paths": found, "contents": False}
+        return _told(_get(side, to, wishes, asked))
+
+
+def push(
+    workspace: str,
+    folder: Path = Path(),
+    *,
+    to: str = "",
+    everything: Flag = False,
+    delete: Flag = False,
+    overwrite: Flag = False,
+    dry_run: Flag = False,
+    outside: Flag = False,
+    machine: str = "",
+) -> int:
+    """Copy what differs of a folder here into the folder of its name in a workspace.
+
+    What the folder's .gitignore files name stays here, and .git.
+
+    Args:
+        workspace: The workspace.
+        folder: The folder; the current one unless it is named.
+        to: The directory to copy into, below the workspace's first one, or from / or ~/ on.
+        everything: Copy also what .gitignore names.
+        delete: Delete there what is not here, but for what .gitignore names.
+        overwrite: Replace also files that are newer there.
+        dry_run: Only say what would be copied and deleted.
+        outside: Copy also into a directory that no snapshot of the workspace has.
+        machine: The machine's id, where there are several.
+    """
+    path = folder.expanduser().resolve()
+    name, home = _own_name(path), Path.home().resolve()
+    if home.is_relative_to(path):
+        raise InvalidInput(
+            f"{path} holds your home, with its keys: name the folder to copy, or `torpor cp` it"
+        )
+    names = _names(path, everything=everything)
+    side = _writable(workspace, machine)
+    wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
+    asked = {"do": "receive", "path": to or name, "count": 1, "contents": True}
+    asked |= {"outside": outside, "wishes": wishes._asdict()}
+    report = _put(
+        side,
+        [Source(str(path), "", names)],
+        asked,
+        protected=lambda extra: _left_out(path, extra, everything=everything),
+    )
+    return _told(report, side.who, dry_run=dry_run)
+
+
+def pull(
+    workspace: str,
+    folder: Path = Path(),
+    *,
+    source: Annotated[str, Parameter(name="--from")] = "",
+    everything: Flag = False,
+    delete: Flag = False,
+    overwrite: Flag = False,
+    dry_run: Flag = False,
+    machine: str = "",
+) -> int:
+    """Copy what differs of the folder of its name in a workspace into a folder here.
+
+    What .gitignore files here name stays there, and .git: `torpor cp` brings results. Of a sleeping
+    workspace, the newest snapshot is read.
+
+    Args:
+        workspace: The workspace.
+        folder: The folder here; the current one unless it is named.
+        source: The directory to copy, below the workspace's first one, or from / or ~/ on.
+        everything: Copy also what .gitignore names.
+        delete: Delete here what is not there, but for what .gitignore names.
+        overwrite: Replace also files that are newer here.
+        dry_run: Only say what would be copied and deleted.
+        machine: The machine's id, where there are several.
+    """
+    path = folder.expanduser().resolve()
+    to = Target(str(path))
+    wishes = Wishes(overwrite, delete, dry_run, inner_links=0)
+    with _readable(workspace, [source or _own_name(path)], to, machine) as (side, found):
+        asked = {"do": "send", "paths": found, "contents": True}
+        report = _get(
+            side, to, wishes, asked, lambda names: _left_out(path, names, everything=everything)
+        )
+    return _told(report, dry_run=dry_run)
+
+
+def look_at(folder: Path, exclude: Sequence[str] = ()) -> Folder:
+    """What a push of the folder would carry. ``exclude``: further patterns, as in .gitignore.
+    InvalidInput for what could not be sent, or would be something else on a machine."""
+    path = folder.expanduser().resolve()
+    names = _names(path, exclude=exclude)
+    files = size = 0
+    for name in names:
+        file = path / name
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = plain(str(file))
+            raise InvalidInput(f"{shown} has a name that is no UTF-8: rename it") from None
+        if file.is_symlink():
+            target = os.readlink(file)
+            if tree_copy.leads_out(name, target):
+                raise InvalidInput(
+                    f"{file} is a symlink that leads out of {path}, to {target}: a machine has "
+                    "nothing there. Name it in .gitignore to leave it here"
+                )
+        elif not os.access(file, os.R_OK):
+            raise InvalidInput(f"{file} cannot be read: name it in .gitignore to leave it here")
+        else:
+            files += 1
+            size += file.stat().st_size
+    return Folder(path, files, size, tuple(names))
+
+
+def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Copied:
+    """Send what differs of the folder into a directory of the workspace, where nothing is deleted,
+    and where a file that is newer stays. Call it inside ``connected``."""
+    side = machine_side(workspace, machine)
+    asked = {"do": "receive", "path": into, "count": 1, "contents": True, "outside": False}
+    asked["wishes"] = Wishes()._asdict()
+    report = _put(side, [Source(str(folder.path), "", list(folder.names))], asked)
+    if report.failed_count:
+        named = _some(report.failed, report.failed_count)
+        raise MachineError(f"{side.who}: not copied: {named}. The same command tries these again")
+    newer = tuple(map(plain, report.newer))
+    return Copied(report.files, report.bytes, report.unchanged, newer, report.newer_count)
+
+
+# -- what is copied
+
+
+def _in_workspace(path: str) -> tuple[str, str] | None:
+    """The workspace and the path in it; None for a path of this host."""
+    found = _THERE.fullmatch(path)
+    return (found[1], found[2] or "./") if found else None
+
+
+def _source(path: str) -> Source:
+    here = os.path.expanduser(path)
+    if not os.path.exists(here):
+        raise InvalidInput(f"{plain(here)} is not there")
+    try:
+        return Source(here, tree_copy.name_of(here))
+    except Refused as error:
+        raise InvalidInput(str(error)) from None
+
+
+def _own_name(path: Path) -> str:
+    if not path.name:
+        raise InvalidInput("/ has no name of its own: name a folder")
+    return path.name
+
+
+def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ()) -> list[str]:
+    """The files and symlinks of a folder that are sent."""
+    if not path.is_dir():
+        raise InvalidInput(f"{plain(str(path))} is no directory")
+    if everything:
+        listed = [Source(str(path), "")]
+    else:
+        with _git(path) as git:
+            if git is None:
+                listed = [Source(str(path), "")]
+            else:
+                argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+                argv += [f"--exclude={pattern}" for pattern in exclude]
+                said = _said_by_git(argv, path).split(b"\0")
+                only = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
+                listed = [Source(str(path), "", only)]
+    skipped: list[str] = []
+    found = [entry for one in listed for _, entry in tree_copy.found_in(one, skipped)]
+    for words in skipped:
+        say(f"torpor: warning: left out: {plain(words)}", sys.stderr)
+    return sorted(entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name))
+
+
+def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
+    """Which names below a folder are neither copied nor deleted."""
+    never = {name for name in names if _is_never(name)}
+    rest = [name for name in names if name not in never]
+    if everything or not rest or not path.is_dir():
+        return never
+    with _git(path) as git:
+        if git is None:
+            return never
+        argv = [*git, "check-ignore", "-z", "--stdin"]
+        asked = b"\0".join(b"./" + os.fsencode(name) for name in rest)  # a colon has a meaning else
+        said = _said_by_git(argv, path, asked, fine=(0, 1))
+    return never | {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+
+
+def _is_never(name: str) -> bool:
+    return any(_NEVER.fullmatch(part) for part in name.split("/"))
+
+
+@contextmanager
+def _git(path: Path) -> Iterator[list[str] | None]:
+    """How git is asked about a folder, also about one that is in no repository. None where this
+    host has no git and the folder needs none."""
+    if shutil.which("git") is None:
+        if found := next(path.rglob(".gitignore"), None):
+            raise InvalidInput(
+                f"{plain(str(found))} says what is not copied, and this host has no `git`, which "
+                "reads it: install git, or add --everything"
+            )
+        yield None
+        return
+    asked = subprocess.run(
+        ["git", "rev-parse", "--is-inside-work-tree"],
+        cwd=path,
+        env=_plain_environment(),
+        capture_output=True,
+        check=False,
+    )
+    if asked.stdout.strip() == b"true":
+        yield ["git"]
+        return
+    if any((above / ".git").exists() for above in (path, *path.parents)):
+        words = asked.stderr.decode(errors="replace").strip()
+        raise InvalidInput(f"git does not read {plain(str(path))}: {plain(words)}")
+    with tempfile.TemporaryDirectory(prefix="torpor-git-") as empty:
+        _said_by_git(["git", "init", "--quiet", empty], path)
+        yield ["git", f"--git-dir={empty}/.git", f"--work-tree={path}"]
+
+
+def _said_by_git(
+    argv: list[str], path: Path, stdin: bytes = b"", fine: tuple[int, ...] = (0,)
+) -> bytes:
+    done = subprocess.run(
+        argv,
+        cwd=path,
+        env=_plain_environment(),
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode not in fine:
+        words = done.stderr.decode(errors="replace").strip()
+        raise InvalidInput(f"git does not read {plain(str(path))}: {plain(words)}")
+    return done.stdout
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without what would have git look at another repository, as in a hook of one."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+# -- the other side
+
+
+def _writable(workspace: str, machine: str) -> Side:
+    """The workspace's machine. A person at a terminal may have it waked."""
+    with connected():
+        try:
+            return machine_side(workspace, machine)
+        except WorkspaceAsleep:
+            _check_asleep(workspace)
+            asleep = (
+                f"workspace {workspace} is asleep, and nothing is written into a sleeping workspace"
+            )
+    if not sys.stdin.isatty():
+        raise WorkspaceAsleep(f"{asleep}: `torpor wake {workspace}` first")
+    say(asleep, sys.stderr)
+    machines.wake(workspace)
+    with connected():
+        return machine_side(workspace, machine)
+
+
+@contextmanager
+def _readable(
+    workspace: str, paths: list[str], to: Target, machine: str
+) -> Iterator[tuple[Side, list[str]]]:
+    """The workspace's machine, or, while it is asleep, files out of its newest snapshot, which are
+    here as long as this context; and their paths there."""
+    with connected():
+        try:
+            side = machine_side(workspace, machine)
+        except WorkspaceAsleep:
+            pass
+        else:
+            yield side, paths
+            return
+        from flows import restore_path
+        from tasks.workspace_blocks import open_stored
+
+        _check_asleep(workspace)
+        first = open_stored(workspace).spec.paths[0]
+        say(f"workspace {workspace} is asleep: its newest snapshot is read", sys.stderr)
+        above = Path(to.base).absolute()
+        while not above.is_dir():
+            above = above.parent
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise InvalidInput(f"nothing can be written into {plain(str(above))}")
+        with tempfile.TemporaryDirectory(prefix=".torpor-", dir=above) as kept:
+            found = []
+            for number, path in enumerate(paths):
+                wanted = os.path.normpath(path)
+                wanted = first if wanted == "." else wanted
+                with quiet(as_json=False):
+                    restored = restore_path(
+                        workspace, wanted, os.path.join(kept, str(number)), machine="here"
+                    )
+                found.append(str(restored.restored_to))
+            yield Side("the snapshot", begin_argv(), [kept]), found
+
+
+def _check_asleep(workspace: str) -> None:
+    """InvalidInput where a machine with newer work may still exist."""
+    from tasks.sleep import check_not_asleep
+    from tasks.workspace_blocks import open_workspace
+
+    with suppress(WorkspaceAsleep):
+        check_not_asleep(open_workspace(workspace))
+
+
+def machine_side(workspace: str, machine: str) -> Side:
+    """The workspace's machine; WorkspaceAsleep where it has none. Call it inside ``connected``."""
+    from tasks.workspace_blocks import open_workspace
+    from torpor_cli import logins
+
+    if not logins.has_ssh():
+        raise InvalidInput(logins.NO_SSH)
+    file = None if machine else logins.current(workspace)
+    file = file or logins.refresh(workspace, machine)
+    options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
+    options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
+    argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(begin_argv())]
+    return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
+
+
+def begin_argv() -> list[str]:
+    """The command that begins the other side of a copy, which is sent to it."""
+    return ["/bin/sh", "-c", _BEGIN, "torpor", "-I", "-c", _SCRIPTED]
+
+
+def ask(side: Side, asked: dict[str, Any]) -> Any:
+    """The one value that the other side answers."""
+    return _done(side, asked, lambda stream, moved: stream.expect(), "")
+
+
+def _put(
+    side: Side,
+    sources: list[Source],
+    asked: dict[str, Any],
+    protected: Callable[[list[str]], set[str]] = lambda names: set(),
+) -> Report:
+    return _copied(
+        side,
+        asked,
+        lambda stream, moved: tree_copy.send(stream, sources, moved=moved, protected=protected),
+        f"copying to {side.who}",
+    )
+
+
+def _get(
+    side: Side,
+    to: Target,
+    wishes: Wishes,
+    asked: dict[str, Any],
+    ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+) -> Report:
+    return _copied(
+        side,
+        asked,
+        lambda stream, moved: tree_copy.receive(stream, to, wishes, moved=moved, ignored=ignored),
+        f"copying from {side.who}",
+    )
+
+
+def _copied(
+    side: Side,
+    asked: dict[str, Any],
+    does: Callable[[Stream, Callable[[int, int], None]], Report],
+    words: str,
+) -> Report:
+    from tasks.progress import following
+
+    if following() is not None:
+        return _done(side, asked, does, words)
+    with shown_progress():
+        return _done(side, asked, does, words)
+
+
+def _done(
+    side: Side,
+    asked: dict[str, Any],
+    does: Callable[[Stream, Callable[[int, int], None]], AnswerT],
+    words: str,
+) -> AnswerT:
+    """Do it over a new connection, and again where one that stood breaks: what was copied is not
+    copied again."""
+    shown = _Shown(words)
+    shown.begins()
+    tries, begun = 1, False
+    while True:
+        before = shown.calls
+        try:
+            with _connected_to(side) as stream:
+                begun = True
+                stream.send({**asked, "roots": side.roots})
+                stream.flush()
+                done = does(stream, shown)
+        except Refused as error:
+            raise MachineError(f"{side.who}: {plain(str(error))}") from None
+        except OSError as error:
+            raise TorporError(f"this host: {error.filename or 'it'}: {error.strerror}") from error
+        except _Lost as error:
+            if not begun or tries >= TRIES:
+                again = ". The same command goes on where it stopped" if begun else ""
+                raise MachineUnreachable(f"{side.who}: {error}{again}") from None
+            tries = 1 if shown.calls > before else tries + 1
+            shown.ends()
+            say(f"torpor: warning: {side.who}: {error}: connecting again", sys.stderr)
+            sleep(_PAUSE_S * 2 ** (tries - 1))
+        else:
+            shown.ends()
+            return done
+
+
+class _Lost(Exception):
+    """A connection that broke, with the last words of `ssh`."""
+
+
+class _Shown:
+    """Tells whoever follows the command of the bytes, a few times a second."""
+
+    def __init__(self, words: str) -> None:
+        from tasks.progress import following
+
+        self.calls = 0
+        self._words = words
+        self._follower = following()
+        self._next_s = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.calls += 1
+        now_s = monotonic()
+        if self._follower and total and self.calls == 1:
+            self.ends()
+            self._follower.moves(self._words, 0, total)
+        if self._follower and total and (now_s >= self._next_s or done >= total):
+            self._next_s = now_s + _SHOWN_S
+            self._follower.moves(self._words, done, total)
+
+    def begins(self) -> None:
+        if self._follower and self._words:
+            self._follower.begins(self._words, f"{self._words}: comparing")
+
+    def ends(self) -> None:
+        if self._follower:
+            self._follower.ends(self._words)
+
+
+@contextmanager
+def _connected_to(side: Side) -> Iterator[Stream]:
+    """A running tree_copy.py at the other side."""
+    with tempfile.TemporaryFile() as said:  # a shared connection may keep a pipe open
+        process = subprocess.Popen(
+            side.argv,
+            bufsize=_BUFFER_BYTES,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+        )
+        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        whole = False
+        try:
+            _begin(stdin, stdout)
+            yield Stream(stdout, stdin)
+            whole = True
+        except Broken as error:
+            process.kill()
+            process.wait()
+            said.seek(0)
+            words = " ".join(said.read(_LOGIN_BYTES).decode(errors="replace").split())
+            raise _Lost(plain(words[-_WORDS:]) or str(error)) from None
+        finally:
+            if not whole:
+                process.kill()  # else the rest of what is buffered would wait for it
+            with suppress(OSError):
+                stdin.close()
+            stdout.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            process.kill()
+            process.wait()
+
+
+def _begin(stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    """Have the other side run tree_copy.py, whatever its login's files read and print before."""
+    script = Path(tree_copy.__file__).read_bytes().hex().encode()
+    try:
+        stdin.write(_TO_READ)
+        stdin.flush()
+        heard = 0
+        while (line := stdout.readline(_LOGIN_BYTES)) != _MARK and line and heard < _LOGIN_BYTES:
+            heard += len(line)
+        stdin.write(script + b"\n")
+        stdin.flush()
+    except OSError:
+        line = b""
+    if line != _MARK:
+        raise Broken("no program was begun there")
+
+
+# -- what is said
+
+
+def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
+    """Say what was copied; the exit code."""
+    where = f"{who}:{report.target}" if who else report.target
+    does = "would copy" if dry_run else "copied"
+    files = "1 file" if report.files == 1 else f"{report.files:,} files"
+    line = f"{does} {files}, {report.bytes:,} bytes, to {where}"
+    if report.unchanged:
+        line += f"; {report.unchanged:,} are there already"
+    say(plain(line))
+    if dry_run and report.names:
+        say(plain(f"would copy {_some(report.names, report.files)}"))
+    if report.gone_count:
+        deletes = "would delete" if dry_run else "deleted"
+        say(plain(f"{deletes} {_some(report.gone, report.gone_count)}"))
+    if report.newer_count:
+        named = _some(report.newer, report.newer_count)
+        say(
+            plain(f"torpor: kept, as it is newer at the target: {named}. --overwrite replaces it"),
+            sys.stderr,
+        )
+    if report.failed_count:
+        named = _some(report.failed, report.failed_count)
+        say(plain(f"torpor: not copied: {named}. The same command tries these again"), sys.stderr)
+        return FAILED
+    return REFUSED if report.newer_count else 0
+
+
+def _some(names: list[str], count: int) -> str:
+    left = count - len(names)
+    return ", ".join(names) + (f" and {left:,} more" if left > 0 else "")

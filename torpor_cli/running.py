@@ -1,0 +1,593 @@
+"""The command that runs a program of this folder on a rented machine, and brings its results."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from uuid import uuid4
+
+from cyclopts import Parameter
+
+from deployments.terminal import say
+from torpor.shared.errors import (
+    InvalidInput,
+    JobFailed,
+    TorporError,
+    WorkspaceAwake,
+    WorkspaceBusy,
+)
+from torpor.shared.values import Want, WantChange, workspace_name
+from torpor_cli import flow_runs, jobs
+from torpor_cli.flow_runs import Options
+from torpor_cli.output import print_report, print_rows, quiet
+from torpor_cli.question import ask_to_rent, offers_of
+from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from blocks import Workspace
+    from torpor.control.jobs.records import Job
+    from torpor_cli.copying import Folder
+    from torpor_cli.torpor_yaml import TorporYaml
+
+Flag = Annotated[bool, Parameter(negative=())]
+Several = Annotated[list[str] | None, Parameter(negative=())]
+
+NOT_SENT: Final = ("*.before-[0-9]*T[0-9]*Z-*",)
+"""Patterns of names that no run sends: results that gave way to newer ones."""
+_LINES: Final = 'set -eo pipefail; eval "$1"'
+"""Constant. For ``bash -lc``, with lines of the user as its argument: the first line that fails
+ends them, and the files of a login shell may fail before."""
+_AFTER_SETUP: Final = 'bash -lc "$1" torpor-setup "$2" && shift 2 && exec "$@"'
+"""Constant. For ``bash -lc``: the lines of a setup, and then the command, which finds the Python
+that the setup has found."""
+_SECRET: Final = re.compile(
+    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|rpa_)"
+    r"[\w-]{16,}|\beyJ[\w-]{8,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\s]+:[^/@\s]+@"
+)
+"""Tokens that say what they are, private keys, and passwords in addresses."""
+MOST_RETRIES: Final = 100
+MOST_USD: Final = 1e6
+_SHOWN: Final = 5
+
+
+def run(
+    *command: str,
+    gpu: str = "",
+    bring: Several = None,
+    env: Several = None,
+    secret: Several = None,
+    timeout: timedelta | None = None,
+    budget: float | None = None,
+    retries: int | None = None,
+    workspace: str = "",
+    file: Path | None = None,
+    accept_secret: Several = None,
+    dry_run: Flag = False,
+    yes: Flag = False,
+    options: Options | None = None,
+) -> None:
+    """Run a command of this folder on a rented machine, hibernate it, and bring the results.
+
+    torpor run --gpu "RTX 4090" --bring outputs/ -- python train.py
+
+    It makes a workspace for the folder or uses the one that it made, sends what has changed here
+    (not what .gitignore names), and runs a job there. It rents after a question that names the
+    price. A file torpor.yaml may say all of this: then `torpor run` is enough.
+
+    Args:
+        command: The program and its arguments, after `--`. It replaces `run` of torpor.yaml.
+        gpu: The GPUs to rent, in order of preference, such as "RTX 4090, L40S", H100:8 or 24GB+.
+        bring: A file or directory of the folder to bring when the job has ended. May be repeated.
+        env: A variable of the command, as NAME=VALUE. May be repeated.
+        secret: A variable whose value is in a Secret block, as NAME=BLOCK. May be repeated.
+        timeout: How long the command may run, such as 2h or 90m, in all attempts together.
+        budget: What the job may cost, in USD, from the rental of its machine on.
+        retries: How often the command may fail and begin again.
+        workspace: The workspace, where it is not to be the folder's own.
+        file: Another file than torpor.yaml.
+        accept_secret: A pattern of files and variables that look like credentials, to send all the
+            same. May be repeated.
+        dry_run: Show what would be sent and which offers fit. Make, send and rent nothing.
+        yes: Do not ask.
+    """
+    from torpor.control.jobs.records import new_job_id
+    from torpor.control.providers.gpu_wishes import wishes_of
+    from torpor_cli import folder_workspace, logins
+    from torpor_cli.torpor_yaml import hours_of
+
+    chosen = options or Options()
+    folder = folder_workspace.checked_folder(Path.cwd())
+    project = _read(folder, file)
+    settings = project.settings
+    argv = argv_of(settings.setup, settings.run, command)
+    hours = hours_of(settings.timeout) if timeout is None else timeout.total_seconds() / 3600
+    if timeout is not None and hours <= 0:
+        raise InvalidInput("--timeout is a time such as 2h: more than nothing")
+    usd = settings.budget if budget is None else budget
+    if budget is not None and not 0 < usd <= MOST_USD:
+        raise InvalidInput("--budget is a number of dollars: more than nothing")
+    again = settings.retries if retries is None else retries
+    if not 0 <= again <= MOST_RETRIES:
+        raise InvalidInput(f"--retries is a number from 0 to {MOST_RETRIES}")
+    accepted = [*settings.accept_secrets, *(accept_secret or [])]
+    given = _over(settings.env, env)
+    _check_variables(given, accepted)
+    variables = [f"{name}={value}" for name, value in given.items()]
+    secrets = [f"{name}={block}" for name, block in _over(settings.secrets, secret).items()]
+    brought = _paths(settings.bring if bring is None else bring)
+    if brought and chosen.detach:
+        raise InvalidInput(
+            "with --detach this command ends before the job, and brings nothing: leave --bring "
+            "out, and give `torpor restore` later"
+        )
+    if not logins.has_ssh():
+        raise InvalidInput(logins.NO_SSH)
+    sent = _look_at(folder)
+    _check_secrets(sent, accepted)
+    name = workspace_name(workspace or settings.workspace or folder_workspace.name_for(folder))
+    wanted = gpu or settings.resources.gpu
+    wishes_of(Want(gpu=wanted or None))  # InvalidInput before a workspace is made
+    job = new_job_id(str(uuid4()))
+    with ExitStack() as until_the_end:
+        if not dry_run:
+            until_the_end.enter_context(folder_workspace.held(name))
+        with connected():
+            from tasks.jobs import check_environment
+
+            check_environment(variables, secrets)  # before anything is rented
+            block, is_new = folder_workspace.block_for(name, project)
+            if dry_run:
+                _show(name, block, is_new, sent, argv, wanted, usd, chosen)
+                return
+            _say_sent(sent, name, block, is_new)
+            with _left_awake(name) as awake:
+                _wake(name, block, is_new, wanted, job, usd, awake, chosen, yes=yes)
+                _send(sent, name, block, chosen)
+        failure: TorporError | None = None
+        try:
+            report = flow_runs.run(
+                "job",
+                options,
+                detached=partial(jobs.detached_job, workspace=name, job=job),
+                beside_output=True,
+                workspace=name,
+                command=argv,
+                env=variables,
+                secrets=secrets,
+                save_minutes=settings.save_minutes,
+                spot=block.spot,
+                retries=again,
+                gpu=wanted,
+                most_hours=hours,
+                most_usd=usd,
+                job=job,
+            )
+        except TorporError as error:
+            report, failure = None, error
+            if not isinstance(error, JobFailed):  # which ends with the machine
+                say(f"torpor: `torpor status` shows whether {name} is awake", sys.stderr)
+        except KeyboardInterrupt:
+            for path in brought:
+                into = folder / PurePosixPath(path).parent
+                say(f"torpor: {path} was not brought: {_by_hand(name, path, into)}", sys.stderr)
+            raise
+        if brought:
+            with connected():
+                record = report.job if report is not None else _ended(name, job)
+                _bring(brought, folder, name, block, record, failure, chosen)
+        if failure is not None:
+            raise failure
+
+
+def argv_of(setup: str, lines: str, command: Sequence[str]) -> list[str]:
+    """What the job runs: the command, or the lines where there is none, each time after the setup.
+    InvalidInput where there is neither."""
+    argv = list(command)
+    if len(argv) == 1 and argv[0].endswith((".yaml", ".yml")):
+        raise InvalidInput(
+            f"{argv[0]} is no program: `torpor run --file {argv[0]}` reads what to run there"
+        )
+    if not argv and lines.strip():
+        argv = ["bash", "-lc", _LINES, "torpor-run", lines]
+    if not argv or not argv[0]:
+        raise InvalidInput(
+            "nothing is to be run: name a command, as in `torpor run -- python train.py`, or write "
+            "`run: python train.py` into torpor.yaml"
+        )
+    if not setup.strip():
+        return argv
+    return ["bash", "-lc", _AFTER_SETUP, "torpor-run", _LINES, setup, *argv]
+
+
+def _read(folder: Path, file: Path | None) -> TorporYaml:
+    from torpor_cli.torpor_yaml import FILE, TorporYaml, read
+
+    if file is not None:
+        return read(file, str(file))
+    return read(folder / FILE) if os.path.lexists(folder / FILE) else TorporYaml()
+
+
+def _over(settings: dict[str, str], given: Sequence[str] | None) -> dict[str, str]:
+    """The settings with what the command line gives, which counts where both name a variable."""
+    merged = dict(settings)
+    for one in given or []:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise InvalidInput(f"{name[:80]!r} has no value: write NAME=VALUE")
+        merged[name] = value
+    return merged
+
+
+def _paths(given: Sequence[str]) -> list[str]:
+    """The paths to bring, each once: one inside of another comes with that."""
+    from torpor_cli.torpor_yaml import path_below
+
+    paths = [PurePosixPath(path_below(path)) for path in given]
+    kept = [path for path in paths if not any(other in path.parents for other in paths)]
+    return [str(path) for path in dict.fromkeys(kept)]
+
+
+def _look_at(folder: Path) -> Folder:
+    """What is sent of the folder: not what gave way to brought results, also where git tracks it,
+    nor torpor's own files, which hold the keys of stores."""
+    from torpor.control.own_server import state_folder
+    from torpor_cli import copying
+
+    found = copying.look_at(folder, NOT_SENT)
+    own = state_folder()
+
+    def is_sent(name: str) -> bool:
+        path = PurePosixPath(name)
+        gave_way = any(fnmatchcase(part, one) for part in path.parts for one in NOT_SENT)
+        return not gave_way and own not in (folder / path).parents
+
+    names = tuple(filter(is_sent, found.names))
+    if len(names) == len(found.names):
+        return found
+    sizes = [(folder / one).stat().st_size for one in names if not (folder / one).is_symlink()]
+    return replace(found, names=names, files=len(sizes), bytes=sum(sizes))
+
+
+def _check_secrets(sent: Folder, accepted: Sequence[str]) -> None:
+    """InvalidInput where a file looks like credentials: the machine is a stranger's, and each
+    snapshot would hold it."""
+    from torpor.machine.tree.credentials import is_credential
+
+    found = [
+        name
+        for name in sent.names
+        if is_credential(name) and not any(fnmatchcase(name, pattern) for pattern in accepted)
+    ]
+    if not found:
+        return
+    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" * (len(found) > _SHOWN))
+    raise InvalidInput(
+        f"{len(found)} of the files that would be sent may hold credentials, by their names: "
+        f"{shown}. A rented machine and each snapshot would have them. Name them in .gitignore and "
+        "give the command its secrets by --secret NAME=BLOCK; or send them all the same, by "
+        "--accept-secret PATTERN or accept_secrets in torpor.yaml"
+    )
+
+
+def _check_variables(given: Mapping[str, str], accepted: Sequence[str]) -> None:
+    """InvalidInput where a variable looks like a secret, by its name or its value: the job's record
+    in the store and its runs in Prefect hold ``env`` in clear."""
+    from torpor.machine.tree.credentials import is_credential
+
+    found = [
+        name
+        for name, value in given.items()
+        if (is_credential(name) or name.upper().endswith("_TOKEN") or _SECRET.search(value))
+        and value
+        and not any(fnmatchcase(name, pattern) for pattern in accepted)
+    ]
+    if found:
+        raise InvalidInput(
+            f"{', '.join(found[:_SHOWN])} may hold a secret, by its name or value, and the job's "
+            "record and the page of its run would show it. Save it as a Secret block, and give it "
+            f"by --secret {found[0]}=BLOCK or secrets in torpor.yaml; or accept it, by "
+            f"--accept-secret {found[0]} or accept_secrets in torpor.yaml"
+        )
+
+
+def _say_sent(sent: Folder, name: str, block: Workspace, is_new: bool) -> None:
+    made = " (new)" if is_new else ""
+    say(
+        f"torpor: {sent.path} goes to {block.paths[0]} of workspace {name}{made}: {sent.files:,} "
+        f"files, {sent.bytes / 1e6:,.1f} MB, as far as they are not there yet",
+        sys.stderr,
+    )
+
+
+def _show(
+    name: str,
+    block: Workspace,
+    is_new: bool,
+    sent: Folder,
+    argv: Sequence[str],
+    gpu: str,
+    usd: float,
+    options: Options,
+) -> None:
+    """What would be done. A workspace that is new stays unsaved."""
+    from tasks.progress import doing
+
+    machines = [] if is_new else _logins(name)
+    with quiet(options.json), doing("asking the markets for machines"):
+        found = offers_of(
+            block if is_new else name,
+            "newest",
+            starts=False,
+            change=WantChange(gpu),
+            most_usd=usd,
+        )
+    if options.json:
+        print_report(
+            {
+                "workspace": name,
+                "is_new": is_new,
+                "machines": [machine.id for machine in machines],
+                "files": sent.files,
+                "bytes": sent.bytes,
+                "into": block.paths[0],
+                "command": list(argv),
+                "offers": found.rows(),
+            },
+            as_json=True,
+        )
+        return
+    rows = [
+        {"what": "workspace", "value": f"{name}, {'which would be made' if is_new else 'saved'}"},
+        {"what": "machine", "value": machines[0].id if machines else "one of the offers below"},
+        {"what": "would be sent", "value": f"{sent.files:,} files, {sent.bytes:,} bytes at most"},
+        {"what": "into", "value": block.paths[0]},
+        {"what": "store", "value": block.store},
+    ]
+    print_rows(rows, "Dry run: nothing was made, sent or rented", wide=options.wide)
+    print_rows(found.rows()[:_SHOWN], found.title(), wide=options.wide)
+
+
+class _Awake:
+    """The machine that this command has rented or found awake; empty before. ``price_usd_h``: 0
+    where it is not known."""
+
+    machine: str = ""
+    price_usd_h: float = 0.0
+
+
+@contextmanager
+def _left_awake(name: str) -> Iterator[_Awake]:
+    """Say what costs money where this context ends early, by Ctrl-C as well."""
+    awake = _Awake()
+    try:
+        yield awake
+    except BaseException:
+        if awake.machine:
+            price = awake.price_usd_h
+            cost = f"costs {price:.3f} $/h" if price else "may cost money"
+            say(
+                f"torpor: warning: no job was begun. Machine {awake.machine} of workspace {name} "
+                f"is awake, and {cost}: the same command goes on with it, `torpor hibernate {name}`"
+                " stores and ends it. Where its schedule is on, `watch` does so once the machine is"
+                " idle",
+                sys.stderr,
+            )
+        raise
+
+
+def _wake(
+    name: str,
+    block: Workspace,
+    is_new: bool,
+    gpu: str,
+    job: str,
+    usd: float,
+    awake: _Awake,
+    options: Options,
+    *,
+    yes: bool,
+) -> None:
+    """Have the workspace on one machine, with all that was there in a snapshot. Asks before it
+    rents. What is rented is on record for the ``job``: its money counts from then on, and by it
+    `watch` knows that nobody waits for a machine whose job never began."""
+    import flows
+    from flows.procedures.listing import list_snapshots
+    from torpor_cli import setup
+
+    change = WantChange(gpu, [], block.spot)
+    with ExitStack() as undo:
+        if is_new:
+            setup.save_new(undo, block, name)
+        _check_no_job(name)
+        logins = _logins(name)
+        if len(logins) > 1:
+            raise InvalidInput(
+                f"workspace {name} is on several machines: "
+                f"{', '.join(machine.id for machine in logins)}. A job runs on one: hibernate the "
+                "others first"
+            )
+        if logins:
+            jobs.say_awake(name, change)
+        else:
+            _say_who_ends_it()
+        if not logins and not yes:
+            ask_to_rent(
+                name,
+                "newest",
+                1,
+                starts=False,
+                change=change,
+                after=", and another one whenever one is lost",
+                wide=options.wide,
+                most_usd=usd,
+            )
+        undo.pop_all()  # from here on something may stand that the block finds
+    if logins:
+        awake.machine, awake.price_usd_h = logins[0].id, logins[0].price_usd_h
+        _store(name, options)  # what was changed there and is replaced by this folder's files
+        return
+    given: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
+    with quiet(options.json):
+        if list_snapshots(name):
+            woken: Any = flows.wake(**given)  # no OffersReport, but in a dry run
+            awake.machine = woken.machine
+        else:
+            awake.machine = flows.create(**given).id
+    for machine in _logins(name):
+        awake.price_usd_h = machine.price_usd_h
+
+
+def _say_who_ends_it() -> None:
+    """Say so, before anything is rented, where nobody ends a machine that this command leaves."""
+    from deployments import idle
+
+    try:
+        if idle.ends_machines():
+            return
+        why = "its schedule is off, or only reports"
+    except TorporError as error:
+        why = str(error)
+    say(
+        "torpor: warning: where this command or this host dies before its job begins, the machine "
+        f"costs money until you look: `watch` does not hibernate idle machines ({why}). `torpor up "
+        "--idle hibernate` lets it",
+        sys.stderr,
+    )
+
+
+def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
+    """Send the folder, and store what was sent: a machine that is lost right after would otherwise
+    have the command begin again with the files of an earlier run."""
+    from torpor_cli import copying
+
+    with quiet(options.json):
+        copied = copying.send(sent, name, block.paths[0])
+    say(
+        f"torpor: {copied.files:,} files were sent, {copied.bytes / 1e6:,.1f} MB; "
+        f"{copied.unchanged:,} were there",
+        sys.stderr,
+    )
+    if copied.newer_count:
+        say(
+            f"torpor: warning: the command uses the machine's version of {copied.newer_count:,} "
+            f"files, which was changed there later than here: {', '.join(copied.newer[:_SHOWN])}. "
+            "Save a file here again to send it",
+            sys.stderr,
+        )
+    _store(name, options)
+    _check_no_job(name)
+
+
+def _store(name: str, options: Options) -> None:
+    import flows
+    from torpor.control.upkeep.reports import BackupReport
+
+    with quiet(options.json):
+        report = flows.backup(workspace=name)
+    if not isinstance(report, BackupReport):
+        raise WorkspaceAwake(
+            f"the machine of workspace {name} has ended meanwhile, and no job was begun: give the "
+            "command again"
+        )
+
+
+def _check_no_job(name: str) -> None:
+    """WorkspaceBusy while a job of the workspace has not ended: its files would change under it."""
+    for job in _jobs(name).open():
+        raise WorkspaceBusy(
+            f"job {job.id} of workspace {name} is {job.state}, and its files would change under "
+            f"it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel {job.id}` "
+            "ends it"
+        )
+
+
+def _ended(name: str, job: str) -> Job | None:
+    """The job, if it has ended."""
+    found: Job | None = _jobs(name).of(job)
+    return found if found is not None and found.ended else None
+
+
+def _bring(
+    paths: Sequence[str],
+    folder: Path,
+    name: str,
+    block: Workspace,
+    job: Job | None,
+    failure: TorporError | None,
+    options: Options,
+) -> None:
+    """Restore these paths of the job's last snapshot into the folder. What has such a name here is
+    renamed, and never overwritten. An error is said where the job has failed: that counts more."""
+    snapshot = None
+    if job is not None:
+        snapshot = job.final or (job.newest if job.saves else None)
+    if snapshot is None:
+        why = "no snapshot has the results of this job" if job else "the job has not ended"
+        by_hand = _by_hand(name, paths[0], folder / PurePosixPath(paths[0]).parent)
+        error = TorporError(f"nothing was brought: {why}. {by_hand}")
+        if failure is None:
+            raise error
+        say(f"torpor: {error}", sys.stderr)
+        return
+    missing: TorporError | None = None
+    for path in paths:
+        try:
+            _bring_one(path, folder, name, block, snapshot, options)
+        except TorporError as error:
+            say(f"torpor: {path} was not brought: {error}", sys.stderr)
+            missing = error
+    if missing is not None and failure is None:
+        raise TorporError(
+            f"not all results were brought. Snapshot {snapshot} has what the job left: `torpor "
+            f"snapshots {name} {snapshot}` lists it, `torpor restore {name} PATH INTO --snapshot "
+            f"{snapshot}` brings it"
+        )
+
+
+def _bring_one(
+    path: str, folder: Path, name: str, block: Workspace, snapshot: str, options: Options
+) -> None:
+    import flows
+
+    with quiet(options.json):
+        report = flows.restore_path(
+            workspace=name,
+            path=f"{block.paths[0]}/{path}",
+            into=str(folder / PurePosixPath(path).parent),
+            snapshot=snapshot,
+            machine="here",
+            move_aside=True,
+        )
+    aside = f". What was there is {report.moved_aside} now" if report.moved_aside else ""
+    say(
+        f"torpor: {path} of snapshot {snapshot} is here: {report.files:,} files, "
+        f"{report.bytes / 1e6:,.1f} MB{aside}",
+        sys.stderr,
+    )
+
+
+def _by_hand(name: str, path: str, into: Path) -> str:
+    command = shlex.join(["torpor", "restore", name, path, str(into), "--move-aside"])
+    return f"`{command}` brings it once it is stored"
+
+
+def _jobs(name: str) -> Any:
+    from tasks.workspace_blocks import open_workspace
+
+    return open_workspace(name).jobs
+
+
+def _logins(name: str) -> list[Any]:
+    from flows.procedures.listing import list_logins
+
+    return list_logins(name)
