@@ -35,8 +35,8 @@ def _time(type_: Any, tokens: Sequence[Token]) -> Any:
     return convert(type_, tokens)
 
 
-Hours = Annotated[timedelta | None, Parameter(name=("--max-hours", "--timeout"), converter=_time)]
-Usd = Annotated[float | None, Parameter(name=("--max-usd", "--budget"))]
+Hours = Annotated[timedelta | None, Parameter(converter=_time)]
+MOST_USD: Final = 1e6
 
 
 @job.command(name="run")
@@ -56,7 +56,7 @@ def run_(
     gpu: str = "",
     image: str = "",
     max_hours: Hours = None,
-    max_usd: Usd = None,
+    max_usd: float | None = None,
     queue: Literal["critical", "high", "normal", "low"] = "normal",
     yes: Flag = False,
     options: Options | None = None,
@@ -88,7 +88,7 @@ def run_(
         queue: The queue that a detached job waits in.
         yes: Do not ask.
     """
-    hours, usd = _limits(max_hours, max_usd)
+    hours, usd = limits(max_hours, max_usd)
     if not yes:
         change = WantChange(gpu, [], spot, image)
         _ask(workspace, nodes, usd, change, wide=options is not None and options.wide)
@@ -117,10 +117,11 @@ def run_(
     )
 
 
-def _limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, float]:
+def limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, float]:
+    """Hours and dollars; 0 for no limit."""
     hours = 0.0 if max_hours is None else max_hours.total_seconds() / 3600
     usd = max_usd or 0.0
-    if (max_hours is not None and hours <= 0) or (max_usd is not None and not usd > 0):
+    if (max_hours is not None and hours <= 0) or (max_usd is not None and not 0 < usd <= MOST_USD):
         raise InvalidInput(
             "--max-hours is a time such as 5 or 90m, --max-usd dollars: more than nothing"
         )
@@ -241,7 +242,7 @@ def approve(
     job: str = "",
     *,
     max_hours: Hours = None,
-    max_usd: Usd = None,
+    max_usd: float | None = None,
     past_budgets: Flag = False,
     yes: Flag = False,
 ) -> None:
@@ -257,7 +258,7 @@ def approve(
         yes: Do not ask.
     """
     workspace, job = _named(workspace, job)
-    hours, usd = _limits(max_hours, max_usd)
+    hours, usd = limits(max_hours, max_usd)
     if not (hours or usd or past_budgets):
         raise InvalidInput("name what the job may use: --max-hours, --max-usd or --past-budgets")
     with connected():

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -56,7 +55,6 @@ _SECRET: Final = re.compile(
 )
 """Tokens that say what they are, private keys, and passwords in addresses."""
 MOST_RETRIES: Final = 100
-MOST_USD: Final = 1e6
 _SHOWN: Final = 5
 
 
@@ -66,8 +64,8 @@ def run(
     bring: Several = None,
     env: Several = None,
     secret: Several = None,
-    timeout: timedelta | None = None,
-    budget: float | None = None,
+    max_hours: jobs.Hours = None,
+    max_usd: float | None = None,
     retries: int | None = None,
     workspace: str = "",
     file: Path | None = None,
@@ -90,8 +88,9 @@ def run(
         bring: A file or directory of the folder to bring when the job has ended. May be repeated.
         env: A variable of the command, as NAME=VALUE. May be repeated.
         secret: A variable whose value is in a Secret block, as NAME=BLOCK. May be repeated.
-        timeout: How long the command may run, such as 2h or 90m, in all attempts together.
-        budget: What the job may cost, in USD, from the rental of its machine on.
+        max_hours: How long the command may run, such as 5, 2h or 90m, in all attempts together.
+        max_usd: What the job may cost, in USD, from the rental of its machine on. It ends
+            to store its work.
         retries: How often the command may fail and begin again.
         workspace: The workspace, where it is not to be the folder's own.
         file: Another file than torpor.yaml.
@@ -103,19 +102,14 @@ def run(
     from torpor.control.jobs.records import new_job_id
     from torpor.control.providers.gpu_wishes import wishes_of
     from torpor_cli import folder_workspace, logins
-    from torpor_cli.torpor_yaml import hours_of
 
     chosen = options or Options()
     folder = folder_workspace.checked_folder(Path.cwd())
     project = _read(folder, file)
     settings = project.settings
     argv = argv_of(settings.setup, settings.run, command)
-    hours = hours_of(settings.timeout) if timeout is None else timeout.total_seconds() / 3600
-    if timeout is not None and hours <= 0:
-        raise InvalidInput("--timeout is a time such as 2h: more than nothing")
-    usd = settings.budget if budget is None else budget
-    if budget is not None and not 0 < usd <= MOST_USD:
-        raise InvalidInput("--budget is a number of dollars: more than nothing")
+    hours, usd = jobs.limits(max_hours, max_usd)
+    hours, usd = hours or settings.max_hours, usd or settings.max_usd
     again = settings.retries if retries is None else retries
     if not 0 <= again <= MOST_RETRIES:
         raise InvalidInput(f"--retries is a number from 0 to {MOST_RETRIES}")

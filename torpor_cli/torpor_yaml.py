@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -21,8 +20,6 @@ FILE: Final = "torpor.yaml"
 MOST_BYTES: Final = 1024 * 1024
 """Of the file. A longer one is another file by mistake."""
 _MOST_DEEP: Final = 8
-_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_HOURS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0}
 _HABITS: Final = {
     "accelerators": "gpu, in resources",
     "any_of": "gpu, in resources, which takes several in order of preference",
@@ -37,7 +34,8 @@ _HABITS: Final = {
     "init": "setup",
     "job_recovery": "retries and spot",
     "instance_types": "gpu, in resources",
-    "max_duration": "timeout",
+    "budget": "max_usd",
+    "max_duration": "max_hours",
     "max_price": "max_price_usd_h, in resources",
     "name": "workspace",
     "num_nodes": "nothing: `torpor job run --nodes` runs on several machines",
@@ -47,6 +45,7 @@ _HABITS: Final = {
     "region": "regions, in resources",
     "retry": "retries",
     "spot_policy": "spot, in resources",
+    "timeout": "max_hours",
     "type": "nothing: `run` is a job, and a deployment is `torpor deploy`",
     "use_spot": "spot, in resources: never, allowed or only",
     "workdir": "nothing: the folder of the file is sent",
@@ -100,8 +99,8 @@ class Settings(_Strict):
     setup: str = ""
     run: str = ""
     bring: list[str] = []
-    timeout: str = ""
-    budget: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
+    max_hours: Annotated[float, Field(ge=0, le=1e5, allow_inf_nan=False)] = 0.0
+    max_usd: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
     retries: Annotated[int, Field(ge=0, le=100)] = 0
     save_minutes: Annotated[float, Field(gt=0, le=24 * 60)] = 30.0
 
@@ -125,12 +124,6 @@ class Settings(_Strict):
     @classmethod
     def _below(cls, paths: list[str]) -> list[str]:
         return _checked(lambda: [path_below(path) for path in paths])
-
-    @field_validator("timeout")
-    @classmethod
-    def _time(cls, text: str) -> str:
-        hours_of(text)
-        return text
 
 
 @dataclass(frozen=True)
@@ -196,17 +189,6 @@ def path_below(text: str) -> str:
             f"{text!r} is no path below the folder, such as outputs/: only those are brought"
         )
     return str(path)
-
-
-def hours_of(text: str) -> float:
-    """The hours of a time such as 90m; 0 for none. ValueError for what is no time."""
-    if not text:
-        return 0.0
-    found = _TIME.fullmatch(text)
-    hours = float(found[1]) * _HOURS[found[2]] if found else 0.0
-    if not hours > 0:
-        raise ValueError("write a time such as 90m, 2h or 1d: more than nothing")
-    return hours
 
 
 class _Reading:

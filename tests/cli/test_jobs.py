@@ -58,9 +58,9 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
         "2",
         "--on-cancel",
         "keep",
-        "--timeout",
+        "--max-hours",
         "1h30m",
-        "--budget",
+        "--max-usd",
         "5",
     ]
     _run([*SPOT, *given, "--", "echo", "--spot", "never"])
@@ -93,7 +93,7 @@ def test_a_time_that_is_none_is_a_mistake(begun: list[dict[str, Any]], given: st
 
 @pytest.mark.parametrize(
     "limit",
-    [("--timeout", "0s"), ("--budget", "0"), ("--budget", "-1"), ("--max-hours", "0")],
+    [("--max-hours", "0s"), ("--max-hours", "0"), ("--max-usd", "0"), ("--max-usd", "-1")],
 )
 def test_a_limit_of_nothing_is_a_mistake(
     begun: list[dict[str, Any]], limit: tuple[str, str]
@@ -113,7 +113,7 @@ def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
         lambda *given, **more: asked.append((*given, more)) or _no_offer("none"),
     )
     with pytest.raises(NoOffer, match="--yes the job begins all the same, and waits"):
-        given = ["--gpu", "L40S, 24GB+", "--image", "ours:1", "--nodes", "2", "--budget", "5"]
+        given = ["--gpu", "L40S, 24GB+", "--image", "ours:1", "--nodes", "2", "--max-usd", "5"]
         _run([*SPOT, *given, "--", "true"])
     assert asked == [
         (

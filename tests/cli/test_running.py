@@ -159,7 +159,7 @@ def _run(*arguments: str) -> None:
 def test_a_first_run_makes_a_workspace_rents_sends_stores_and_runs(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _run("--gpu", "RTX 4090", "--env", "LR=1", "--timeout", "90m", *COMMAND)
+    _run("--gpu", "RTX 4090", "--env", "LR=1", "--max-hours", "90m", *COMMAND)
     assert here.did == ["offers", "create", "send", "store", "job"]
     said = "".join(capsys.readouterr())
     assert f"Rent a machine for {here.name} at 0.500 $/h, 12.00 $ a day" in said
@@ -297,7 +297,7 @@ def test_a_dry_run_shows_offers_and_makes_nothing(
 def test_torpor_yaml_says_all_that_options_say(here: Here) -> None:
     (here.folder / "torpor.yaml").write_text(
         "workspace: mywork\nresources:\n  gpu: L40S\n  spot: allowed\nenv:\n  A: 1\n  B: 1\n"
-        "secrets:\n  HF_TOKEN: hugging-face\nrun: python train.py\ntimeout: 2h\n"
+        "secrets:\n  HF_TOKEN: hugging-face\nrun: python train.py\nmax_hours: 2\n"
         "save_minutes: 5\nbring: [outputs]\n"
     )
     _run("--yes", "--env", "B=2")
@@ -314,9 +314,9 @@ def test_torpor_yaml_says_all_that_options_say(here: Here) -> None:
 def test_options_count_more_than_torpor_yaml(here: Here) -> None:
     (here.folder / "torpor.yaml").write_text(
         "workspace: mywork\nrun: python train.py\nresources:\n  gpu: L40S\nbring: [a]\n"
-        "timeout: 2h\n"
+        "max_hours: 2\n"
     )
-    given = ["--gpu", "H100", "--workspace", "other", "--bring", "b", "--timeout", "1h"]
+    given = ["--gpu", "H100", "--workspace", "other", "--bring", "b", "--max-hours", "1h"]
     _run("--yes", *given, "--", "true")
     job = here.given["job"]
     assert (job["workspace"], job["command"], job["gpu"]) == ("other", ["true"], "H100")
@@ -337,9 +337,9 @@ def test_another_file_is_named_in_its_errors(here: Here) -> None:
         ([], "nothing is to be run"),
         (["--gpu", "24 potatoes", *COMMAND], "not understood"),
         (["train.yaml"], "`torpor run --file train.yaml` reads"),
-        (["--timeout", "0s", *COMMAND], "more than nothing"),
+        (["--max-hours", "0s", *COMMAND], "more than nothing"),
         (["--env", "LR", *COMMAND], "'LR' has no value"),
-        (["--budget", "0", *COMMAND], "more than nothing"),
+        (["--max-usd", "0", *COMMAND], "more than nothing"),
         (["--retries", "101", *COMMAND], "from 0 to 100"),
         (["--bring", "../x", *COMMAND], "no path below the folder"),
         (["--bring", "x", "--detach", *COMMAND], "brings nothing"),
@@ -429,13 +429,13 @@ def test_a_workspace_on_several_machines_is_refused(here: Here) -> None:
 def test_the_money_and_the_retries_of_a_job_are_those_of_a_run(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here.folder / "torpor.yaml").write_text("budget: 2\nretries: 3\n")
+    (here.folder / "torpor.yaml").write_text("max_usd: 2\nretries: 3\n")
     _run("--yes", *COMMAND)
     job = here.given["job"]
     assert (job["most_usd"], job["retries"], here.given["create"]["most_usd"]) == (2, 3, 2)
     here.machines.clear()
     here.snapshots.append("S1")
-    _run("--budget", "5", "--retries", "0", *COMMAND)
+    _run("--max-usd", "5", "--retries", "0", *COMMAND)
     assert (here.given["job"]["most_usd"], here.given["job"]["retries"]) == (5, 0)
     wake = here.given["wake"]
     assert (wake["most_usd"], wake["job"]) == (5, here.given["job"]["job"])

@@ -42,7 +42,7 @@ ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
         (["ssh", "mywork", "ls", "-la"], "follow `--`"),
         (["run", "python", "train.py", "--resume"], "follow `--`"),
         (["run", "ls", "--gpu", "L40S"], "`torpor run [OPTIONS] -- ls ...`"),
-        (["run", "--budget", "5", "--", "ls"], "`torpor run --help`"),
+        (["run", "--max-cost", "5", "--", "ls"], "`torpor run --help`"),
     ],
 )
 def test_wrong_use_ends_with_2_and_one_message(arguments: list[str], says: str) -> None:
