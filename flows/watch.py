@@ -187,7 +187,7 @@ def _open(wanted: list[str]) -> _Opened:
 
 def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_run: bool) -> _Look:
     """Look at providers, stores and machines. Unless it is a ``dry_run``, close the rentals of
-    machines that have gone, free the slots of lost runs, renew deadlines, and hand machines what
+    machines that have gone, free the slots of lost runs, renew deadlines, and give machines what
     they need to save by themselves."""
     opened = asked.workspaces
     standing = list_all_machines([*opened.values()])
