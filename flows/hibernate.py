@@ -172,9 +172,7 @@ def hibernate_machine(
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
-                snapshot.store_changes()  # until nothing is new and, after `quiesce`, all rests
-                snapshot.commit()
-                verified = snapshot.verify()
+                verified = snapshot.save()  # until nothing is new and, after `quiesce`, all rests
                 warrant = snapshot.confirm(verified)  # the disk is as stored; the guards agree
                 snapshot.destroy(opened, warrant)
     return with_held(snapshot.report(), delete_autosaves(opened, verified))

@@ -11,6 +11,7 @@ from blocks import Workspace
 from flows.hibernate import hibernate_machine
 from flows.procedures.fleet import MOST_MACHINES
 from flows.procedures.job.driver import Driver, driving
+from flows.procedures.run_key import run_key
 from flows.wake import wake_workspace
 from tasks.flow import flow
 from tasks.guards import Guard, NothingBegan, NothingLost
@@ -38,7 +39,7 @@ from torpor.control.safety import boot_clock_s
 from torpor.shared.errors import EndUnproven, MachineInUse, TorporError, UnsavedWork
 from torpor.shared.values import WantChange
 
-_AGAIN_S: Final = 300
+_CONTINUE_S: Final = 300
 
 
 @flow("job")
@@ -170,12 +171,12 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
 
 def continue_job(record: Job, key: str = "continue") -> str:
     """Start a run that continues a job which nobody drives; returns what runs now. Two that see the
-    same start one, until _AGAIN_S seconds and each multiple of them after the job was last driven:
-    a run that continues it needs a minute until its record says so."""
-    silent_s = int(time.time() - record.driven_unix)
+    same start one, until _CONTINUE_S seconds and each multiple of them after the job was last
+    driven: a run that continues it needs a minute until its record says so."""
+    silent_s = time.time() - record.driven_unix
     return runner().start(
         job,
-        f"{key}-{record.id}-{record.version}-{silent_s // _AGAIN_S}",
+        run_key(f"{key}-{record.id}-{record.version}", silent_s, _CONTINUE_S),
         queue=CONTINUING,
         workspace=record.block,
         job=record.id,

@@ -4,7 +4,8 @@ and continue jobs."""
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, NamedTuple
 
 import msgspec
 from pydantic import Field
@@ -28,13 +29,19 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
-from flows.procedures.watch.twins import block_differences, most_frequent_saves, undecided
+from flows.procedures.watch.twins import (
+    BlockDifferences,
+    block_differences,
+    most_frequent_saves,
+    undecided,
+)
 from tasks.flow import flow
 from tasks.overview import show_overview
 from tasks.run_table import shown
-from tasks.runner import runner
+from tasks.runner import StepFuture, runner
 from tasks.watch import (
     AllMachines,
+    MachineLook,
     close_gone,
     has_deadline,
     list_all_machines,
@@ -46,11 +53,13 @@ from tasks.watch import (
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
 from torpor.control.metrics import write_metrics
+from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.overview import Overviews
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
-from torpor.control.watch_report import Watched, WatchedJob, WatchReport
-from torpor.shared.errors import NotDelivered
-from torpor.shared.values import WorkspaceName, names_of
+from torpor.control.watch_report import LeftMachine, Watched, WatchedJob, WatchReport
+from torpor.shared.errors import NotDelivered, TorporError
+from torpor.shared.values import Label, WorkspaceName, names_of
 
 
 @flow("watch")
@@ -85,105 +94,36 @@ def watch(
             has had a rented machine for that long. Older is an alert. 26 suits a daily backup. 0:
             do not check.
     """
-    blocks, closed = open_all(workspaces or runner().workspaces())
-    blocks = patient(blocks)
-    named: dict[WorkspaceName, list[str]] = {}
-    for block, one in blocks.items():
-        named.setdefault(one.spec.name, []).append(block)
-    opened = {name: blocks[of[0]] for name, of in named.items()}  # the first stands for all
-    differences = block_differences(blocks, named)
-    standing = list_all_machines([*opened.values()])
-    newest, troubles = newest_snapshots(opened)
-    if not dry_run:
-        standing = close_gone(standing, [*opened.values()], newest)
-    costs = show_overview(blocks, standing.of)
+    asked = _open(workspaces)
     faults: list[Exception] = []
+    look = _look(asked, backup_hours, faults, dry_run=dry_run)
+    watched = _rows(asked, look, dry_run=dry_run, only_report=only_report)
+    for one in watched:
+        if one.kind == "unknown":
+            runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
+    jobs = [one.watched() for one in look.jobs]
     if not dry_run:
-        _free_slots(blocks, faults)  # first: a run that is stuck is not one that waits
-    jobs, unread_jobs = see_jobs(opened)
-    with_job = {seen.job.workspace for seen in jobs}
-    in_hand = _handed_over(standing, opened)
-    missed, unread_backups = missed_backups(in_hand, backup_hours)
-    unread = {**standing.unread, **troubles, **unread_jobs, **unread_backups}
-    used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
-    if not dry_run:
-        _renew(standing, opened, faults)
-    over, budgets = over_budget(in_hand, [*opened.values()])
-    saves = {
-        name: most_frequent_saves([blocks[block] for block in named[name]])
-        for name in (opened.keys() - with_job if not dry_run else ())
-    }
-    looks = [
-        (
-            one,
-            look_at.submit(opened[_name(one)], one.machine, one.rental, saves.get(_name(one))),
-        )
-        for one in used
-        if one.machine and one.rental
-    ]
-    stored = [name for name, made_unix in newest.items() if made_unix is not None]
-    doubtful = {**standing.unread, **unread_jobs}
-    left = see_left(standing.findings, opened, named, stored, with_job, differences, doubtful)
-    watched = [
-        *(
-            Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
-            for name, error in closed.items()
-        ),
-        *(
-            Watched(name, "unknown", why, "do what its reason says, or see that its store answers")
-            for name, why in unread.items()
-        ),
-        *(
-            in_use(opened[_name(one)], one, seen(look), newest, over, dry_run, only_report)
-            for one, look in looks
-        ),
-        *not_there(standing, opened, newest, over),
-    ]
-    watched += asleep(opened, newest, {one.workspace for one in watched}, with_job)
-    watched = [
-        kept_in_doubt(
-            undecided(one, differences.get(one.workspace), one.workspace in with_job),
-            doubtful.get(one.workspace, ""),
-        )
-        for one in watched
-    ]
-    _warn(watched)
-    seen_jobs = [seen.watched() for seen in jobs]
-    if not dry_run:
-        remember_spent(budgets, watched)
-        watched = [_act(one, blocks, named.get(one.workspace, []), faults) for one in watched]
-        seen_jobs = [_continue(seen, faults) for seen in jobs]
-    in_table = {id(one) for one in used}
-    report = WatchReport(
-        at_unix=time.time(),
-        watched=sorted(watched, key=lambda one: (one.kind == "off", one.workspace)),
-        findings=[
-            one for one in standing.findings if id(one) not in in_table and not is_missing(one)
-        ],
-        silent=[*standing.silent],
-        jobs=seen_jobs,
-        unread=budgets.unread,
-        left=left,
-        missed=missed,
+        remember_spent(look.budgets, watched)
+        watched = [_hibernate(one, asked, faults) for one in watched]
+        jobs = [_continue(one, faults) for one in look.jobs]
+    report = _report(look, watched, jobs)
+    observation = Observation(
+        report=report,
+        standing=look.standing,
+        budgets=look.budgets if look.handed_over else None,
+        newest=look.newest,
+        named=asked.named,
+        unread=[*look.unread],
+        some=bool(workspaces or asked.closed),
+        overview=look.costs,
     )
-    alarms = see_alarms(
-        Observation(
-            report=report,
-            standing=standing,
-            budgets=budgets if in_hand else None,
-            newest=newest,
-            named=named,
-            unread=[*unread],
-            some=bool(workspaces or closed),
-            overview=costs,
-        ),
-        faults,
-    )
+    alarms = see_alarms(observation, faults)
     delivered = None if dry_run else tell_of(alarms, notify, faults)
-    if not dry_run:
-        sure = {name: of for name, of in named.items() if name not in doubtful}
-        reconcile_abandoned(report.findings, sure, differences, faults)
-        left = [act_on_left(one, named[one.workspace][0], delivered, faults) for one in left]
+    left = look.left
+    if not dry_run:  # what was left is acted on once it is remembered for how long
+        sure = {name: of for name, of in asked.named.items() if name not in look.doubtful}
+        reconcile_abandoned(report.findings, sure, asked.differences, faults)
+        left = [act_on_left(one, asked.named[one.workspace][0], delivered, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
@@ -193,6 +133,162 @@ def watch(
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)
     return report
+
+
+class _Opened(NamedTuple):
+    """The workspaces of a look. ``blocks``: each Workspace block, opened; ``closed``: those that
+    cannot be opened, and why. ``named``: the blocks of each workspace; ``workspaces``: the first of
+    them, which stands for all; ``differences``: what they differ in."""
+
+    blocks: dict[str, OpenWorkspace]
+    closed: dict[str, TorporError]
+    named: dict[WorkspaceName, list[str]]
+    workspaces: dict[WorkspaceName, OpenWorkspace]
+    differences: dict[WorkspaceName, BlockDifferences]
+
+
+class _Look(NamedTuple):
+    """What a look has seen. ``newest``: when each workspace's newest snapshot was made.
+    ``handed_over``: the machines in users' hands. ``used``: of these, the ones that their providers
+    show, each with its verdict. ``over``: why a machine is to be hibernated for its budget.
+    ``left``: the machines that were never handed over. ``missed``: the backups that are too old.
+    ``unread``: of which workspaces something could not be read; ``doubtful``: those of which that
+    may have said that a machine works."""
+
+    standing: AllMachines
+    newest: dict[WorkspaceName, float | None]
+    costs: Overviews
+    jobs: list[JobSeen]
+    handed_over: list[tuple[OpenWorkspace, Rental]]
+    missed: dict[WorkspaceName, str]
+    budgets: BudgetsSeen
+    over: dict[Label, str]
+    used: list[tuple[Finding, MachineLook]]
+    left: list[LeftMachine]
+    unread: dict[WorkspaceName, str]
+    doubtful: dict[WorkspaceName, str]
+
+    @property
+    def with_job(self) -> set[WorkspaceName]:
+        """The workspaces that have a job."""
+        return {one.job.workspace for one in self.jobs}
+
+
+def _open(wanted: list[str]) -> _Opened:
+    """Open the ``wanted`` blocks; all of the installation without any."""
+    blocks, closed = open_all(wanted or runner().workspaces())
+    blocks = patient(blocks)
+    named: dict[WorkspaceName, list[str]] = {}
+    for block, one in blocks.items():
+        named.setdefault(one.spec.name, []).append(block)
+    workspaces = {name: blocks[of[0]] for name, of in named.items()}
+    return _Opened(blocks, closed, named, workspaces, block_differences(blocks, named))
+
+
+def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_run: bool) -> _Look:
+    """Look at providers, stores and machines. Unless it is a ``dry_run``, close the rentals of
+    machines that have gone, free the slots of lost runs, renew deadlines, and give machines what
+    they need to save by themselves."""
+    opened = asked.workspaces
+    standing = list_all_machines([*opened.values()])
+    newest, troubles = newest_snapshots(opened)
+    if not dry_run:
+        standing = close_gone(standing, [*opened.values()], newest)
+    costs = show_overview(asked.blocks, standing.of)
+    if not dry_run:
+        _free_slots(asked.blocks, faults)  # first: a run that is stuck is not one that waits
+    jobs, unread_jobs = see_jobs(opened)
+    with_job = {one.job.workspace for one in jobs}
+    handed_over = _handed_over(standing, opened)
+    missed, unread_backups = missed_backups(handed_over, backup_hours)
+    if not dry_run:
+        _renew(standing, opened, faults)
+    over, budgets = over_budget(handed_over, [*opened.values()])
+    looks = _submit_looks(asked, standing, opened.keys() - with_job if not dry_run else ())
+    stored = [name for name, made_unix in newest.items() if made_unix is not None]
+    doubtful = {**standing.unread, **unread_jobs}
+    left = see_left(
+        standing.findings, opened, asked.named, stored, with_job, asked.differences, doubtful
+    )
+    return _Look(
+        standing,
+        newest,
+        costs,
+        jobs,
+        handed_over,
+        missed,
+        budgets,
+        over,
+        [(one, seen(look)) for one, look in looks],
+        left,
+        {**standing.unread, **troubles, **unread_jobs, **unread_backups},
+        doubtful,
+    )
+
+
+def _submit_looks(
+    asked: _Opened, standing: AllMachines, saving: Collection[WorkspaceName]
+) -> list[tuple[Finding, StepFuture[MachineLook]]]:
+    """Begin to look at the machines in use, which takes minutes for one that hangs. Those of the
+    workspaces that are ``saving`` get what they need to save by themselves."""
+    saves = {
+        name: most_frequent_saves([asked.blocks[of] for of in asked.named[name]]) for name in saving
+    }
+    looks = []
+    for one in standing.findings:
+        if one.kind == "in use" and one.machine and one.rental:
+            name = _name(one)
+            look = look_at.submit(asked.workspaces[name], one.machine, one.rental, saves.get(name))
+            looks.append((one, look))
+    return looks
+
+
+def _rows(asked: _Opened, look: _Look, *, dry_run: bool, only_report: bool) -> list[Watched]:
+    """A row for each machine and each workspace: whether it is idle, and what happens next. What is
+    in doubt is kept."""
+    opened = asked.workspaces
+    watched = [
+        *(
+            Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
+            for name, error in asked.closed.items()
+        ),
+        *(
+            Watched(name, "unknown", why, "do what its reason says, or see that its store answers")
+            for name, why in look.unread.items()
+        ),
+        *(
+            in_use(opened[_name(one)], one, found, look.newest, look.over, dry_run, only_report)
+            for one, found in look.used
+        ),
+        *not_there(look.standing, opened, look.newest, look.over),
+    ]
+    watched += asleep(opened, look.newest, {one.workspace for one in watched}, look.with_job)
+    return [
+        kept_in_doubt(
+            undecided(one, asked.differences.get(one.workspace), one.workspace in look.with_job),
+            look.doubtful.get(one.workspace, ""),
+        )
+        for one in watched
+    ]
+
+
+def _report(look: _Look, watched: list[Watched], jobs: list[WatchedJob]) -> WatchReport:
+    """The tables of this look. A finding of a machine in use is in the row of its machine, and no
+    row of its own."""
+    in_table = {id(one) for one, _ in look.used}
+    findings = [
+        one for one in look.standing.findings if id(one) not in in_table and not is_missing(one)
+    ]
+    return WatchReport(
+        at_unix=time.time(),
+        watched=sorted(watched, key=lambda one: (one.kind == "off", one.workspace)),
+        findings=findings,
+        silent=[*look.standing.silent],
+        jobs=jobs,
+        unread=look.budgets.unread,
+        left=look.left,
+        missed=look.missed,
+    )
 
 
 def _handed_over(
@@ -206,18 +302,14 @@ def _handed_over(
     ]
 
 
-def _warn(watched: list[Watched]) -> None:
-    for one in watched:
-        if one.kind == "unknown":
-            runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
-
-
-def _act(
-    one: Watched, opened: dict[str, OpenWorkspace], blocks: list[str], faults: list[Exception]
-) -> Watched:
+def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched:
+    """Begin to hibernate the machine of this row, if it is to be."""
+    if not (one.over or one.idle):
+        return one
+    block = asked.named[one.workspace][0]
     if one.over:
-        return hibernate_over_budget(one, opened[blocks[0]], blocks[0], faults)
-    return hibernate_idle(one, blocks[0], faults) if one.idle else one
+        return hibernate_over_budget(one, asked.blocks[block], block, faults)
+    return hibernate_idle(one, block, faults)
 
 
 def _renew(

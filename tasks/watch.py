@@ -229,8 +229,11 @@ def look_at(
     opened: OpenWorkspace, machine: Machine, rental: Rental, saves: OpenWorkspace | None
 ) -> MachineLook:
     """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
-    had within LOOK_S. ``saves``: let it go on to save its workspace by itself, as this block
-    says."""
+    had within LOOK_S.
+
+    With ``saves``, a block of its workspace, the look also changes something: it gives the machine
+    a new book, with which it saves its workspace by itself as this block says, where it needs one,
+    and then deletes autosaves that a newer one has made superfluous (``renew_autosave``)."""
     try:
         with session_with(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost

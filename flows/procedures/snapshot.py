@@ -84,9 +84,7 @@ def take_snapshot(
     with Snapshot(workspace, session, machine, look=look) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
-                snapshot.store_changes()
-                snapshot.commit()
-                verified = snapshot.verify()
+                verified = snapshot.save()
     return snapshot.report(), verified
 
 
@@ -176,6 +174,12 @@ class Snapshot:
                 self._resume_fault = [f"{fault}. What `quiesce` paused may still be paused"]
         for words in (*self._behind, *self._resume_fault):
             runner().log.warning("machine %s: %s", self._machine.id, words)
+
+    def save(self) -> Verified:
+        """Store what is new until nothing is, commit, and verify."""
+        self.store_changes()
+        self.commit()
+        return self.verify()
 
     def store_changes(self) -> None:
         """Store until nothing is new, and until no program writes if the machine ends. The guards
@@ -381,9 +385,7 @@ class Snapshot:
         try:
             beside = self._beside = self._beside or self._begin_beside(home)
             if beside.change_since_verified() is not None:
-                beside.store_changes()
-                beside.commit()
-                beside.verify()
+                beside.save()
         except (AgentLost, GrantExpired):
             raise
         except TorporError as error:

@@ -22,12 +22,11 @@ from torpor.control.safety import (
     Verified,
     Warrant,
     beyond_reach,
-    compare_packs,
     never_handed_over,
-    stored_packs,
     verify_snapshot,
     warrant_to_destroy,
 )
+from torpor.control.store.packs import claims_of, compare_packs, stored_packs
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.verification import Verification
 from torpor.machine.agent.machine import machine_id
@@ -186,7 +185,7 @@ def test_a_pack_that_is_not_as_written_is_damage(kept: Kept, damage: str) -> Non
         kept.verify()
     there = stored_packs(kept.store, WORKSPACE)
     packs = read_manifest(kept.store, kept.stored, kept.seal).packs
-    missing, unsure = compare_packs(there, WORKSPACE, packs)
+    missing, unsure = compare_packs(there, claims_of(WORKSPACE, packs))
     assert (missing, unsure) == ([pack], [])
 
 
@@ -553,7 +552,7 @@ def test_what_another_run_created_is_not_destroyed_as_ours() -> None:
 def test_packs_of_one_workspace_do_not_stand_for_another_s(kept: Kept) -> None:
     packs = read_manifest(kept.store, kept.stored, kept.seal).packs
     other = WorkspaceName("other")
-    missing, _ = compare_packs(stored_packs(kept.store, WORKSPACE), other, packs)
+    missing, _ = compare_packs(stored_packs(kept.store, WORKSPACE), claims_of(other, packs))
     assert missing == [pack_key(other, pack.id) for pack in packs]
 
 

@@ -20,7 +20,7 @@ from deployments.api import Api
 from deployments.installation import CHECKOUT
 from deployments.schedules import WATCH
 from deployments.server import Server
-from flows.procedures.watch.hibernations import AGAIN_S
+from flows.procedures.run_key import RETRY_S
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.own_installation import Alone
 from tests.fixtures.waiting import PATIENCE_S
@@ -258,7 +258,7 @@ def cycle(story: Story, strike: Callable[[Story], None]) -> dict[str, Any]:
     """One cycle, in which the job loses everything, and then ``strike`` is done. Returns the last
     look; fails once it counts as a hang."""
     story.set_up()
-    hangs = time.monotonic() + AGAIN_S + PATIENCE_S
+    hangs = time.monotonic() + RETRY_S + PATIENCE_S
     struck = False
     with story.looking() as look:
         while len(story.seen) < OUTCOMES:

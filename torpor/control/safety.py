@@ -18,6 +18,7 @@ from typing import Final
 
 from torpor.control.store.catalog import Catalog
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
+from torpor.control.store.packs import claims_of, compare_packs, stored_packs
 from torpor.control.store.receipts import agent_of, is_autosave, withdraw_receipt, write_receipt
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import read_manifest
@@ -33,7 +34,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, Pack
-from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
+from torpor.shared.format.names import manifest_key, pack_key
 from torpor.shared.transfer.answer import archived_words
 from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import (
@@ -242,7 +243,7 @@ def verify_snapshot(
     seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
     manifest = read_manifest(store, wanted, seal, paths)
     missing, unsure = compare_packs(
-        stored_packs(store, manifest.workspace), manifest.workspace, manifest.packs
+        stored_packs(store, manifest.workspace), claims_of(manifest.workspace, manifest.packs)
     )
     if unsure and reread is not None:
         missing += list(
@@ -293,7 +294,7 @@ def check_packs(
     or changed, StoreArchived if one cannot be read now. OtherPaths as in ``verify_snapshot``."""
     manifest = read_manifest(store, wanted, seal, paths)
     there = stored_packs(store, manifest.workspace) if packs is None else packs
-    missing, _ = compare_packs(there, manifest.workspace, manifest.packs)
+    missing, _ = compare_packs(there, claims_of(manifest.workspace, manifest.packs))
     if missing:
         raise _damage(store, wanted, manifest, missing, advice)
     check_readable(store, there, manifest.workspace, manifest.packs)
@@ -334,28 +335,6 @@ def _damage(
         f"{len(missing)} of {len(manifest.packs)} packs missing or changed: "
         f"{', '.join(missing[:5])}. {advice}"
     )
-
-
-def stored_packs(store: ObjectStore, workspace: WorkspaceName) -> dict[ObjectKey, StoredObject]:
-    return {found.key: found for found in store.list(packs_prefix(workspace))}
-
-
-def compare_packs(
-    there: Mapping[ObjectKey, StoredObject], workspace: WorkspaceName, packs: Sequence[Pack]
-) -> tuple[list[ObjectKey], list[ObjectKey]]:
-    """Packs that are missing or differ in size or MD5, and those whose MD5 the store hides, by
-    what is ``there`` (``stored_packs``)."""
-    missing, unsure = [], []
-    for pack in packs:
-        key = pack_key(workspace, pack.id)
-        found = there.get(key)
-        if found is None or found.bytes != pack.size:
-            missing.append(key)
-        elif found.md5 is None:
-            unsure.append(key)
-        elif found.md5 != pack.md5.hex():
-            missing.append(key)
-    return missing, unsure
 
 
 def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:

@@ -26,9 +26,6 @@ from torpor.shared.wire.job import JobState, StartJob
 
 NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
-LOOK_S: Final = 2.0
-END_S: Final = 10.0
-"""How long the end of a restore waits for a look at the log."""
 
 
 class Starting:

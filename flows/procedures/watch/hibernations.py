@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from flows.hibernate import hibernate
+from flows.procedures.run_key import run_key
 from tasks.budgets import estimate_hibernation, look_at_budgets, stop_jobs
 from tasks.events import MachineIdle, emit
 from tasks.runner import runner
@@ -19,9 +20,6 @@ from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import Watched
 from torpor.shared.values import Label, MachineId
-
-AGAIN_S: Final = 900
-"""A hibernation that failed is started again after this time, and not at every look."""
 
 
 def over_budget(
@@ -98,7 +96,7 @@ def _start(one: Watched, key: str, block: str, faults: list[Exception], **option
     try:
         runs = runner().start(
             hibernate,
-            f"{key}-{int(time.time()) // AGAIN_S}",
+            run_key(key, time.time()),
             workspace=block,
             machine=one.machine,
             **options,

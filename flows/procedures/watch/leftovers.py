@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from flows.procedures.run_key import run_key
 from flows.procedures.watch.twins import BlockDifferences
 from flows.reconcile import reconcile
 from flows.wake import wake
@@ -32,10 +33,6 @@ from torpor.shared.values import (
     WorkspaceName,
     names_of,
 )
-
-AGAIN_S: Final = 900
-"""A run that was to end or continue one and failed is started again after this time."""
-
 
 _WITHOUT_JOB: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
 RENTING_S: Final = 6 * 3600.0
@@ -112,7 +109,7 @@ def act_on_left(
     since_unix = delivered.since_unix("machine left", subject) if delivered else None
     if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
         return one
-    key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"
+    key = run_key(f"left-{one.machine}", now_unix)
     try:
         if one.act == "end":
             named = [str(one.machine)]
@@ -143,7 +140,7 @@ def reconcile_abandoned(
         torn = name in differences and "the store" in differences[name].stored
         if torn or names.isdisjoint(names_of(name)):
             continue
-        key = f"abandoned-{name}-{int(time.time()) // AGAIN_S}"
+        key = run_key(f"abandoned-{name}", time.time())
         try:
             runner().start(reconcile, key, workspace=blocks[0], abandoned=True)
         except Exception as error:  # noqa: BLE001 - the others are ended all the same

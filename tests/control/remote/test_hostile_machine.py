@@ -3,6 +3,7 @@ than it decided."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
@@ -65,6 +66,7 @@ from torpor.shared.wire.snapshot import (
     Packs,
     Program,
     Quiesced,
+    SnapshotBegun,
     Store,
     Stored,
 )
@@ -133,9 +135,7 @@ WORKS = [
 
 def _stores(agent: Hostile, store: MemoryStore) -> None:
     with Snapshot(StoredWorkspace(SPEC, store, None), agent, MACHINE, guards=()) as snapshot:
-        snapshot.store_changes()
-        snapshot.commit()
-        snapshot.verify()
+        snapshot.save()
 
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:
@@ -248,6 +248,30 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
     with pytest.raises(MachineError, match="none of workspace demo"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").lost_packs()
     assert [type(asked) for asked in agent.asked] == [BeginRestore, ListPacks]
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_pack_whose_md5_the_store_hides_is_not_stored_again(
+    memory_store: MemoryStore, is_hidden: bool
+) -> None:
+    """Its size is right. Whether its bytes are is what the verification reads."""
+    key, changed = new_pack_key(WORKSPACE), new_pack_key(WORKSPACE)
+    for one in (key, changed):
+        memory_store.put(one, b"a pack")
+    if is_hidden:
+        memory_store.hide_md5(key)
+    md5 = hashlib.md5(b"a pack", usedforsecurity=False).hexdigest()
+    claims = [PackClaim(key, 6, md5), PackClaim(changed, 7, md5)]
+    begun = SnapshotBegun(claims)
+    agent = Hostile(
+        _honest(BeginSnapshot=begun, ListPacks=Packs(claims), Store=Stored(1, 0, 0, 0, 0, []))
+    )
+    run = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
+    run.begin()
+    run.walk()
+    assert run.lost_packs() == [changed]
+    (store,) = [asked for asked in agent.asked if isinstance(asked, Store)]
+    assert store.resumed == [key]
 
 
 @pytest.mark.parametrize(("honours", "hours"), [(True, 2), (False, 1)])

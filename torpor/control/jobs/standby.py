@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.safety import compare_packs, stored_packs
 from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
+from torpor.control.store.packs import claims_of, compare_packs, stored_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
     find_snapshot,
@@ -25,7 +25,7 @@ from torpor.control.store.snapshots import (
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import OWN_SAVE
 from torpor.shared.format.manifest import Manifest, Pack
-from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
+from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of
 from torpor.shared.values import (
     Compression,
     Grant,
@@ -82,8 +82,9 @@ def book_for(
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
     marked = marked_packs(store, spec.name)
     there = stored_packs(store, spec.name)
-    gone = set(compare_packs(there, spec.name, packs)[0])
-    named = [pack_key(spec.name, pack.id) for pack in packs]
+    claims = claims_of(spec.name, packs)
+    gone = set(compare_packs(there, claims)[0])
+    named = [claim.key for claim in claims]
     lost = [pack for pack in named if pack in gone or pack_id_of(pack) in marked]
     return Book(
         job=job,

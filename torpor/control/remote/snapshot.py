@@ -13,10 +13,11 @@ from torpor.control.remote.limits import hostile, is_pack_of
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.packs import compare_packs, stored_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import list_snapshots
 from torpor.shared.errors import AgentLost, GrantExpired, MachineError
-from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, packs_prefix
+from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of
 from torpor.shared.format.sizes import PACK_BYTES
 from torpor.shared.values import (
     Grant,
@@ -70,6 +71,32 @@ class _Bytes(NamedTuple):
 
     new: int = 0
     stored: int = 0
+
+
+class _PackGrants:
+    """The grants for packs that a machine got last. It gets more only if it has stored a pack with
+    one of them, but for once in each pass, and then not before half of their time is over."""
+
+    def __init__(self, machine: str, passes: int) -> None:
+        self.newest: list[Grant] = []
+        self._machine = machine
+        self._unused_left = passes
+        self._signed_s = 0.0
+
+    def replace(self, grants: list[Grant]) -> None:
+        """These are the newest ones, signed now."""
+        self.newest, self._signed_s = grants, time.monotonic()
+
+    def ask_without_use(self, why: str) -> None:
+        """The machine asks for more, and has stored nothing with the newest ones; ``why``: what it
+        says of that. GrantExpired where it gets no more."""
+        too_early = bool(self.newest) and time.monotonic() - self._signed_s < PUT_S / 2
+        if too_early or not self._unused_left:
+            raise GrantExpired(
+                f"machine {self._machine} asks for grants for packs again and again, and "
+                f"has stored none with the last ones: {why or 'it does not say why'}"
+            )
+        self._unused_left -= 1
 
 
 class RemoteSnapshot(RemoteRun):
@@ -172,7 +199,7 @@ class RemoteSnapshot(RemoteRun):
             )
         self._leave = self._new_leave()
         marked = marked_packs(self._store, self.spec.name)
-        missing = set(self._missing(claims))
+        missing = self._missing(claims)
         return [c.key for c in claims if c.key in missing or pack_id_of(c.key) in marked]
 
     def commit(self, statistics: dict[str, int]) -> tuple[StoredSnapshot, Committed]:
@@ -228,36 +255,33 @@ class RemoteSnapshot(RemoteRun):
         return self._call(EndSnapshot(self.run, committed, kept)).resume_error
 
     def _store_passes(self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent) -> Stored:
-        """A hostile machine may ask for grants at any time. It gets more only if it has stored a
-        pack with those that it got last, but for once in each pass."""
-        made, trusts, signed_s = 0, passes, 0.0
-        packs: list[Grant] = []
+        """Ask for ``passes`` passes, and go on with new grants each time that the machine needs
+        more. A hostile machine may ask for grants at any time: see ``_PackGrants``."""
+        made, grants = 0, _PackGrants(self.machine, passes)
         for _ in range(MOST_REQUESTS):
-            request = self._store_request(passes - made, packs, lost)
+            request = self._store_request(passes - made, grants.newest, lost)
             seen = self._call(request, _counted_from(made, passes, on_event))
             made += seen.passes
             self._count(seen)
             if made > passes or (made == passes if seen.packs else not made):
                 raise hostile(self.machine, f"says that it has made {made} of {passes} passes")
             if not seen.packs:
-                return msgspec.structs.replace(
-                    seen,
-                    passes=made,
-                    new_bytes=self._before.new + seen.new_bytes,
-                    stored_bytes=self._before.stored + seen.stored_bytes,
-                )
-            if not self._has_stored_one_of(packs, seen.stored):
-                too_early = bool(packs) and time.monotonic() - signed_s < PUT_S / 2
-                if too_early or not trusts:
-                    raise GrantExpired(
-                        f"machine {self.machine} asks for grants for packs again and again, and "
-                        f"has stored none with the last ones: {seen.why or 'it does not say why'}"
-                    )
-                trusts -= 1
-            signed_s = time.monotonic()
-            lost, packs = (), self._pack_grants(min(seen.packs, PACKS_AT_ONCE))
+                return self._in_all(seen, made)
+            if not self._has_stored_one_of(grants.newest, seen.stored):
+                grants.ask_without_use(seen.why)
+            grants.replace(self._pack_grants(min(seen.packs, PACKS_AT_ONCE)))
+            lost = ()
         raise GrantExpired(
             f"machine {self.machine} has asked {MOST_REQUESTS} times for more grants for packs"
+        )
+
+    def _in_all(self, seen: Stored, made: int) -> Stored:
+        """The last answer, with the passes and bytes of all requests and agents."""
+        return msgspec.structs.replace(
+            seen,
+            passes=made,
+            new_bytes=self._before.new + seen.new_bytes,
+            stored_bytes=self._before.stored + seen.stored_bytes,
         )
 
     def _store_request(
@@ -309,18 +333,11 @@ class RemoteSnapshot(RemoteRun):
         return KnownSnapshot(stored.root, stored.manifest_bytes, grant)
 
     def _still_there(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
-        missing = set(self._missing(claims)) if claims else set()
+        missing = self._missing(claims) if claims else set()
         return [claim.key for claim in claims if claim.key not in missing]
 
-    def _missing(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
-        there = {found.key: found for found in self._store.list(packs_prefix(self.spec.name))}
-        missing = []
-        for claim in claims:
-            found = there.get(claim.key)
-            differs = found is None or found.bytes != claim.bytes
-            if differs or (found and found.md5 is not None and found.md5 != claim.md5):
-                missing.append(claim.key)
-        return missing
+    def _missing(self, claims: Sequence[PackClaim]) -> set[ObjectKey]:
+        return set(compare_packs(stored_packs(self._store, self.spec.name), claims)[0])
 
 
 def _counted_from(made: int, passes: int, on_event: OnEvent) -> OnEvent:

@@ -31,9 +31,9 @@ GONE_S: Final = 300.0
 """How long a provider may take to prove an end; what it may take to settle comes on top."""
 SLOW_S: Final = 30.0
 """How long an end is waited for that a provider has accepted and may take hours to carry out."""
-LOOKS: Final = 3
-"""Absences, each at least as long as the provider takes to settle after the one before, that count
-as an end where the provider keeps no proof of it."""
+ABSENCES: Final = 3
+"""Looks, by id and in the list, that must miss a machine to count as its end where the provider
+keeps no proof of it: each at least as long after the one before as the provider takes to settle."""
 NOTES: Final = 4
 """How often it is recorded that a machine shows, in the time after which its provider forgets."""
 _FIRST_POLL_S: Final = 0.1
@@ -138,9 +138,9 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
     why the machine counts as gone; empty while it may live.
 
     Until the provider has settled, nothing counts. Then its proof does, and where it has none to
-    give so long after an end, ``LOOKS`` absences by its id and in the list. They are in the record.
-    The proof of an account whose name only its block claims is such an absence: another account
-    says the same of every machine.
+    give so long after an end, ``ABSENCES`` looks that miss it, by its id and in the list. The
+    record has them. The proof of an account whose name only its block claims is such a look:
+    another account says the same of every machine.
     """
     settling_s, now = provider.abilities.settling_s, time.time()
     if rental.machine is None or now < rental.created_unix + settling_s:
@@ -216,7 +216,7 @@ def seen_again(rentals: Rentals, provider: Provider, rental: Rental, machine: Ma
 
 def _forgotten(rental: Rental) -> str:
     looks = rental.absent_unix
-    if len(looks) < LOOKS:
+    if len(looks) < ABSENCES:
         return ""
     return (
         f"without a proof, which {rental.provider} cannot give: {len(looks)} looks over "
@@ -241,47 +241,87 @@ def destroy(
     there is no proof in time: the machine may still cost money. ``check`` may raise before each
     request; ``accepts`` is called once the provider has accepted the end.
     """
-    settled_unix = rental.created_unix + provider.abilities.settling_s
-    give_up = time.monotonic() + within_s
+    asked = _Request(provider, machine, warrant, rental, within_s, check, accepts)
     wait_s = _FIRST_POLL_S
-    accepted = told = False
     while True:
         fault: TorporError | None = None
         try:
-            live = provider.find(machine.id)
-            check()
-            if isinstance(live, Machine):
-                settled_unix = 0.0  # it shows
-                if live.state == "stopping" and not accepted and provider.abilities.ending_s:
-                    give_up = min(give_up, time.monotonic() + SLOW_S)
-                accepted = live.state == "stopping"
-                provider.destroy(live, warrant)
-                warrant.accepted()
-                if warrant.is_accepted and not told:
-                    told = True
-                    with hurried():  # what is being ended costs money, and its end is to be seen
-                        accepts()
-                    give_up = max(give_up, time.monotonic() + wait_s)  # one more look at least
-            elif (
-                not (
-                    proof := _proof_of(provider, live, shown=not settled_unix) or _forgotten(rental)
-                )
-                or time.time() < settled_unix
-                or residue_of(provider, machine.label)
-            ):
-                provider.destroy(machine, warrant)
-            else:
+            if proof := asked.again(wait_s):
                 return proof
         except TorporError as error:
             if not error.retryable:
                 raise
             fault = error
-        if time.monotonic() > give_up:
+        if time.monotonic() > asked.give_up_s:
             if isinstance(fault, StoreError):  # nobody could say that it may go
                 raise fault
-            raise _unproven(provider, machine, accepted, within_s, fault)
+            raise _unproven(provider, machine, asked.is_accepted, within_s, fault)
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+
+
+class _Request:
+    """The request to destroy one machine, sent again and again. ``give_up_s``: until when, on the
+    monotonic clock; ``is_accepted``: whether the provider says that it ends the machine."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        machine: Machine,
+        warrant: Warrant,
+        rental: Rental,
+        within_s: float,
+        check: Callable[[], None],
+        accepts: Callable[[], None],
+    ) -> None:
+        self._provider = provider
+        self._machine = machine
+        self._warrant = warrant
+        self._rental = rental
+        self._check = check
+        self._accepts = accepts
+        self._settled_unix = rental.created_unix + provider.abilities.settling_s
+        self._was_shown = self._has_told = False
+        self.give_up_s = time.monotonic() + within_s
+        self.is_accepted = False
+
+    def again(self, wait_s: float) -> str:
+        """Look at the machine, and ask for its end unless that is proven; the proof, or empty.
+        ``wait_s``: how long the next look is away."""
+        live = self._provider.find(self._machine.id)
+        self._check()
+        if isinstance(live, Machine):
+            self._end_shown(live, wait_s)
+            return ""
+        proof = self._proof(live)
+        if not proof:
+            self._provider.destroy(self._machine, self._warrant)
+        return proof
+
+    def _end_shown(self, live: Machine, wait_s: float) -> None:
+        """Ask for the end of a machine that the provider shows, and say so once it has accepted.
+        One that takes hours for an end is waited for SLOW_S."""
+        self._was_shown = True
+        is_ending = live.state == "stopping"
+        if is_ending and not self.is_accepted and self._provider.abilities.ending_s:
+            self.give_up_s = min(self.give_up_s, time.monotonic() + SLOW_S)
+        self.is_accepted = is_ending
+        self._provider.destroy(live, self._warrant)
+        self._warrant.accepted()
+        if self._warrant.is_accepted and not self._has_told:
+            self._has_told = True
+            with hurried():  # what is being ended costs money, and its end is to be seen
+                self._accepts()
+            self.give_up_s = max(self.give_up_s, time.monotonic() + wait_s)  # one more look
+
+    def _proof(self, absent: Absent) -> str:
+        """Why a machine that the provider does not show counts as gone, and all that belonged to it
+        too; empty while it may live, also where it may not show yet."""
+        proof = _proof_of(self._provider, absent, shown=self._was_shown)
+        proof = proof or _forgotten(self._rental)
+        if not proof or (not self._was_shown and time.time() < self._settled_unix):
+            return ""
+        return "" if residue_of(self._provider, self._machine.label) else proof
 
 
 def _proof_of(provider: Provider, absent: Absent, shown: bool) -> str:

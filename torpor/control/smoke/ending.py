@@ -7,21 +7,28 @@ from collections.abc import Callable
 from typing import Final
 
 from torpor.control.providers.seam import Absent, Provider
-from torpor.control.rental.ending import GONE_S, destroy, last_known, listed, residue_of
+from torpor.control.rental.ending import (
+    ABSENCES,
+    GONE_S,
+    destroy,
+    last_known,
+    listed,
+    residue_of,
+)
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import EndUnproven, InvalidInput, TorporError
 from torpor.shared.values import Machine
 
-ABSENCES: Final = 3
-"""Looks in a row, by id and in the list, that must not show the machine. Of one that nobody has
-seen, the second comes when its market has settled, and the third as long after that."""
 _MOST_LOOKS: Final = 9
 _BETWEEN_S: Final = 5.0
 
 
 def end(provider: Provider, rental: Rental, nap: Callable[[float], None] = time.sleep) -> str:
     """Destroy the machine of the rental's label; returns the proof of its end.
+
+    Where no proof comes, ABSENCES looks in a row must miss it. Of a machine that nobody has seen,
+    the second comes when its market has settled, and the third as long after that.
 
     EndUnproven, or the provider's error, where there is no proof: the machine may cost money, so
     call it again.

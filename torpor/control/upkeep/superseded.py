@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from torpor.control.losses import clean, size
-from torpor.control.safety import Verified, check_whole, stored_packs
+from torpor.control.safety import Verified, check_whole
+from torpor.control.store.packs import stored_packs
 from torpor.control.store.receipts import receipt_of
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, open_manifest

@@ -29,6 +29,7 @@ from torpor.machine.agent.passes import Means, Pass, Workers
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
+from torpor.machine.agent.state import Index
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.checkpoint.tree import mark
 from torpor.machine.pipeline.buffers import PackBuffers
@@ -85,6 +86,7 @@ from torpor.shared.wire.snapshot import (
     Confirmed,
     EndSnapshot,
     Froze,
+    KnownSnapshot,
     ListPacks,
     Missed,
     PackClaim,
@@ -120,6 +122,24 @@ class _Begun(NamedTuple):
     equality: Equality | None  # None: what the machine held last is not known, or not stored
     ready: Files  # what made an earlier machine ready
     own: OwnNamesOnly | None  # of a home
+
+
+class _Area(NamedTuple):
+    """What a run stores of the machine's disk."""
+
+    roots: list[bytes]
+    excluded: Callable[[bytes], bool] | None
+    own: OwnNamesOnly | None  # of a home
+
+
+class _Earlier(NamedTuple):
+    """What the machine has of earlier snapshots. ``own``: the index of the one that it has stored
+    or restored last; ``usable``: of the one whose chunks this run may refer to without reading its
+    manifest; ``known``: those whose manifests it reads."""
+
+    own: Index | None
+    usable: Index | None
+    known: list[KnownSnapshot]
 
 
 class _Written(NamedTuple):
@@ -176,46 +196,56 @@ class SnapshotRun(AgentRun):
         except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
             if made is None:
                 raise
-        own_names = None
-        if request.own is None:
-            roots = resolve_roots(request.roots, new_directories(self.home))
-            excluded = compile_excludes(request.exclude)
-        else:
-            own_names = OwnNamesOnly(self.home, request.own)
-            roots, excluded = [own_names.root], own_names.leaves_out
-        programs = Programs(self.home, roots[0], excluded)
-        if own_names is None:
+        area = self._area(request)
+        programs = Programs(self.home, area.roots[0], area.excluded)
+        if area.own is None:
             programs.forget(self._resumption.programs)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
         if request.compression.gpu is not None:
-            self._gpu = self.trial(request.compression.gpu, roots)
-        among = {bytes.fromhex(snapshot.root) for snapshot in request.known}
-        newer = {bytes.fromhex(root) for root in made or ()}
-        saved = self.state.load_own_save(roots, seal, among | newer)
+            self._gpu = self.trial(request.compression.gpu, area.roots)
         self._by_itself = made is not None
-        own = saved if saved and self._by_itself else self.state.load_index(roots, seal, None)
-        index = saved or (own if own is not None and own.root in among else None)
-        known = [] if saved and saved.root in newer else request.known  # it has their chunks
+        earlier = self._earlier(request, made or (), area.roots, seal)
+        own = earlier.own
         self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
-        is_newest = bool(index and self._line and index.manifest.snapshot == self._line.snapshot)
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
-        before = own.held if own else self.state.held_here(roots, request.roots, seal)
-        self.state.remember_files(roots, seal)
+        before = own.held if own else self.state.held_here(area.roots, request.roots, seal)
+        self.state.remember_files(area.roots, seal)
         self._begun = _Begun(
             answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
-            roots=roots,
+            roots=area.roots,
             named_roots=request.roots,
-            excluded=excluded,
+            excluded=area.excluded,
             programs=programs,
             seal=seal,
             encoder=Encoder(effort, self._gpu),
-            known=KnownFiles(request.roots, index, known, resumable, before),
-            equality=Equality(index.held) if index and is_newest else None,
+            known=KnownFiles(request.roots, earlier.usable, earlier.known, resumable, before),
+            equality=_equality(earlier.usable, self._line),
             ready=ready_before(own),
-            own=own_names,
+            own=area.own,
         )
         return self._begun.answer
+
+    def _area(self, request: BeginSnapshot) -> _Area:
+        """What the request names of this machine's disk."""
+        if request.own is None:
+            roots = resolve_roots(request.roots, new_directories(self.home))
+            return _Area(roots, compile_excludes(request.exclude), None)
+        own = OwnNamesOnly(self.home, request.own)
+        return _Area([own.root], own.leaves_out, own)
+
+    def _earlier(
+        self, request: BeginSnapshot, made: Sequence[str], roots: list[bytes], seal: Seal
+    ) -> _Earlier:
+        """What this run may go on from: a save by the machine itself on the same book (``made``),
+        or a snapshot that the request knows."""
+        among = {bytes.fromhex(snapshot.root) for snapshot in request.known}
+        newer = {bytes.fromhex(root) for root in made}
+        saved = self.state.load_own_save(roots, seal, among | newer)
+        own = saved if saved and self._by_itself else self.state.load_index(roots, seal, None)
+        usable = saved or (own if own is not None and own.root in among else None)
+        known = [] if saved and saved.root in newer else request.known  # it has their chunks
+        return _Earlier(own, usable, known)
 
     def store(
         self,
@@ -670,6 +700,12 @@ class SnapshotRun(AgentRun):
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
         return _Written(request.snapshot, blob, root, files, size, changed, names, line, use)
+
+
+def _equality(index: Index | None, line: Lineage | None) -> Equality | None:
+    """The comparison with what the tree goes on from, where the ``index`` is of that."""
+    is_newest = bool(index and line and index.manifest.snapshot == line.snapshot)
+    return Equality(index.held) if index and is_newest else None
 
 
 def _places(path: str) -> set[bytes]:

@@ -28,7 +28,6 @@ _BOTH: Final = (
 )
 _HARMLESS: Final = ("RLIMIT_NOFILE", "shutdown state of inet socket", "Unable to create tun")
 _MOST_LOG: Final = 64 << 10
-_ENDS_S: Final = 5.0
 
 
 class CheckpointFailed(MachineError):

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from torpor.shared.values import KIB
-from torpor.shared.wire.job import Notice, NoticeSource
+from torpor.shared.wire.job import SPOT_NOTICE_S, Notice, NoticeSource
 
 EVERY_S: Final = {"aws": 5.0, "gcp": 2.0, "azure": 2.0}
 """How often a service is asked: AWS gives two minutes, the others thirty seconds."""
@@ -28,7 +28,6 @@ ANSWER_BYTES: Final = 64 * KIB
 MOST_NOTICES: Final = 100
 """Notices after this many are ignored."""
 _TOKEN_S: Final = 21600
-_GIVEN_S: Final = 30.0  # Google gives no time: https://cloud.google.com/compute/docs/instances/spot
 
 _Kind = Literal["aws-spot", "aws-rebalance", "gcp", "azure"]
 
@@ -148,8 +147,11 @@ class _Gcp(_Service):
         answer = self._ask("GET", url, {"Metadata-Flavor": "Google"})
         if answer is None or answer.status != 200 or answer.body.strip().upper() != b"TRUE":
             return []
-        words = f"Google Cloud takes the machine within {_GIVEN_S:.0f} s"
-        return [self._notice("gcp", "", words, self._now() + _GIVEN_S)]
+        given_s = SPOT_NOTICE_S[
+            "gcp"
+        ]  # no time: https://cloud.google.com/compute/docs/instances/spot
+        words = f"Google Cloud takes the machine within {given_s:.0f} s"
+        return [self._notice("gcp", "", words, self._now() + given_s)]
 
 
 class _Azure(_Service):

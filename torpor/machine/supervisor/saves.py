@@ -19,16 +19,14 @@ from torpor.machine.supervisor.freezing import Freeze
 from torpor.machine.supervisor.processes import OWN_MARK
 from torpor.shared.values import learned
 from torpor.shared.wire.autosave import Book
-from torpor.shared.wire.job import Notice, OwnSave
+from torpor.shared.wire.job import LONGEST_NOTICE_S, SPOT_NOTICE_S, Notice, OwnSave
 from torpor.shared.wire.protocol import encode_line
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 LONGEST_S: Final = 3600.0
 """A save after a notice ends after this time at the latest; a scheduled one with its grants."""
-UNKNOWN_S: Final = 30.0
+UNKNOWN_S: Final = min(SPOT_NOTICE_S.values())
 """How long the machine is taken to live if its market does not say: the shortest of all notices."""
-NOTICE_S: Final = {"aws-spot": 120.0, "azure": 900.0}
-"""The longest notice that each market gives: more is left only by a wrong clock of the machine."""
 RESERVE: Final = 64
 """Packs that a scheduled save leaves for one after a notice: 4 GiB."""
 AGAIN_S: Final = 5.0
@@ -198,7 +196,8 @@ class RescueSaves:
         if notice.until_unix is None:
             return UNKNOWN_S
         left_s = notice.until_unix - self._now()
-        if not -_SLACK_S <= left_s <= NOTICE_S.get(notice.kind, UNKNOWN_S) + _SLACK_S:
+        longest_s = LONGEST_NOTICE_S.get(notice.kind, UNKNOWN_S)
+        if not -_SLACK_S <= left_s <= longest_s + _SLACK_S:
             return UNKNOWN_S  # this machine's clock is not the market's
         return max(left_s, 0.0)
 

@@ -18,6 +18,13 @@ CRIU: Final = "criu-"
 """The name of CRIU's folder on a machine, among the bundles, begins so."""
 
 
+SPOT_NOTICE_S: Final = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
+"""How long a spot machine lives on, at the least, once its market has given notice; by the kind of
+the market's metadata service (``NoticeSource``)."""
+LONGEST_NOTICE_S: Final = {"aws-spot": SPOT_NOTICE_S["aws"], "azure": 900.0}
+"""The longest that a notice of this kind may leave, where it says a time."""
+
+
 class Notice(msgspec.Struct, frozen=True):
     """The machine is about to be taken away, or a scheduled save is due. ``until_unix``: when it is
     taken, if its market says so."""

@@ -49,7 +49,7 @@ from torpor.control.providers.seam import Abilities, Absent, Account, Order, Res
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateUncertain, ProviderDenied, ProviderError, TorporError
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
-from torpor.shared.wire.job import NoticeSource
+from torpor.shared.wire.job import SPOT_NOTICE_S, NoticeSource
 
 METADATA_URL: Final = "http://169.254.169.254"
 _SSH_PORT: Final = 22
@@ -156,7 +156,7 @@ class AzureProvider:
         billing_s=60.0,
         # ends_machines stays empty: Azure's schedules (DevTestLab, ComputeSchedule) stop a machine
         # and delete none, and a machine needs rights over its group to delete itself.
-        notice_s=30.0,
+        notice_s=SPOT_NOTICE_S["azure"],
         notices=(NoticeSource("azure", METADATA_URL),),
         not_adopted="an end there deletes a whole resource group, and a machine that torpor did "
         "not make shares its group with what its user keeps",

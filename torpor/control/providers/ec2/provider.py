@@ -32,7 +32,7 @@ from torpor.control.providers.seam import Abilities, Absent, Account, Order, Res
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, CreateUncertain, InvalidInput
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
-from torpor.shared.wire.job import NoticeSource
+from torpor.shared.wire.job import SPOT_NOTICE_S, NoticeSource
 
 METADATA_URL: Final = "http://169.254.169.254"
 _SSH_PORT: Final = 22
@@ -138,7 +138,7 @@ class Ec2Provider:
         stopped_usd_gib_month=None,  # each region has its own price
         min_disk_gib=0.0,
         billing_s=60.0,
-        notice_s=120.0,
+        notice_s=SPOT_NOTICE_S["aws"],
         notices=(NoticeSource("aws", METADATA_URL),),
         adopts="marked",
     )

@@ -48,7 +48,7 @@ from torpor.shared.errors import (
     TorporError,
 )
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
-from torpor.shared.wire.job import NoticeSource
+from torpor.shared.wire.job import SPOT_NOTICE_S, NoticeSource
 
 METADATA_URL: Final = "http://metadata.google.internal"
 _SSH_PORT: Final = 22
@@ -137,7 +137,7 @@ class GcpProvider:
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
         billing_s=1.0,
-        notice_s=30.0,
+        notice_s=SPOT_NOTICE_S["gcp"],
         notices=(NoticeSource("gcp", METADATA_URL),),
         adopts="marked",
     )
