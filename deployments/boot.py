@@ -30,7 +30,8 @@ StartLimitIntervalSec=0
 ExecStart="{python}" -m deployments.up --stay
 WorkingDirectory={checkout}
 Environment="{variable}={folder}" "PATH={path}"
-# Local machines and the runs of flows go on when the supervisor is ended, as after `make down`.
+# Its process ends server, store, workers and flow runs in order, as `make down` does. Local
+# machines go on, and after a crash the runs of flows too.
 KillMode=process
 Restart=on-failure
 RestartSec=10

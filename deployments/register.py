@@ -12,9 +12,11 @@ import secrets
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -73,14 +75,18 @@ from deployments.worker import POOLS, RUN_COMMAND
 from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
-from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.errors import InvalidInput, StoreError, TorporError
+from torpor.control.store import embedded
+from torpor.control.store.s3 import S3Settings
+from torpor.control.supervision import LOCK, STORE, read_supervision
+from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
 """The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
 KNOCK_S: Final = 2.0
+SILENT_S: Final = 60.0
+"""How long a store that runs may answer nothing before it is started again."""
 TYPES: Final[tuple[type[Block], ...]] = (
     ObjectStore,
     SSHIdentity,
@@ -94,6 +100,7 @@ TYPES: Final[tuple[type[Block], ...]] = (
 """Our own block types."""
 KEYS: Final = "aws-credentials"
 """The block type of the embedded store's key. prefect_aws, which has it, is slow to import."""
+_POLL_S: Final = 0.2
 _PAGE: Final = 200  # the most that the API answers at once
 _WAITING: Final = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 """States of runs that a worker has yet to take from a queue."""
@@ -262,16 +269,50 @@ def first_key(installation: Installation) -> SecretStr:
 
 
 def serve_store(installation: Installation) -> None:
-    """Start the embedded store, if the default store block names it and it does not run."""
+    """See that the embedded store can be used, if the default store block names it. It is a child
+    of the supervisor, which starts it once its credentials are chosen."""
     block = load_named(ObjectStore, "default", of="make up")
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return
     keys = block.settings()
     if _answers(block, keys.endpoint_url or ""):
         return
-    server = EmbeddedStore.start(installation.store, keys.access_key, keys.secret_key, block.bucket)
-    block.endpoint_url = server.endpoint_url
-    block.save("default", overwrite=True)
+    if embedded.set_up(installation.store, keys.access_key, keys.secret_key):
+        embedded.stop(installation.store)  # with the earlier ones; the supervisor starts it again
+    try:
+        endpoint_url = _served(installation, keys, SILENT_S)
+    except StoreUnavailable:
+        if _store_trouble(installation):
+            raise
+        embedded.stop(installation.store)  # it hangs
+        endpoint_url = _served(installation, keys, embedded.READY_S)
+    if block.endpoint_url != endpoint_url:
+        block.endpoint_url = endpoint_url
+        block.save("default", overwrite=True)
+
+
+def _served(installation: Installation, keys: S3Settings, wait_s: float) -> str:
+    """Wait until the embedded store runs and has the bucket; returns its address."""
+    folder = installation.store
+    deadline = time.monotonic() + wait_s
+    while embedded.process_of(folder) is None:
+        why = _store_trouble(installation)
+        if why or time.monotonic() > deadline:
+            raise StoreUnavailable(
+                f"the embedded store in {folder} was not started: "
+                f"{why or f'see {installation.log(LOCK)}'}"
+            )
+        time.sleep(_POLL_S)
+    there = replace(keys, endpoint_url=embedded.endpoint_of(folder))
+    hopeless = partial(_store_trouble, installation)
+    embedded.make_bucket(folder, there, wait_s=wait_s, hopeless=hopeless)
+    return str(there.endpoint_url)
+
+
+def _store_trouble(installation: Installation) -> str:
+    """Why the supervisor cannot start the store; empty where it can."""
+    seen = read_supervision(installation.folder)
+    return "; ".join(seen.troubles.get(STORE, [])) if seen else ""
 
 
 def _answers(block: ObjectStore, endpoint_url: str) -> bool:

@@ -1,21 +1,22 @@
-"""The Prefect server of an installation: on loopback, with a login and a home of its own."""
+"""The Prefect server of an installation: on loopback, with a login and a home of its own. It is a
+child of the supervisor (deployments/supervisor.py)."""
 
 from __future__ import annotations
 
 import base64
 import http.client
 import os
+import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from deployments import block_key, database
 from deployments.installation import CHECKOUT, Installation, cache_folder
-from deployments.processes import end, last_words, launch, running
+from deployments.processes import begin
 from torpor.control.own_server import (
     FOLDER_VARIABLE,
     HOST,
@@ -27,16 +28,16 @@ from torpor.control.own_server import (
     recorded_port,
 )
 from torpor.control.ports import free_ports, holder, is_free
-from torpor.control.processes import is_alive
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.control.supervision import last_parent, living_parent
+from torpor.shared.errors import InvalidInput
 
 ROLE: Final = "server"
 USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
-SILENT_S: Final = 60.0
-"""How long a server that lives may say nothing before it is ended: a busy or suspended host."""
+GONE_S: Final = 10.0
+"""How long a server that was killed with its parent may still hold its port; 0.1 s, measured."""
 _POLL_S: Final = 0.2
 _IN_USE: Final = (b"address already in use", b"is already in use")
 """What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
@@ -141,8 +142,9 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
     return env
 
 
-def check(installation: Installation, server: Server) -> None:
-    """TorporError where start() could not start the server. Ends nothing."""
+def check(installation: Installation, server: Server, *, ours: bool = False) -> None:
+    """TorporError where begin_server() could not start the server. Ends nothing. ``ours``: its port
+    is taken by a server of this installation, which ends first."""
     if not server.own:
         if not answers(server):
             raise InvalidInput(
@@ -150,77 +152,56 @@ def check(installation: Installation, server: Server) -> None:
                 f"start it, or unset {server.named_by.partition('=')[0]} to let torpor start one"
             )
         return
-    port, postgres = _port(server), database.chosen(installation)
-    ours = port == recorded_port(installation.folder) and running(installation, ROLE)
-    if not ours and not is_free(port):
-        raise InvalidInput(_taken(port))
+    postgres, parent = database.chosen(installation), living_parent(installation.folder)
+    if not ours and (parent is None or parent.api_url != server.api_url):
+        _see_that_the_port_is_free(installation, server)
     block_key.block_key(installation)
     if postgres:
         database.check(installation, postgres)
 
 
-def start(installation: Installation, server: Server) -> bool:
-    """Start the server unless it answers; True if it was started."""
-    check(installation, server)
-    if not server.own:
-        return False
-    demanded = {_DEMANDED: server.login, block_key.VARIABLE: block_key.block_key(installation)}
-    demanded |= SETTINGS
+def demanded(installation: Installation, server: Server) -> dict[str, str]:
+    """The variables of our own server, beyond those of every process that talks to it."""
     postgres = database.chosen(installation)
-    if postgres:
-        demanded |= database.settings(postgres)
+    return {
+        _DEMANDED: server.login,
+        block_key.VARIABLE: block_key.block_key(installation),
+        **SETTINGS,
+        **(database.settings(postgres) if postgres else {}),
+    }
+
+
+def begin_server(installation: Installation, server: Server) -> subprocess.Popen[bytes]:
+    """Start our own server as a child of this process. InvalidInput where its port is taken."""
     port = _port(server)
-    if recorded_port(installation.folder) == port and _serves(installation, server, demanded):
-        return False
-    # It is at another port, or has another login, or hangs.
-    ended = end(installation, ROLE, polite_s=STOP_S)
-    deadline = time.monotonic() + STOP_S
-    while not is_free(port):
-        if not ended or time.monotonic() > deadline:
-            raise InvalidInput(_taken(port))
-        time.sleep(_POLL_S)
-    if not postgres:
+    _see_that_the_port_is_free(installation, server)
+    if not database.chosen(installation):
         block_key.move_blocks(installation)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
     argv += ["--port", str(port)]
-    env = environment(installation, server) | demanded
-    log = installation.log(ROLE)
-    said_bytes = log.stat().st_size if log.exists() else 0
-    process = launch(installation, ROLE, argv, env)
-    deadline = time.monotonic() + READY_S
-    while not answers(server):
-        if any(word in log.read_bytes()[said_bytes:] for word in _IN_USE):
-            end(installation, ROLE, polite_s=STOP_S)
-            raise InvalidInput(_taken(port))  # by a program that was faster
-        ended = not is_alive(process)
-        if ended or time.monotonic() > deadline:
-            end(installation, ROLE, polite_s=STOP_S)
-            what = "has ended" if ended else f"did not answer within {READY_S:.0f} s"
-            raise TorporError(
-                f"the Prefect server for {server.api_url} {what}; the last of {log}:\n"
-                f"{last_words(log)}"
-            )
+    env = environment(installation, server) | demanded(installation, server)
+    return begin(installation, ROLE, argv, env)
+
+
+def serves(server: Server, said: bytes) -> bool:
+    """Whether the server that has printed ``said`` answers. InvalidInput where another program was
+    faster, and has its port."""
+    if any(word in said for word in _IN_USE):
+        raise InvalidInput(_taken(_port(server)))
+    return answers(server)
+
+
+def _see_that_the_port_is_free(installation: Installation, server: Server) -> None:
+    """A server that was killed with its parent may hold it for a moment."""
+    port, last = _port(server), last_parent(installation.folder)
+    killed = last is not None and last.api_url == server.api_url
+    deadline = time.monotonic() + GONE_S * killed
+    while not is_free(port):
+        if time.monotonic() >= deadline:
+            raise InvalidInput(_taken(port))
         time.sleep(_POLL_S)
-    return True
-
-
-def stop(installation: Installation) -> bool:
-    """End the installation's server; False if none ran."""
-    return end(installation, ROLE, polite_s=STOP_S) > 0
-
-
-def _serves(installation: Installation, server: Server, demanded: Mapping[str, str]) -> bool:
-    """Whether the server runs as demanded and answers. One that is halted, or starts, gets time."""
-    deadline = time.monotonic() + SILENT_S
-    while running(installation, ROLE, having=demanded):
-        if answers(server):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return False
 
 
 def answers(server: Server) -> bool:

@@ -1,34 +1,34 @@
 """``make up``: a Prefect server, a store, a worker, blocks and deployments, all on this host.
 
-Everything listens on loopback only. Running it again starts only what is missing. ``make down``
-ends everything.
+The supervisor starts the server, the store and the workers as its children; blocks and deployments
+are registered in between. Everything listens on loopback only. Running it again starts only what
+is missing. ``make down`` ends everything.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from deployments import database, lost_runs, server, services, supervisor, worker
+from deployments import database, lost_runs, parent, server, services
 from deployments.down import down
+from deployments.earlier import end_earlier, served_by_earlier
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
-from deployments.processes import last_words, mark, running
+from deployments.processes import last_words, mark
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.control.own_server import announce, api_url, recorded_port, state_folder
+from torpor.control.own_server import announce, state_folder
+from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
+from torpor.control.supervision import living_parent
 from torpor.shared.errors import InvalidInput, TorporError
 
 RETRY_S: Final = 10.0
@@ -83,13 +83,14 @@ def up(
                     "leave out --database, or unset that variable"
                 )
             database.choose(installation, postgres)
-        server.check(installation, used)
-        before = Running.now(installation)
-        supervisor.stop(installation)  # two would start one thing twice
+        earlier = served_by_earlier(installation)
+        server.check(installation, used, ours=earlier is not None and earlier == used)
+        end_earlier(installation)
+        before = earlier or _served(installation)
         try:
             notes = _start(installation, used, believe)
         except (Exception, KeyboardInterrupt):
-            before.put_back(installation)
+            _put_back(installation, before)
             raise
     print(
         _WELCOME.format(
@@ -107,17 +108,18 @@ def up(
 def _start(installation: Installation, used: Server, believe: bool) -> str:
     """Start what is missing; returns what registering printed."""
     _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
-    server.start(installation, used)
+    before = _served(installation)
+    if parent.start(installation, used) and before is not None:
+        _say("supervisor", "another one, with server, store and workers; flow runs go on")
     _say("blocks, store, flows", "registering (half a minute the first time)")
     notes = register(installation, used, believe)
-    for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
+    for words in lost_runs.end_lost_runs(used, workers=parent.works(installation)):
         _say("lost runs", words)
     with ThreadPoolExecutor(1, thread_name_prefix="scheduler") as aside:
         # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
         checked = aside.submit(services.check_scheduler, used) if used.own else None
         _say("workers", "starting")
-        worker.start(installation, used)
-        supervisor.start(installation, server.environment(installation, used))
+        parent.work(installation)
         for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
             _say("smoke", words)
         if checked is not None:
@@ -129,37 +131,26 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
     return notes
 
 
-@dataclass(frozen=True)
-class Running:
-    """What runs of an installation before `make up` ends any of it: the port of its own server, and
-    the environment of its supervisor, which names the server that it serves."""
+def _served(installation: Installation) -> Server | None:
+    """The server that the supervisor of now serves."""
+    there = living_parent(installation.folder)
+    if there is None:
+        return None
+    return Server(there.api_url, there.own, installation.login() if there.own else "")
 
-    port: int | None = None
-    supervisor: Mapping[str, str] | None = None
 
-    @classmethod
-    def now(cls, installation: Installation) -> Running:
-        port = recorded_port(installation.folder)
-        for process in running(installation, supervisor.ROLE):
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                return cls(port if running(installation, server.ROLE) else None, process.environ())
-        return cls(port if running(installation, server.ROLE) else None)
-
-    def put_back(self, installation: Installation) -> None:
-        """Start it again after a failure: the supervisor starts all that it looks after."""
-        try:
-            if self.port is not None and recorded_port(installation.folder) != self.port:
-                server.stop(installation)
-                installation.port_file.write_text(f"{self.port}\n")
-            if self.supervisor is not None:
-                supervisor.stop(installation)
-                worker.kill_others(installation, self.supervisor.get("PREFECT_API_URL", ""))
-                supervisor.start(installation, self.supervisor)
-            elif self.port is not None:
-                own = Server(api_url(self.port), True, installation.login())
-                server.start(installation, own)
-        except TorporError as error:
-            _complain(error)
+def _put_back(installation: Installation, before: Server | None) -> None:
+    """After a failure: what ran before runs again, and nothing else. What fails once all runs ends
+    nothing."""
+    try:
+        if before is not None:
+            if _served(installation) != before:
+                parent.start(installation, before)
+            parent.work(installation)
+        elif not parent.works(installation):
+            parent.leave(installation)
+    except TorporError as error:
+        _complain(error)
 
 
 def stay(installation: Installation, port: int | None = None) -> None:
@@ -169,10 +160,10 @@ def stay(installation: Installation, port: int | None = None) -> None:
         try:
             up(installation, port)
         except TorporError as error:
-            if not supervisor.lives(installation):
+            if not parent.lives(installation):
                 raise
             _complain(error)  # all runs, or another `make up` is at it
-        while not supervisor.wait(installation):
+        while not parent.wait(installation):
             try:
                 up(installation)
             except TorporError as error:
@@ -228,6 +219,7 @@ def register(installation: Installation, used: Server, believe: bool = False) ->
                 stderr=errors,
                 timeout=REGISTER_S,
                 check=False,
+                preexec_fn=ending_with_this_process(),
             )
         except subprocess.TimeoutExpired:
             raise TorporError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 
 from deployments import up
 from deployments.installation import Installation
-from torpor.control.processes import ProcessRecord, boot_id, identify
-from torpor.control.supervision import Supervision
+from torpor.control.supervision import LOCK, Parent
 from torpor.shared.errors import TorporError
 
 Steps = list[Callable[[], object]]
@@ -24,14 +22,18 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.made = Installation(folder)
         self.lock = ExitStack()
+        self.supervisor = ExitStack()
         self.steps: Steps = []
         self.ups: Steps = []
 
     def record(self, *, lives: bool, ended: bool = False) -> None:
-        own = identify(os.getpid())
-        assert own
-        process = own if lives else ProcessRecord(2**22 + 1, 1)  # no pid is so high
-        Supervision(process, boot_id(), 0.0, ended).write(self.made.folder)
+        self.supervisor.close()
+        if lives:
+            self.supervisor.enter_context(self.made.locked(LOCK))
+        if ended:
+            (self.made.folder / LOCK).write_bytes(b"")
+        else:
+            Parent(2**22 + 1, "http://127.0.0.1:9/api", own=True).write(self.made.folder)
 
     def begins(self, *, fails: str = "", lives: bool = True) -> Callable[[], None]:
         """What `make up` does."""
@@ -70,6 +72,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(up.signal, "signal", lambda *_: None)
     yield made
     made.lock.close()
+    made.supervisor.close()
     assert (made.ups, made.steps) == ([], [])
 
 
@@ -109,7 +112,7 @@ def test_asked_to_end_it_waits_for_another_make_up(
         world.lock.enter_context(world.made.locked())
         world.ends()
 
-    world.steps = [begins_and_ends, lambda: None, world.lock.close]
+    world.steps = [begins_and_ends, world.dies, world.lock.close]
     with pytest.raises(SystemExit):
         up.stay(world.made)
     assert "torpor was not up" in capsys.readouterr().out

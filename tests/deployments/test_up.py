@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
-from deployments import server, worker
+from deployments import parent, server, worker
 from deployments.down import down
 from deployments.installation import Installation
 from deployments.processes import running
@@ -22,11 +20,13 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control import disk_space
 from torpor.control.ports import free_ports
-from torpor.shared.errors import TorporError
+from torpor.control.supervision import LOCK, STORE, Parent, Supervision, children_of, living_parent
+from torpor.shared.errors import InvalidInput, TorporError
 
 pytestmark = pytest.mark.together("automations and make up")
 
-ROLES = ("supervisor", "server", *worker.ROLES, "register")
+ROLES = (LOCK, STORE, "server", *worker.ROLES, "register")
+OLD = "http://127.0.0.1:4321/api"
 
 
 def test_up_brings_everything_that_a_first_click_needs(
@@ -66,7 +66,7 @@ def test_up_brings_everything_that_a_first_click_needs(
 
 
 def test_up_again_changes_nothing(torpor_up: Server, installation: Installation) -> None:
-    before = _longest_running(installation)
+    before = living_parent(installation.folder), children_of(installation.folder)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
     identity = _document(torpor_up, "ssh-identity", "default")
     machines = machines_of(installation, "demo")
@@ -95,18 +95,13 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert differ <= {"updated", "version", "schedules", "last_polled", "status"}
     ask("PATCH", mine, {"paused": False, "concurrency_limit": 8})
     ask("PATCH", url, {"active": False})
-    assert _longest_running(installation) == before
+    assert (living_parent(installation.folder), children_of(installation.folder)) == before
+    assert {"store", "server", *worker.ROLES} == before[1].keys()
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
     assert machines_of(installation, "demo") == machines
     assert torpor_up.ui_url in printed
     assert "hibernate" in printed
-
-
-def _longest_running(installation: Installation) -> list[psutil.Process]:
-    """The server and the workers themselves; flow runs of the worker's come and go."""
-    roles = ("server", *worker.ROLES)
-    return [min(running(installation, role), key=lambda p: p.create_time()) for role in roles]
 
 
 @pytest.mark.parametrize(
@@ -132,17 +127,29 @@ def test_a_taken_port_is_named(
     assert not running(Installation(tmp_path / "state"), *ROLES)
 
 
+def test_a_port_that_is_taken_while_the_server_starts_is_named() -> None:
+    """What uvicorn prints; it may live on for minutes after that."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        used = Server(f"http://127.0.0.1:{port}/api", own=True)
+        with pytest.raises(InvalidInput, match=f"port {port} on 127.0.0.1 is taken by "):
+            server.serves(used, b"[Errno 98] address already in use")
+
+
 @pytest.mark.usefixtures("needs_server")
-def test_a_port_that_is_taken_while_the_server_starts_is_named(
+def test_a_server_that_does_not_start_ends_its_supervisor_which_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server, "is_free", lambda _: True)
+    monkeypatch.setattr(server, "check", lambda *_, **__: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert _up(tmp_path, port) == 1
     assert f"port {port} on 127.0.0.1 is taken by " in capfd.readouterr().err
+    assert not running(Installation(tmp_path / "state"), *ROLES)
 
 
 def test_without_a_port_another_one_is_chosen_where_the_usual_one_is_taken(
@@ -226,42 +233,28 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """An installation whose server and supervisor run, as far as `make up` can see; what it ends
-    and starts is written down."""
+    """An installation whose supervisor runs, as far as `make up` can see; what it ends and starts
+    is written down."""
     from deployments import up
 
     made = Installation(tmp_path / "state")
     made.login()
     made.port_file.write_text("4321\n")
     done: list[str] = []
-    alive = {"supervisor", "server"}
-    old = {"PREFECT_API_URL": "http://127.0.0.1:4321/api"}
-    seen: dict[str, Any] = {"installation": made, "done": done, "alive": alive}
 
-    def running(_: Installation, role: str, **__: Any) -> list[Any]:
-        return [SimpleNamespace(environ=lambda: old)] if role in alive else []
-
-    def act(what: str, *, then: bool, role: str) -> Callable[..., bool]:
-        def note(*_: Any, **__: Any) -> bool:
-            done.append(what)
-            (alive.add if then else alive.discard)(role)
-            return True
-
-        return note
-
-    def end(_: Installation, role: str, **__: Any) -> int:
-        return int(act(f"end {role}", then=False, role=role)())
+    def start(_: Installation, used: Server) -> bool:
+        done.append(f"start {used.api_url}")
+        Parent(os.getpid(), used.api_url, used.own).write(made.folder)
+        return True
 
     monkeypatch.setenv("TORPOR_STATE", str(made.folder))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(up, "running", running)
-    monkeypatch.setattr(server, "running", running)
-    monkeypatch.setattr(server, "end", end)
-    monkeypatch.setattr(up.supervisor, "end", end)
-    start = act("start supervisor", then=True, role="supervisor")
-    monkeypatch.setattr(up.supervisor, "start", start)
-    monkeypatch.setattr(up.worker, "kill_others", lambda *_: None)
-    yield seen
+    monkeypatch.setattr(up.parent, "start", start)
+    monkeypatch.setattr(up.parent, "work", lambda _: done.append("work"))
+    monkeypatch.setattr(up.parent, "leave", lambda _: done.append("leave"))
+    with made.locked(LOCK):
+        Parent(os.getpid(), OLD, own=True).write(made.folder)
+        yield {"installation": made, "done": done}
 
 
 def test_up_to_a_port_that_is_taken_ends_nothing(
@@ -274,7 +267,7 @@ def test_up_to_a_port_that_is_taken_ends_nothing(
         taken.listen()
         assert up.main(["--port", str(taken.getsockname()[1])]) == 1
     assert "is taken by" in capfd.readouterr().err
-    assert (ran["done"], ran["alive"]) == ([], {"supervisor", "server"})
+    assert ran["done"] == []
     assert ran["installation"].port_file.read_text() == "4321\n"
 
 
@@ -294,23 +287,70 @@ def test_what_ran_before_runs_again_after_an_up_that_fails(
 ) -> None:
     from deployments import up
 
-    def fails(installation: Installation, used: Server) -> None:
-        installation.port_file.write_text(used.ui_url.rpartition(":")[2])
-        raise TorporError("the server has ended")
+    def fails(*_: object) -> str:
+        raise TorporError("a team has a deployment of that name")
 
-    monkeypatch.setattr(server, "start", fails)
-    assert up.main([*port, *(str(free_ports(1)[0]) for _ in port)]) == 1
-    assert ran["installation"].port_file.read_text().strip() == "4321"
-    assert ran["done"][-1] == "start supervisor"
-    assert ("end server" in ran["done"]) == bool(port)  # of the other port; it is started again
+    monkeypatch.setattr(up, "register", fails)
+    asked = [*port, *(str(free_ports(1)[0]) for _ in port)]
+    assert up.main(asked) == 1
+    first, *others = ran["done"]
+    assert (first == f"start {OLD}") == (not port)
+    assert others == [*[f"start {OLD}" for _ in port], "work"]
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["before", "after"])
+def test_a_first_up_that_fails_leaves_nothing_that_does_not_work(
+    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    """What it meets once all runs, as that no schedule runs, ends nothing."""
+    from deployments import up
+
+    (ran["installation"].folder / LOCK).write_bytes(b"")  # none runs
+    monkeypatch.setattr(up.parent, "works", lambda _: works)
+    monkeypatch.setattr(up.lost_runs, "end_lost_runs", lambda *_, **__: [])
+
+    def fails(*_: object) -> str:
+        raise TorporError("it runs no schedules")
+
+    monkeypatch.setattr(up, "register", fails)
+    assert up.main(["--port", str(free_ports(1)[0])]) == 1
+    assert ran["done"][1:] == ([] if works else ["leave"])
 
 
 def test_a_server_that_is_halted_for_a_while_is_not_ended(
     ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [False, False, True]
+    made, answers = ran["installation"], [False, False, True]
+    monkeypatch.undo()
     monkeypatch.setattr(server, "answers", lambda _: answers.pop(0))
-    monkeypatch.setattr(server.time, "sleep", lambda _: None)
-    used = server.server_of(ran["installation"])
-    assert not server.start(ran["installation"], used)
-    assert (ran["done"], answers) == ([], [])
+    monkeypatch.setattr(parent.time, "sleep", lambda _: None)
+    used = Server(OLD, True, made.login())
+    made_of = parent.made_of(made, used)
+    Parent(os.getpid(), OLD, own=True, made_of=made_of).write(made.folder)
+    assert not parent.start(made, used)
+    assert answers == []
+
+
+@pytest.mark.parametrize("how", ["silent", "in trouble", "of another version"])
+def test_a_supervisor_whose_server_does_not_serve_is_replaced(
+    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    made = ran["installation"]
+    monkeypatch.undo()
+    monkeypatch.setattr(server, "answers", lambda _: how == "of another version")
+    monkeypatch.setattr(parent, "SILENT_S", 0.0)
+    left: list[Installation] = []
+    monkeypatch.setattr(parent, "leave", left.append)
+
+    def begins(*_: object, **__: object) -> None:
+        raise TorporError("another begins")
+
+    monkeypatch.setattr(parent, "begin", begins)
+    used = Server(OLD, True, made.login())
+    made_of = "older" if how == "of another version" else parent.made_of(made, used)
+    Parent(os.getpid(), OLD, own=True, made_of=made_of).write(made.folder)
+    troubles = {"server": ["cannot be started; next try in 300 s"]} if how == "in trouble" else {}
+    Supervision(0.0, troubles, running={} if troubles else {"server": 1}).write(made.folder)
+    with pytest.raises(TorporError, match="another begins"):
+        parent.start(made, used)
+    assert left == [made]

@@ -1,7 +1,13 @@
-"""What the supervisor of ``make up`` did, as a file that `watch` can read."""
+"""What the supervisor of ``torpor up`` is and did, as files that everybody else reads.
+
+The file ``supervisor`` is locked as long as the supervisor lives, and names it: nothing else says
+whether an installation is up. ``supervision.json`` tells what it did.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -10,13 +16,32 @@ from typing import Final
 import msgspec
 
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.processes import ProcessRecord, boot_id, is_alive
 from torpor.shared.values import learned
 
+LOCK: Final = "supervisor"
+STORE: Final = "store"
+"""The role of the store in the record."""
 KEPT_EVENTS: Final = 200
 SILENT_S: Final = 900.0
-"""A supervisor that starts the server and then a worker is silent for ten minutes at most."""
+"""A supervisor whose looks take long is silent for ten minutes at most."""
 _NAME: Final = "supervision.json"
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """The supervisor: the parent of an installation's server, store and workers.
+
+    ``api_url`` is of the server that it serves, and ``own`` whether it starts that one.
+    ``made_of``: what its children were started with; where that changes, others are needed.
+    """
+
+    pid: int
+    api_url: str
+    own: bool
+    made_of: str = ""
+
+    def write(self, folder: Path) -> None:
+        """By the supervisor, which holds the lock."""
+        (folder / LOCK).write_bytes(msgspec.json.encode(self))
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -30,15 +55,13 @@ class Event(msgspec.Struct, frozen=True):
 class Supervision(msgspec.Struct, frozen=True):
     """The supervisor's record. ``troubles`` are those of now, ``events`` the newest, last one last.
 
-    ``ended``: by `make down`, which writes it.
+    ``running``: the pids of the children that do their work, by role.
     """
 
-    process: ProcessRecord
-    boot: str
     looked_unix: float
-    ended: bool = False
     troubles: dict[str, list[str]] = {}
     events: list[Event] = []
+    running: dict[str, int] = {}
 
     def write(self, folder: Path) -> None:
         unfinished = folder / f"{_NAME}.new"
@@ -52,6 +75,24 @@ def installation_folder() -> Path | None:
     return Path(named) if named else None
 
 
+def last_parent(folder: Path) -> Parent | None:
+    """The supervisor that lives, or was killed; None for one that ended on purpose."""
+    try:
+        return msgspec.json.decode((folder / LOCK).read_bytes(), type=learned(Parent))
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def living_parent(folder: Path) -> Parent | None:
+    """The supervisor that lives: its lock ends with it."""
+    with contextlib.suppress(FileNotFoundError), (folder / LOCK).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return last_parent(folder)
+    return None
+
+
 def read_supervision(folder: Path) -> Supervision | None:
     """The record; None if there is none, or none that can be read."""
     try:
@@ -60,21 +101,27 @@ def read_supervision(folder: Path) -> Supervision | None:
         return None
 
 
+def children_of(folder: Path) -> dict[str, int]:
+    """The pids of the supervisor's children that do their work, by role; none without it."""
+    record = read_supervision(folder) if living_parent(folder) else None
+    return record.running if record else {}
+
+
 def told(folder: Path, *, since_unix: float, now_unix: float | None = None) -> list[str]:
     """The sentences that a person should read: what is wrong now, and what was restarted since."""
     now = time.time() if now_unix is None else now_unix
-    record = read_supervision(folder)
-    if record is None or record.ended:
+    record, parent = read_supervision(folder), last_parent(folder)
+    if record is None or parent is None:
         return [f"nothing restarts a process that ends: {folder} has no supervisor: run `make up`"]
     said = []
-    if record.boot != boot_id() or not is_alive(record.process):
+    if living_parent(folder) is None:
         said.append(
             f"nothing restarts a process that ends: the supervisor of {folder} (process "
-            f"{record.process.pid}) has ended: run `make up`"
+            f"{parent.pid}) has ended: run `make up`"
         )
     elif now - record.looked_unix > SILENT_S:
         said.append(
-            f"the supervisor of {folder} (process {record.process.pid}) has looked at nothing for "
+            f"the supervisor of {folder} (process {parent.pid}) has looked at nothing for "
             f"{now - record.looked_unix:.0f} s: end it, and run `make up`"
         )
     said += [f"{who}: {what}" for who, whats in record.troubles.items() for what in whats]

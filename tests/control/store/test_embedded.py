@@ -137,6 +137,8 @@ def test_one_that_was_killed_comes_back_where_its_clients_look(tmp_path: Path) -
         assert again.endpoint_url == running.endpoint_url
         again.make_bucket("bucket", wait_s=embedded.READY_S)
         assert store.get(KEY, max_bytes=4) == b"kept"
+        again.stop()
+        assert again.process.poll() is not None
 
 
 def test_no_program_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,7 @@ class EmbeddedStore:
     secret_key: str = field(repr=False)
     pid: int
     started: str  # the start time of the process: a reused pid is not the server
+    process: subprocess.Popen[bytes] = field(repr=False, compare=False)
 
     @classmethod
     def start(cls, folder: Path, access_key: str, secret_key: str, bucket: str) -> EmbeddedStore:
@@ -54,11 +55,12 @@ class EmbeddedStore:
 
         A server that still runs on this folder is stopped first: its credentials may differ.
         """
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        set_up(folder, access_key, secret_key)
         stop(folder)
         kept = _kept_ports(folder)
         for left in reversed(range(TRIES)):
-            server = _launch(folder, kept, access_key, secret_key)
+            server = _launch(folder, kept)
+            server.process.returncode = 0  # stop() waits for it; this silences Popen's warning
             try:
                 server.make_bucket(bucket, wait_s=READY_S)
             except TorporError:
@@ -84,23 +86,11 @@ class EmbeddedStore:
 
     def make_bucket(self, name: str, *, wait_s: float = 5.0) -> None:
         """Create the bucket if it is missing, and wait until it stores objects."""
-        store = S3Store.connect(self.settings(name))
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                store.make_bucket()
-                scratch = object_key("probe/embedded-ready")
-                store.put(scratch, b"ready")
-                store.delete([scratch])
-            except StoreError as error:
-                if time.monotonic() > deadline or not _is_alive(self.pid, self.started):
-                    raise StoreUnavailable(
-                        f"the embedded store at {self.endpoint_url} did not get ready: {error}; "
-                        f"see {self.folder / _LOG}"
-                    ) from None
-                time.sleep(0.1)
-            else:
-                return
+
+        def ended() -> str:
+            return "" if _is_alive(self.pid, self.started) else "it has ended"
+
+        make_bucket(self.folder, self.settings(name), wait_s=wait_s, hopeless=ended)
 
     def stop(self) -> None:
         """End the server; its data stays in the folder."""
@@ -115,9 +105,58 @@ class EmbeddedStore:
         self.stop()
 
 
+def set_up(folder: Path, access_key: str, secret_key: str) -> bool:
+    """Choose the credentials of the server on ``folder``; whether it had others. One that runs must
+    be ended to take them."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if is_set_up(folder) and _credentials(folder) == (access_key, secret_key):
+        return False
+    unfinished = folder / f"{_CONFIG}.new"  # not the environment, which other processes can read
+    unfinished.touch(mode=0o600)
+    identity = {
+        "name": "torpor",
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    unfinished.write_text(json.dumps({"identities": [identity]}))
+    unfinished.rename(folder / _CONFIG)
+    return True
+
+
 def is_set_up(folder: Path) -> bool:
-    """Whether a server was ever started on ``folder``."""
-    return _state(folder) is not None
+    """Whether a server can be started on ``folder``: its credentials are chosen."""
+    return (folder / _CONFIG).exists()
+
+
+def make_bucket(
+    folder: Path, settings: S3Settings, *, wait_s: float, hopeless: Callable[[], str]
+) -> None:
+    """Create the settings' bucket at the server on ``folder`` if it is missing, and wait until it
+    stores objects. StoreUnavailable after ``wait_s``, or once ``hopeless`` says why."""
+    store = S3Store.connect(settings)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            store.make_bucket()
+            scratch = object_key("probe/embedded-ready")
+            store.put(scratch, b"ready")
+            store.delete([scratch])
+        except StoreError as error:
+            why = hopeless()
+            if why or time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"the embedded store at {settings.endpoint_url} did not get ready: "
+                    f"{why or error}; see {log_of(folder)}"
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def endpoint_of(folder: Path) -> str | None:
+    """Where the newest server on ``folder`` serves; None before the first start."""
+    state = _state(folder)
+    return None if state is None else _endpoint(state["ports"])
 
 
 def process_of(folder: Path) -> ProcessRecord | None:
@@ -133,16 +172,16 @@ def log_of(folder: Path) -> Path:
     return folder / _LOG
 
 
-def restart(folder: Path, environment: Mapping[str, str]) -> EmbeddedStore:
-    """Start a server that has ended again, with the credentials and the port that its clients know.
+def restart(
+    folder: Path, environment: Mapping[str, str], before_exec: Callable[[], None] | None = None
+) -> EmbeddedStore:
+    """Start a server with the credentials that are set up, on the port that its clients know.
 
-    ``environment`` is that of the server. Returns before it is ready.
+    ``environment`` is that of the server, and ``before_exec`` what its process does before its
+    program begins. Returns before it is ready.
     """
-    ports = _kept_ports(folder)
     stop(folder)
-    (identity,) = json.loads((folder / _CONFIG).read_text())["identities"]
-    (keys,) = identity["credentials"]
-    return _launch(folder, ports, keys["accessKey"], keys["secretKey"], environment)
+    return _launch(folder, _kept_ports(folder), environment, before_exec)
 
 
 def stop(folder: Path) -> bool:
@@ -205,26 +244,30 @@ def _sockets(port: int) -> list[Path]:
     return [*Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]  # noqa: S108
 
 
+def _credentials(folder: Path) -> tuple[str, str]:
+    """The access key and the secret key that are set up."""
+    (identity,) = json.loads((folder / _CONFIG).read_text())["identities"]
+    (keys,) = identity["credentials"]
+    return keys["accessKey"], keys["secretKey"]
+
+
+def _endpoint(ports: list[int]) -> str:
+    return f"http://127.0.0.1:{ports[0]}"
+
+
 def _launch(
     folder: Path,
     kept: list[int],
-    access_key: str,
-    secret_key: str,
     environment: Mapping[str, str] = os.environ,
+    before_exec: Callable[[], None] | None = None,
 ) -> EmbeddedStore:
     """Start the server on the ports that are ``kept``, in their order, and on free ones."""
     folder = folder.resolve()
     free = [port for port in free_ports(2 * _KEPT) if _is_usable(port)]
     admin, *others = sorted({*free} - {*kept})
     ports = [*[*kept, *others][:_KEPT], admin, admin + _GRPC]
-    config = folder / _CONFIG  # not the environment, which other processes can read
-    config.touch(mode=0o600)
-    identity = {
-        "name": "torpor",
-        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    config.write_text(json.dumps({"identities": [identity]}))
+    config = folder / _CONFIG
+    access_key, secret_key = _credentials(folder)
     embedded_keys.lock(folder)
     argv = [
         _program(),
@@ -235,7 +278,7 @@ def _launch(
         f"-s3.config={config}",
         "-s3.autoCreateBucket=false",  # a misspelt bucket is an error here as in real stores
         "-s3.iam=false",
-        f"-s3.allowedOrigins=http://127.0.0.1:{ports[0]}",  # no web page of another
+        f"-s3.allowedOrigins={_endpoint(ports)}",  # no web page of another
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         # Beside its files, and not in /tmp, where another account may have made one of that name.
@@ -264,8 +307,8 @@ def _launch(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=before_exec,
         )
-    process.returncode = 0  # stop() waits for it; this silences Popen's warning
     started = _stat(process.pid)[1]
     state = {"pid": process.pid, "started": started, "ports": ports}
     unfinished = folder / f"{_STATE}.new"
@@ -273,11 +316,12 @@ def _launch(
     unfinished.rename(folder / _STATE)
     return EmbeddedStore(
         folder=folder,
-        endpoint_url=f"http://127.0.0.1:{ports[0]}",
+        endpoint_url=_endpoint(ports),
         access_key=access_key,
         secret_key=secret_key,
         pid=process.pid,
         started=started,
+        process=process,
     )
 
 
