@@ -42,21 +42,6 @@ class AzureProvider(Block):
     Each rental has a resource group of its own, with its network; the end of the rental deletes the
     group and all that is in it.
 
-    Args:
-        subscription: The subscription's id.
-        tenant: The id of the directory (tenant) of the application.
-        application: The id of an application that may manage the subscription.
-        secret: A client secret of the application. Empty: the login of this host.
-        regions: The regions to rent in.
-        ssh_from: The addresses from which SSH may come.
-        sizes: The sizes to rent. Empty: all with whole NVIDIA GPUs.
-        image: The image of new machines. Empty: Microsoft's HPC image.
-        ports: TCP ports that torpor opens as it opens port 22.
-        metadata_url: Where a machine asks whether Azure will take it away.
-        url: The address of Azure's API.
-        login_url: The address of Azure's login.
-        prices_url: The address of Azure's list of prices.
-
     Example:
         List what is on sale:
         ```python
@@ -93,7 +78,7 @@ class AzureProvider(Block):
     secret: SecretStr = Field(
         default=SecretStr(""),
         title="Client secret",
-        description="The value of a client secret of the application.",
+        description="A client secret of the application, its value. Empty without an application.",
     )
     regions: list[str] = Field(
         description="The regions to rent in, such as eastus. Machines are in one of them.",

@@ -26,12 +26,6 @@ class Budget(Block):
 
     Nothing is rented that the budget cannot pay for an hour, together with all that runs by then.
 
-    Args:
-        usd_month: The budget of a month, in dollars.
-        workspaces: The Workspace blocks that it is for.
-        project: The project that it is for, as Workspace blocks name it.
-        timezone: The time zone in which months begin.
-
     Example:
         Limit a workspace to 200 dollars a month:
         ```python

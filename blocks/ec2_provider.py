@@ -31,20 +31,6 @@ class Ec2Provider(Block):
     one named here) that opens port 22 to the host of the flows. torpor creates neither, unless the
     block says from where SSH may come: then it makes the security group.
 
-    Args:
-        account: The AWS account's number.
-        credentials: The block with the login, as type/name.
-        region: The AWS region.
-        image: The AMI of new machines. Empty: AWS's Deep Learning Base AMI.
-        subnets: The subnets of new machines. Empty: those of the default VPC.
-        security_group: The security group of new machines. Empty: the one called torpor.
-        ssh_from: The addresses for which torpor opens port 22. Empty: it opens nothing.
-        ports: TCP ports that torpor opens as it opens port 22.
-        private: Whether machines have private addresses only.
-        instance_profile: The instance profile of machines. Empty: machines get no AWS role.
-        types: The instance types to rent. Empty: all with an NVIDIA GPU.
-        metadata_url: Where a machine asks whether AWS will take it away.
-
     Example:
         List what is on sale:
         ```python

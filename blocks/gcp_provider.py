@@ -34,21 +34,6 @@ class GcpProvider(Block):
     torpor creates neither, unless the block says from where SSH may come: then the first rental
     makes the rule. It needs the extra gcp, which `make setup` installs.
 
-    Args:
-        project: The project's id.
-        service_account: The JSON key of a service account. Empty: the login of this host.
-        zones: The zones to rent in.
-        prices: What a machine costs, in dollars an hour.
-        disk_usd_gib_month: What a GiB of disk costs a month.
-        image: The image of new machines. Empty: Google's Deep Learning VM.
-        network: The network of new machines.
-        subnetwork: The subnetwork, of the same name in each region. Empty: the network chooses.
-        ssh_from: The addresses for which torpor opens port 22. Empty: it opens nothing.
-        ports: TCP ports that torpor opens as it opens port 22.
-        deadline_h: After how many hours without `watch` a machine powers itself off.
-        metadata_url: Where a machine asks whether Google will take it away.
-        url: The address of Compute Engine's API.
-
     Example:
         List what is on sale:
         ```python

@@ -14,16 +14,6 @@ from torpor.shared.values import IdleRules
 class Idleness(Block):
     """When a machine is idle, for workspaces that name this block.
 
-    Args:
-        idle_minutes: How long a machine must have been idle, in minutes.
-        idle_share: The share of that time in which nothing ran, 0.5 to 0.99.
-        idle_gpu_percent: The highest activity of an idle GPU, in percent.
-        idle_cpu_percent: The highest CPU activity of an idle machine, in percent of one core.
-        idle_network_kib_s: The highest network activity of an idle machine, in KiB/s.
-        idle_disk_kib_s: The highest disk activity of an idle machine, in KiB/s.
-        idle_people: Whether the use of SSH and Jupyter counts as work.
-        when_left: What the flow `watch` does with a machine that a killed run left.
-
     Example:
         Keep a machine for two hours after its last work:
         ```python

@@ -25,38 +25,6 @@ class KubernetesProvider(Block):
     A machine is the pod of a Job. The block states what a machine has and costs, because a cluster
     does not.
 
-    Args:
-        kubeconfig: The kubeconfig of a user who may make Jobs, Secrets and Services there.
-        context: The kubeconfig's context. Empty: its current one.
-        namespace: The namespace of the machines.
-        queue: Kueue's LocalQueue. Empty: without a queue.
-        priority_class: The priority class of the machines.
-        spot: Whether the cluster may take machines away.
-        gpu: The model of GPU. Empty: machines without one.
-        gpu_resource: The cluster's name for GPUs.
-        most_gpus: The most GPUs of one machine.
-        cores: Cores of a machine with one GPU.
-        memory_gib: Memory of a machine with one GPU.
-        disk_gib: The most ephemeral storage of a machine.
-        price_usd_h: What a machine with one GPU costs.
-        node_selector: The labels of the nodes to use.
-        tolerations: The taints of nodes to use all the same.
-        runtime_class: The runtime class of machines with GPUs.
-        image: The container image.
-        image_pull_secret: The Secret with the login to a private registry.
-        env: Environment variables of each machine.
-        ports: TCP ports of a machine that are reached from outside, beside SSH's.
-        volumes: PersistentVolumeClaims to mount, as CLAIM:/PATH.
-        address: How SSH reaches a machine.
-        node_address: The address of the nodes, for NodePort.
-        service_annotations: Annotations of the Service.
-        jump_image: The container image of the jump pod.
-        region: The name of the cluster's region.
-        architecture: The processors of the nodes.
-        cuda: The newest CUDA version that the nodes' driver supports.
-        grace_s: How long a machine may save when it is taken away.
-        nodes_billed: Whether nodes cost, and not pods.
-
     Example:
         List what is on sale:
         ```python

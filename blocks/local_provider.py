@@ -16,10 +16,6 @@ class LocalProvider(Block):
 
     For trying torpor out and for tests. The machines are not isolated from each other.
 
-    Args:
-        folder: The folder that holds the machines.
-        price_usd_h: The pretended price of a machine, in dollars an hour.
-
     Example:
         List the machines:
         ```python

@@ -29,18 +29,6 @@ class ObjectStore(Block):
     Snapshots are stored here. With an encryption key, everything is sealed before it leaves a
     machine. **Without the key the snapshots are lost**, so keep a copy of it elsewhere.
 
-    Args:
-        flavour: The kind of store. Sets defaults and checks the endpoint.
-        bucket: The bucket's name.
-        credentials: The block with the access key, as type/name.
-        prefix: The prefix of all object names.
-        region: The store's region.
-        endpoint_url: The store's address.
-        encryption_key: 32 bytes in base64 or hexadecimal. Without it snapshots stay plain.
-        patience_min: How long a run waits for a store that is away, in minutes.
-        price_gb_month_usd: The price of storing one GB for a month, in dollars.
-        price_egress_gb_usd: The price of reading one GB, in dollars.
-
     Example:
         Make a sealed store, and load it later:
         ```python

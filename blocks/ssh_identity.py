@@ -20,10 +20,6 @@ _ARMOUR: Final = re.compile(
 class SSHIdentity(Block):
     """The SSH key that torpor uses to log in to machines. Its public half goes onto machines.
 
-    Args:
-        private_key: The text of an OpenSSH private key file.
-        passphrase: The passphrase of the key, if it has one.
-
     Example:
         Make a key, and show its public half:
         ```python

@@ -27,29 +27,6 @@ class Stack(Block):
     a slash, or nothing where the image holds the software; {workspace}, the first path of the
     workspace; {model}; {model_path}; {port}.
 
-    Args:
-        image: The official image that holds the software.
-        own_image: An image of your own that holds the software.
-        minimal_image: A small image without the software.
-        setup: The command that makes the environment.
-        setup_minutes: The time limit of the setup command, in minutes.
-        environment: The directories that the setup command fills.
-        relocatable: Whether the environment works under another home directory.
-        trusts: Provider blocks whose machines may run what each other's have made.
-        model: A Hugging Face repository, an ollama tag, or any name of the model.
-        model_path: Where the model is, below the first path of the workspace.
-        fetch: A command that fetches the model.
-        server: The command that serves.
-        secrets: Environment variables of the commands: NAME=BLOCK, of a Secret block.
-        bearer: The variable that the server asks for as a bearer token.
-        port: The port that the server listens on, on 127.0.0.1.
-        health: The path that answers 200 once the server is ready.
-        ready_minutes: How long the server may take to become ready, in minutes.
-        proof_method: The method of the request that proves that the server works.
-        proof_path: The path of that request.
-        proof_body: The JSON body of that request.
-        proof_answer: Where the answer's JSON must hold something.
-
     Example:
         Serve another model with a copy of a ready-made stack:
         ```python

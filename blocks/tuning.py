@@ -15,19 +15,6 @@ from torpor.shared.values import Compression, GpuUse, workspace_name
 class Tuning(Block):
     """Settings that rarely need a change, for workspaces that name this block.
 
-    Args:
-        smallest: Prefer smaller snapshots to faster ones.
-        gpu_encodes: Allow the machine's GPU to encode and decode weights.
-        gpu_python: A Python on the machine that can import CuPy.
-        gpu_install: Allow an install of CuPy into the agent's folder.
-        quiesce_timeout_s: The time limit of the quiesce and the resume command, in seconds.
-        move_aside: Whether a wake renames what an image has put into the workspace's directories.
-        left_behind: Whether files outside of the workspace keep a machine from being destroyed.
-        left_behind_gib: The size from which they do, in GiB.
-        min_reliability: The lowest reliability, 0 to 1.
-        rank: Whether the cheapest offer or the first provider comes first.
-        owner: The owner in the label of each machine.
-
     Example:
         Let the GPU encode weights:
         ```python

@@ -52,37 +52,6 @@ class Workspace(Block):
     It holds no secrets: it names the blocks of the store, the provider and the SSH identity. Rules
     of idleness and tuning are blocks of their own, too.
 
-    Args:
-        name: The workspace's name, also in the store and on machines.
-        paths: The directories to keep.
-        exclude: Patterns of names and paths to leave out.
-        first: Patterns of what a wake restores first, in this order.
-        store: The block of the object store.
-        provider: The block of the provider, as type/name.
-        more_providers: Blocks of further providers, in the order of preference.
-        identity: The block of the SSH identity.
-        gpu: The GPUs it needs, in order of preference.
-        gpu_count: The number of GPUs, where `gpu` does not say it.
-        disk_gib: The smallest disk, in GiB.
-        max_price_usd_h: The highest price, in dollars an hour.
-        regions: The regions to rent in, as the providers name them.
-        spot: Whether to rent spot machines.
-        cuda: The least version of CUDA that the machine's driver must support.
-        driver: The least version of the machine's NVIDIA driver. Offers that do not state theirs
-            fit by their CUDA.
-        image: The image of the machine.
-        quiesce: A command that pauses work on the machine.
-        resume: A command that continues that work, when the machine is kept.
-        accept_changed: Patterns of files that may change while they are read.
-        accept_lost: Directories outside of the workspace that may be lost with the machine.
-        programs: Command lines that a wake starts on the machine.
-        process: Whether these programs, and a job's command at a spot notice, are frozen.
-        save_minutes: How often a rented machine stores its workspace by itself, in minutes.
-        when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
-        idle: The block of idle rules.
-        project: The project that its machines are paid for.
-        tuning: The block of tuning.
-
     Example:
         Describe a workspace, and put it to sleep:
         ```python
@@ -299,7 +268,7 @@ class Workspace(Block):
         """The block itself, or the saved block of that name; raises InvalidInput."""
         if isinstance(value, cls):
             if value._block_document_id is None:
-                value._check_settings()
+                value.check_settings()
             return value
         if not isinstance(value, str):
             raise InvalidInput(
@@ -359,14 +328,14 @@ class Workspace(Block):
         **how: Any,
     ) -> Any:
         """As every block. InvalidInput for a setting that a workspace does not have."""
-        self._check_settings()
+        self.check_settings()
         return super().save(name, overwrite, client, **how)
 
     async def asave(
         self, name: str | None = None, overwrite: bool = False, client: PrefectClient | None = None
     ) -> Any:
         """The same for async callers."""
-        self._check_settings()
+        self.check_settings()
         return await super().asave(name, overwrite, client)
 
     def open_tuning(self) -> Tuning:
@@ -397,9 +366,10 @@ class Workspace(Block):
     def _settings(self, named: str, kind: type[KindT]) -> KindT:
         return load(named, (kind,), of=self._me()) if named else kind()
 
-    def _check_settings(self) -> None:
-        """Prefect takes any setting, and saves only those that it knows. A saved block may have
-        settings of a newer version, and a GPU that an older one took: what is awake is stored."""
+    def check_settings(self) -> None:
+        """InvalidInput for what cannot be saved. Prefect takes any setting, and saves only those
+        that it knows. A saved block may have settings of a newer version, and a GPU that an older
+        one took: what is awake is stored."""
         wishes_of(Want(gpu=self.gpu, gpu_count=self.gpu_count))
         for name in self.model_extra or {}:
             if name == "block_type_slug" or name.startswith("_"):

@@ -6,19 +6,12 @@ Prefect accepts a run with such a parameter, and then fails it: "Function expect
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from functools import partial
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
 
-from tasks.runs_of_block import all_pages
+from tasks.runs_of_block import all_deployments, open_runs
 
 
 def remove_lost_parameters(
@@ -27,8 +20,8 @@ def remove_lost_parameters(
     """Remove them from the deployments of torpor's flows, also the user's own ones, from their
     schedules and from runs that have not ended. ``schemas``: of the parameters that the flows have,
     by entrypoint. Returns what was removed, in words."""
-    waiting = _waiting(client)
-    for there in [*all_pages(client.read_deployments)]:
+    waiting = open_runs(client)
+    for there in all_deployments(client):
         schema = schemas.get(there.entrypoint or "")
         if schema is None:
             continue
@@ -54,13 +47,6 @@ def remove_lost_parameters(
                 f"version has no {', '.join(sorted(lost))}: removed from its parameters, and from "
                 "those of its runs that wait (see CHANGELOG.md)"
             )
-
-
-def _waiting(client: SyncPrefectClient) -> list[FlowRun]:
-    """The runs that have not ended."""
-    types = FlowRunFilterStateType(any_=[kind for kind in StateType if kind not in TERMINAL_STATES])
-    wanted = FlowRunFilter(state=FlowRunFilterState(type=types))
-    return [*all_pages(partial(client.read_flow_runs, flow_run_filter=wanted))]
 
 
 def _kept(given: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:

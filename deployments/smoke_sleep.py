@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from flows import create, hibernate, wake
-from tasks.machines import find_machine, open_session
+from tasks.machines import chosen_machine, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import clear
@@ -102,7 +102,7 @@ def sleep_and_wake(opened: OpenWorkspace, note: Callable[[Check], None]) -> None
 
 
 def _run(opened: OpenWorkspace, program: str) -> str:
-    machine = find_machine(opened, "")
+    machine = chosen_machine(opened, "")
     with open_session(opened, machine) as session:
         done = session.run_script(program, timeout_s=_PROGRAM_S)
     if done.exit != 0:

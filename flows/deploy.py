@@ -11,7 +11,7 @@ from flows.procedures.deploy.deployment import Chosen, Trial, deployment_on_a_ma
 from flows.procedures.rounds import rounds
 from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
-from tasks.machines import renting
+from tasks.machines import machines_of
 from tasks.phases import phase_named_in_errors
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
@@ -66,7 +66,7 @@ def _check_model(opened: OpenWorkspace, stack: OpenStack) -> None:
     """InvalidInput where a new machine would have no model to serve: before anything is rented."""
     if not stack.needs_model_there or newest_snapshot(opened.store, opened.spec.name):
         return
-    if not renting(opened).machines():
+    if not machines_of(opened).machines:
         raise InvalidInput(
             f"stack {stack.name} serves {stack.model_path} of the workspace and fetches no model, "
             f"and workspace {opened.spec.name} has no snapshot with one: put a model there first "

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from blocks import Workspace
 from flows.procedures.rounds import rounds
-from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_up, with_held
+from flows.procedures.snapshot import (
+    ANOTHER_ROUND,
+    LOOK_TO_REFUSE_S,
+    MAX_ROUNDS,
+    Snapshot,
+    back_up,
+    with_held,
+)
 from tasks.autosave import delete_autosaves
 from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
@@ -14,12 +21,15 @@ from tasks.machines import check_rented, chosen_machine, open_session, rental_of
 from tasks.programs import NEVER, look_at_programs, prove_freezing
 from tasks.questions import is_attended
 from tasks.sleep import asleep
+from tasks.snapshot import preview_snapshot
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
+from torpor.control.losses import judge_losses
 from torpor.control.remote.seam import Agent
-from torpor.control.reports import AsleepReport, HibernateReport, ProgramsReport
+from torpor.control.reports import AsleepReport, HibernatePreview, HibernateReport
 from torpor.control.safety import boot_clock_s
-from torpor.shared.errors import WorkspaceAsleep
+from torpor.control.store.snapshots import read_manifest
+from torpor.shared.errors import MachineInUse, WorkspaceAsleep
 from torpor.shared.values import Machine
 
 
@@ -32,13 +42,13 @@ def hibernate(
     only_if_idle: bool = False,
     accept_lost: list[str] = [],  # noqa: B006 - as above
     dry_run: bool = False,
-) -> HibernateReport | AsleepReport | ProgramsReport:
+) -> HibernateReport | AsleepReport | HibernatePreview:
     """Store a workspace, verify it, and destroy its machine.
 
-    The machine is destroyed only if every byte is in the store, was read back and compared, and the
-    disk has not changed since. What else is on the machine is reported, and lost; but what was
-    written in a home beside the workspace is stored as a snapshot of its own, or keeps the machine
-    until its loss is accepted.
+    The machine is destroyed only if all of the snapshot is in the store with the checksums that the
+    machine computed, and the disk has not changed since. What else is on the machine is reported,
+    and lost; but what was written in a home beside the workspace is stored as a snapshot of its
+    own, or keeps the machine until its loss is accepted.
 
     Args:
         workspace: The Workspace block to hibernate, or its name.
@@ -50,7 +60,8 @@ def hibernate(
             again right before it is destroyed.
         accept_lost: Directories and files of the machine that may be lost with it, outside of the
             workspace. ~/* accepts whatever was written in a home.
-        dry_run: Say which programs of the workspace would be frozen, or why not, and store nothing.
+        dry_run: Store and destroy nothing. Say what would be stored and what left behind, which
+            programs would be frozen, and what is saved.
     """
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
@@ -61,7 +72,8 @@ def hibernate(
             check_rented(live)
         with open_session(opened, live, sleeps=True) as session:
             if dry_run:
-                return _programs(opened, session, live)
+                keeps = _works(opened, live, session) if destroy and only_if_idle else []
+                return _preview(opened, session, live, keeps, destroys=destroy)
             if not destroy:
                 return back_up(opened, session, live)[0]
             guards: list[Guard] = [
@@ -77,13 +89,74 @@ def hibernate(
         return asleep(opened, error)
 
 
-def _programs(opened: OpenWorkspace, session: Agent, machine: Machine) -> ProgramsReport:
+def _preview(
+    opened: OpenWorkspace, session: Agent, machine: Machine, keeps: list[str], *, destroys: bool
+) -> HibernatePreview:
+    """What a hibernate would store, lose and save. Holds nothing, here or on the machine.
+    ``keeps``: why the machine would be kept, as far as is known."""
+    rental = None if machine.label is None else rental_of(opened, machine.label)
+    adopted = rental is not None and rental.adopted
+    found, since = preview_snapshot(
+        session,
+        opened.store,
+        opened.spec,
+        opened.key,
+        rented=machine.label is not None and not adopted,
+        whole=destroys,
+        wait_s=LOOK_TO_REFUSE_S,
+        volumes=() if rental is None else rental.volumes,
+    )
+    lost = judge_losses(found.losses, opened.spec)
+    held = 0
+    if since is not None:
+        manifest = read_manifest(opened.store, since, opened.seal)
+        held = sum(chunk.stored for chunk in manifest.chunks)
+    stored_bytes, price = held + found.unread, opened.store_price()
     freezer = NEVER
     if opened.spec.freezes:
-        rental = None if machine.label is None else rental_of(opened, machine.label)
         freezer = prove_freezing(opened, session, rental, strict=False)
-    programs = look_at_programs(opened, session, freezer) if opened.spec.programs else []
-    return ProgramsReport(opened.spec.name, machine.id, programs)
+    programs, unfrozen = list[str](), list[str]()
+    if opened.spec.programs:
+        programs, unfrozen = look_at_programs(opened, session, freezer)
+    price_usd_h = machine.price_usd_h
+    if rental is not None and rental.adopted:  # its market may state none
+        price_usd_h = price_usd_h or rental.price_usd_h
+    return HibernatePreview(
+        workspace=opened.spec.name,
+        machine=machine.id,
+        destroys=destroys,
+        since="" if since is None else since.snapshot,
+        files=found.files,
+        bytes=found.bytes,
+        new_files=found.new_files,
+        new_bytes=found.unread,
+        skipped=found.skipped,
+        stored_bytes=stored_bytes,
+        price_usd_h=price_usd_h,
+        storage_usd_month=None if price is None else price.usd_month(stored_bytes),
+        keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
+        yours=lost.own,
+        lost=lost.lines,
+        programs=programs,
+    )
+
+
+def _works(opened: OpenWorkspace, machine: Machine, session: Agent) -> list[str]:
+    """Why a hibernate that is only for an idle machine would keep this one."""
+    try:
+        StaysIdle(opened, machine, session)
+    except MachineInUse as error:
+        return [str(error)]
+    return []
+
+
+def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:
+    """Why a job keeps the machine."""
+    try:
+        check_guards([NoJob(opened)], Ending(machine))
+    except MachineInUse as error:
+        return [str(error)]
+    return []
 
 
 def hibernate_machine(

@@ -6,12 +6,12 @@ from blocks import Workspace
 from flows.hibernate import hibernate
 from flows.procedures.unfinished import settle
 from tasks.flow import flow
+from tasks.machines import end_abandoned, renting
 from tasks.reconciliation import (
     check_all_answer,
     check_silent,
     close_rental,
     compare_with_rentals,
-    end_abandoned,
     end_unfinished,
 )
 from tasks.run_table import shown
@@ -21,7 +21,7 @@ from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reconciliation import Reconciliation, choose, choose_gone
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import RESERVED, Machine, MachineId
+from torpor.shared.values import RESERVED, Machine, MachineId, names_of
 
 
 @flow("reconcile")
@@ -92,7 +92,9 @@ def reconcile(
     for rental in closed:
         close_rental(opened, rental)
     if abandoned:
-        ended += end_abandoned(opened)
+        for name in names_of(opened.spec.name):
+            over = end_abandoned(renting(opened.under(name)))
+            ended += [rental.machine for rental in over if rental.machine is not None]
     if chosen or settled or closed or abandoned:
         findings, unread = compare_with_rentals(opened)
     report = Reconciliation(

@@ -8,9 +8,10 @@ from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet, Order
+from tasks.branch import branch
 from tasks.budgets import what_is_left
 from tasks.flow import flow
-from tasks.machines import left_unfinished, look_for_offers, renting, show_offers
+from tasks.machines import end_abandoned, left_unfinished, look_for_offers, renting, show_offers
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.run_table import shown
 from tasks.workspace_blocks import open_workspace, probe_store
@@ -57,17 +58,20 @@ def replicate(
     exchange = Exchange(peers, order.total)
     change = WantChange(gpu=gpu.strip(), regions=regions)
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
-    probe_store(opened)
-    wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-    with renting(opened) as held:  # ends what was not handed over
-        left = left_unfinished(opened, held, alone=False) if count else []
-        offers = look_for_offers(opened, order.new(left)) if count else Offers([], [])
-        fleet = Fleet(opened, wanted, held, offers, order, exchange)
-        # On each machine: create machine, open session, begin restore, restore shares (each is
-        # retried by itself), finish restore, check restore, hand over machine.
-        fleet.bring(left)
-        if count:
-            show_offers(opened, held, offers)
+    with branch():  # the steps of each machine follow these in Prefect's graph
+        probe_store(opened)
+        wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+        with renting(opened) as held:  # ends what was not handed over
+            if count:
+                end_abandoned(held)
+            left = left_unfinished(opened, held, alone=False) if count else []
+            offers = look_for_offers(opened, order.new(left)) if count else Offers([], [])
+            fleet = Fleet(opened, wanted, held, offers, order, exchange)
+            # On each machine: create machine, open session, begin restore, restore shares (each is
+            # retried by itself), finish restore, check restore, hand over machine.
+            fleet.bring(left)
+            if count:
+                show_offers(opened, held, offers)
     report = fleet.report(what_is_left(opened) if count else [])
     fault = fleet.fault or report.fault()
     if fault is not None:

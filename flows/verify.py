@@ -12,7 +12,7 @@ from flows.procedures.parts import do_parts
 from flows.procedures.restore import begun, restore_all
 from tasks.events import SnapshotVerified, VerificationFailed, emit
 from tasks.flow import flow
-from tasks.machines import chosen_machine, open_session, renting
+from tasks.machines import chosen_machine, machines_of, open_session
 from tasks.phases import phase, seconds_by_phase
 from tasks.restore import new_restore, pick_snapshot
 from tasks.run_table import shown
@@ -84,8 +84,7 @@ def verify(
 @contextmanager
 def _reader(opened: OpenWorkspace, wanted: str) -> Iterator[Session]:
     """The machine that reads: the named one, the workspace's own, or a rented one."""
-    has_one = bool(renting(opened).machines())
-    if wanted or has_one:
+    if wanted or machines_of(opened).machines:
         live = chosen_machine(opened, wanted)
         with open_session(opened, live) as session:
             yield session

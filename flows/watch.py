@@ -10,10 +10,16 @@ import msgspec
 from pydantic import Field
 
 from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
-from flows.procedures.watch.alarms import Look, remember_spent, see_alarms, tell_of
+from flows.procedures.watch.alarms import (
+    Observation,
+    people_hear_of,
+    remember_spent,
+    see_alarms,
+    tell_of,
+)
 from flows.procedures.watch.backups import missed_backups
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
-from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
+from flows.procedures.watch.leftovers import act_on_left, reconcile_abandoned, see_left
 from flows.procedures.watch.rows import (
     asleep,
     in_use,
@@ -23,7 +29,6 @@ from flows.procedures.watch.rows import (
     not_there,
 )
 from flows.procedures.watch.twins import most_frequent_saves, twins, undecided
-from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
 from tasks.overview import show_overview
 from tasks.run_table import shown
@@ -103,7 +108,7 @@ def watch(
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     if not dry_run:
         _renew(standing, opened, faults)
-    over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
+    over, budgets = over_budget(in_hand, [*opened.values()])
     saves = {
         name: most_frequent_saves([blocks[block] for block in named[name]])
         for name in (opened.keys() - with_job if not dry_run else ())
@@ -162,7 +167,7 @@ def watch(
         missed=missed,
     )
     alarms = see_alarms(
-        Look(
+        Observation(
             report=report,
             standing=standing,
             budgets=budgets if in_hand else None,
@@ -174,16 +179,16 @@ def watch(
         ),
         faults,
     )
+    told = None if dry_run else tell_of(alarms, notify, faults)
     if not dry_run:
-        told = tell_of(alarms, notify, faults)
         sure = {name: of for name, of in named.items() if name not in doubtful}
-        end_abandoned(report.findings, sure, alike, faults)
+        reconcile_abandoned(report.findings, sure, alike, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     if metrics:
-        write_metrics(report, metrics)
+        write_metrics(report, people_hear_of(alarms, told, report.at_unix), metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)
@@ -203,19 +208,8 @@ def _handed_over(
 
 def _warn(watched: list[Watched]) -> None:
     for one in watched:
-        if one.kind != "unknown":
-            continue
-        runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
-        if one.machine is not None:
-            emit(
-                MachineUnknown(
-                    workspace=one.workspace,
-                    machine=one.machine,
-                    provider=one.provider,
-                    reason=one.reason,
-                    price_usd_h=one.price_usd_h or 0.0,
-                )
-            )
+        if one.kind == "unknown":
+            runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
 
 
 def _act(

@@ -10,7 +10,7 @@ import asyncssh
 import msgspec
 
 from tasks.autosave import ask_to_end
-from tasks.machines import endpoint_of, open_session, renting
+from tasks.machines import endpoint_of, machines_of, open_session
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -60,7 +60,7 @@ def find_adoptable(opened: OpenWorkspace, wanted: str, price_usd_h: float) -> Ad
     recall([provider], mine)
     live = usable(provider, machine, own)
     check_free(ledgers, provider, machine, own)
-    check_asleep(mine, renting(opened).machines(), live, own)
+    check_asleep(mine, machines_of(opened).machines, live, own)
     price = price_usd_h or (own.price_usd_h if own else live.price_usd_h)
     if price <= 0:
         raise InvalidInput(

@@ -6,14 +6,18 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from tasks.events import AlertRaised, emit
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, begun, plan
 from torpor.shared.errors import NotDelivered
+from torpor.shared.values import WorkspaceName
 
 
-class Told(NamedTuple):
+class Delivered(NamedTuple):
     """What is remembered now, and why each notification block that refused a message did so."""
 
     remembered: list[Remembered]
@@ -47,34 +51,47 @@ def _remember(alerts: Sequence[Alert]) -> None:
 @step("tell of alerts", retries=ONCE)
 def tell(
     alerts: Sequence[Alert], blocks: Sequence[str], doubt: Doubt, mended: Collection[Key]
-) -> Told:
-    """Send what is due by these notification blocks. A message is remembered right after its block
-    accepted it: a run that is killed in between leaves one that is sent twice, and none that is
-    never sent. A block that refuses one gets no other in this look."""
+) -> Delivered:
+    """Send what is due: the event of an alert once, and messages by these notification blocks. Each
+    is remembered right after it was sent: a run that is killed in between leaves one that is sent
+    twice, and none that is never sent. A block that refuses a message gets no other in this
+    look."""
     server, now_unix = runner().alerts, time.time()
     memory = {one.key: one for one in server.remembered()}
     wanted = plan(alerts, [*memory.values()], blocks, doubt, now_unix, mended=mended)
     for one in wanted.begun:
         server.remember(one)
         memory[one.key] = one
+    for one in wanted.raised:
+        raised = AlertRaised(
+            workspace=WorkspaceName(one.workspace),
+            kind=one.kind,
+            subject=one.subject,
+            title=one.title,
+            message=one.words,
+            name=one.name,
+        )
+        if emit(raised):
+            memory[one.key] = replace(one, raised=True)
+            server.remember(memory[one.key])
     for one in wanted.forgotten:
         server.forget(one)
         del memory[one.key]
     refused: dict[str, str] = {}
-    for notice in wanted.notices:
-        if notice.block in refused:
+    for message in wanted.messages:
+        if message.block in refused:
             continue
         try:
-            server.notify(notice.block, notice.subject, notice.body)
+            server.notify(message.block, message.subject, message.body)
         except NotDelivered as error:
-            refused[notice.block] = str(error)
+            refused[message.block] = str(error)
             runner().log.error("%s", error)
             continue
-        before = memory.pop(notice.key)
-        left = after(before, notice, now_unix)
+        before = memory.pop(message.key)
+        left = after(before, message, now_unix)
         if left is None:
             server.forget(before)
         else:
             server.remember(left)
             memory[left.key] = left
-    return Told([*memory.values()], [*refused.values()])
+    return Delivered([*memory.values()], [*refused.values()])

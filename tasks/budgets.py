@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final
 
-import msgspec
-
-from tasks.events import BudgetExhausted, BudgetReached, WorkspaceEvent, emit
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -24,13 +19,9 @@ from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, s
 from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import Offers, Tried
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.signatures import Forged, Unsigned
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
-from torpor.shared.errors import BudgetExceeded, StoreCorrupt, StoreMissing, TorporError
-from torpor.shared.values import MachineId, ObjectKey
-
-_MOST_BYTES: Final = 64 * 1024  # of what is recorded of an event
+from torpor.shared.errors import BudgetExceeded, TorporError
+from torpor.shared.values import MachineId
 
 
 def standings(opened: OpenWorkspace) -> list[Standing]:
@@ -38,10 +29,7 @@ def standings(opened: OpenWorkspace) -> list[Standing]:
     unknown is not unspent."""
     now_unix = time.time()
     mine = [one for one in opened.budgets() if one.budget.covers(opened.spec.name, opened.project)]
-    found = [one.standing(now_unix) for one in mine]
-    for one in found:
-        _tell_of_most(opened, one)
-    return found
+    return [one.standing(now_unix) for one in mine]
 
 
 def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
@@ -115,10 +103,8 @@ def look_at_budgets(
         return BudgetsSeen([], [], [f"no budget can be read: {trouble(error)}"])
     unread += [one.trouble for one in budgets if one.trouble]
     for one in budgets:
-        of = [
-            ws for ws, rental in used if one.budget.covers(rental.label.workspace, rental.project)
-        ]
-        if one.trouble or not of:
+        rents = any(one.budget.covers(of.label.workspace, of.project) for _, of in used)
+        if one.trouble or not rents:
             continue
         try:
             rentals = one.rentals(now_unix)
@@ -127,7 +113,6 @@ def look_at_budgets(
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
             unread.append(f"budget {one.budget.name} cannot be read: {trouble(error)}")
             continue
-        _tell_of_most(of[0], now)
         if now.share >= WARN_SHARE:
             reached.append(now)
         if at_unix is not None and at_unix - now_unix <= MOST_S:
@@ -164,68 +149,8 @@ def stop_jobs(opened: OpenWorkspace, machine: MachineId, why: str) -> list[str]:
     return [one.id for one in found]
 
 
-def tell_of_end(opened: OpenWorkspace, of: RunningOut, machines: list[MachineId]) -> None:
-    """Send the event that these machines are hibernated, the first time in this month."""
-    now = of.standing
-    _tell_once(
-        opened,
-        now,
-        "-exhausted",
-        BudgetExhausted(
-            workspace=opened.spec.name,
-            budget=now.budget.name,
-            month=str(now.month),
-            message=now.message(),
-            machines=machines,
-        ),
-    )
-
-
 def _is_on(job: Job, machine: MachineId) -> bool:
     """Whether its command is on this machine, or a run may be about to start it there."""
     if job.driven or job.attempt is not None:  # then no other run may hibernate the workspace
         return True
     return any(one.machine == machine for one in job.attempts[-1:])
-
-
-def _tell_of_most(opened: OpenWorkspace, now: Standing) -> None:
-    """Send an event where most of the budget is spent."""
-    if now.share < WARN_SHARE:
-        return
-    reached = BudgetReached(
-        workspace=opened.spec.name,
-        budget=now.budget.name,
-        percent=round(100 * WARN_SHARE),
-        month=str(now.month),
-        message=now.message(),
-    )
-    _tell_once(opened, now, "", reached)
-
-
-def _tell_once(opened: OpenWorkspace, now: Standing, what: str, event: WorkspaceEvent) -> None:
-    """Send the event, the first time in this month that it is true of a budget of this size. It is
-    sent before that is recorded: a run that is killed in between leaves one that is sent twice."""
-    of = now.budget
-    key = ObjectKey(f"budgets/{of.name}/{now.month}-{of.usd_month:f}{what}")
-    try:
-        if _is_recorded(opened.store, key):
-            return
-    except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        why = trouble(error)
-        runner().log.warning(
-            "whether the event of budget %s was sent before is not known: %s", of.name, why
-        )
-    emit(event)
-    with suppress(Exception):  # else it is sent again
-        body = msgspec.json.encode({"message": now.message()})
-        opened.store.put(key, opened.store.signer.sign(key, body))
-
-
-def _is_recorded(store: ObjectStore, key: ObjectKey) -> bool:
-    """Whether a control side of this store has recorded that the event was sent: whoever else can
-    write in the bucket keeps none from being sent."""
-    try:
-        store.signer.check(key, store.get(key, max_bytes=_MOST_BYTES))
-    except (StoreMissing, StoreCorrupt, Unsigned, Forged):
-        return False
-    return True

@@ -4,8 +4,8 @@ An event only repeats what the store and the provider know; torpor decides nothi
 (docs/contributing/safety.md). A failure to send an event is a warning. No event holds a secret.
 
 Names are ``torpor.NOUN.VERB``, resources ``torpor.workspace.NAME``, ``torpor.snapshot.NAME.ID``,
-``torpor.machine.NAME.ID`` and ``torpor.budget.NAME``; every event is related to its workspace. See
-deployments/automations.py.
+``torpor.machine.NAME.ID`` and ``torpor.alert.KIND.ID``; every event of a workspace is related to
+it. See deployments/automations.py.
 """
 
 from __future__ import annotations
@@ -99,23 +99,6 @@ class MachineIdle(_OfMachine, frozen=True, kw_only=True):
     reason: str
 
 
-class MachineUnknown(_OfMachine, frozen=True, kw_only=True):
-    """Nobody can tell whether the machine is idle, so it was kept, and costs money."""
-
-    event: ClassVar[str] = "torpor.machine.unknown"
-    reason: str
-    price_usd_h: float
-
-
-class JobFailing(WorkspaceEvent, frozen=True, kw_only=True):
-    """Runs of a job fail one after the other; its machine, if it has one, costs money."""
-
-    event: ClassVar[str] = "torpor.job.failing"
-    job: str
-    failures: int
-    why: str
-
-
 class BackupFinished(WorkspaceEvent, frozen=True, kw_only=True):
     """A new snapshot is verified, and retention has run."""
 
@@ -129,14 +112,6 @@ class BackupFailed(WorkspaceEvent, frozen=True, kw_only=True):
 
     event: ClassVar[str] = "torpor.backup.failed"
     error: str
-    message: str
-
-
-class BackupMissed(WorkspaceEvent, frozen=True, kw_only=True):
-    """The newest verified snapshot is too old, or there is none, or the store does not answer."""
-
-    event: ClassVar[str] = "torpor.backup.missed"
-    expected_hours: float
     message: str
 
 
@@ -170,53 +145,46 @@ class PacksPruned(WorkspaceEvent, frozen=True, kw_only=True):
     bytes: int
 
 
-class BudgetReached(WorkspaceEvent, frozen=True, kw_only=True):
-    """This share of a budget is spent, in the month of a calendar; once a month and budget."""
+class AlertRaised(WorkspaceEvent, frozen=True, kw_only=True):
+    """An alert of `watch` (docs/guide/unattended.md) has lasted so long that people are told: sent
+    once for each alert. ``workspace`` is the name of its block, and empty for an alert of the whole
+    installation; ``message`` is the cause and the next step, ``name`` is the alert's own, in
+    hex."""
 
-    event: ClassVar[str] = "torpor.budget.reached"
-    budget: str
-    percent: int
-    month: str
+    event: ClassVar[str] = "torpor.alert.raised"
+    kind: str
+    subject: str
+    title: str
     message: str
+    name: str
 
     def resource(self) -> str:
-        return f"torpor.budget.{self.budget}"
+        """Such as ``torpor.alert.machine-unknown.3f2a9c81d04e3f2a9c81d04e``."""
+        return f"torpor.alert.{self.kind.replace(' ', '-')}.{self.name}"
 
 
-class BudgetExhausted(WorkspaceEvent, frozen=True, kw_only=True):
-    """A budget is spent, or will be soon: ``machines`` are hibernated; once a month and budget."""
-
-    event: ClassVar[str] = "torpor.budget.exhausted"
-    budget: str
-    month: str
-    message: str
-    machines: list[MachineId]
-
-    def resource(self) -> str:
-        return f"torpor.budget.{self.budget}"
-
-
-def emit(happened: WorkspaceEvent) -> None:
-    """Send an event; a failure is a warning in the log."""
+def emit(happened: WorkspaceEvent) -> bool:
+    """Send an event; whether it was sent. A failure is a warning in the log."""
     try:
         payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}
         resource = {"prefect.resource.id": happened.resource()}
         workspace = f"torpor.workspace.{happened.workspace}"
-        related = [
-            {
-                "prefect.resource.id": workspace,
-                "prefect.resource.role": "workspace",
-                "prefect.resource.name": str(happened.workspace),
-            }
-        ]
+        related = {
+            "prefect.resource.id": workspace,
+            "prefect.resource.role": "workspace",
+            "prefect.resource.name": str(happened.workspace),
+        }
+        is_related = happened.workspace and resource["prefect.resource.id"] != workspace
         runner().event(
             event=happened.event,
             resource={**resource, "prefect.resource.name": str(happened.workspace)},
-            related=[] if resource["prefect.resource.id"] == workspace else related,
+            related=[related] if is_related else [],
             payload=payload,
         )
     except Exception as error:  # noqa: BLE001 - an event tells of work, and must not undo it
         runner().log.warning("the event %s was not sent: %s", happened.event, error)
+        return False
+    return True
 
 
 def _short(value: object) -> object:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.reconciliation import listed, open_rentals
+from tasks.runner import runner
+from tasks.standing import listed, open_rentals
 from tasks.workspace import OpenWorkspace
 from torpor.control.store.records import Unread, named
 from torpor.shared.values import names_of
@@ -10,7 +11,8 @@ from torpor.shared.values import names_of
 
 def in_use(opened: OpenWorkspace) -> list[str]:
     """The workspace's machines, rentals and jobs that have not ended, in words; empty where it
-    certainly has none. What is not known counts. TorporError where its store does not answer."""
+    certainly has none. What is not known counts, but for a silent market that is not one of the
+    workspace's: that is a warning. TorporError where its store does not answer."""
     unread = Unread()
     rentals = open_rentals(opened, unread)
     jobs = opened.jobs.open(unread)
@@ -21,7 +23,7 @@ def in_use(opened: OpenWorkspace) -> list[str]:
     found += [f"job {one.id} ({one.state})" for one in jobs]
     if why := named(unread):
         found.append(f"records that cannot be believed: {why}")
-    there, silent = listed(opened.providers, rentals)
+    there, silent = listed(opened.markets.every(), rentals)
     names = {*names_of(opened.spec.name)}
     known = {one.machine for one in rentals}
     found += [
@@ -32,7 +34,10 @@ def in_use(opened: OpenWorkspace) -> list[str]:
         and machine.label.workspace in names
         and machine.id not in known
     ]
-    return found + [
-        f"machines at {market}, perhaps: it does not answer ({error})"
-        for market, error in silent.items()
-    ]
+    own = {provider.identity for provider in opened.providers}
+    for market, error in silent.items():
+        if market in own:
+            found.append(f"machines at {market}, perhaps: it does not answer ({error})")
+        else:
+            runner().log.warning("%s was left out: %s", market, error)
+    return found

@@ -19,7 +19,7 @@ from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace
 from torpor.control.jobs.listing import JobAnswer, JobLog, QueuedJob, command_line, driver
 from torpor.control.jobs.log_lines import MOST_CHARS
-from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
+from torpor.control.jobs.records import NO_FAILURE, Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
 from torpor.control.reports import moment
 from torpor.control.store.records import Unread, named
@@ -165,7 +165,7 @@ def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
 def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
     """What a run of the job raises, with the end of its log, unless the command succeeded or the
     job was cancelled."""
-    if job.state in ("succeeded", "cancelled"):
+    if job.state in NO_FAILURE:
         return None
     failed = f"job {job.id} of workspace {job.workspace} is {job.outcome}"
     again = "`Retry` on the page of the run that began the job runs it again"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tasks.jobs import look_at_command, secrets_to_hide, without_nuls
-from tasks.machines import open_session, renting
+from tasks.machines import machines_of, open_session
 from tasks.progress import now
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -140,7 +140,7 @@ class JobLogReader:
 
     def _machine(self) -> Machine | None:
         wanted = self._job.attempts[-1].machine if self._job.attempts else None
-        mine = [one for one, _ in renting(self._opened).machines() if one.id == wanted]
+        mine = [one for one, _ in machines_of(self._opened).machines if one.id == wanted]
         return mine[0] if mine and mine[0].state == "running" else None
 
 

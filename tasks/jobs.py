@@ -13,7 +13,7 @@ import msgspec
 
 from blocks import Workspace
 from blocks.secret_variables import load_secrets
-from tasks.machines import check_reached, renting
+from tasks.machines import find_machines
 from tasks.programs import THAW_S
 from tasks.retries import ONCE
 from tasks.runner import runner
@@ -24,7 +24,6 @@ from torpor.control.money.budgets import between
 from torpor.control.money.costs import costs, read
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.rental.records import Rental
-from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.reports import without
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import snapshot_ids
@@ -66,35 +65,25 @@ else:
 """
 
 
-@step("find machine of job")
-def machines_in_use(
-    opened: OpenWorkspace, wanted: MachineId | None
-) -> list[tuple[Machine, Rental]]:
-    """The workspace's machines that were handed over. Closes the rental of one that has provably
-    gone. One that is being ended counts only if it is the ``wanted`` one: for a job that ran on it.
-    InvalidInput if there is none, and may be one that no provider block reaches."""
-    held = renting(opened)
-    held.end_abandoned(within_s=AT_ONCE_S)
-    over = [
-        (machine, rental)
-        for machine, rental in held.machines()
-        if rental is not None
-        and rental.state == "handed over"
-        and (machine.id == wanted or not rental.is_ending(machine))
-    ]
-    if not over:
-        check_reached(opened)
-    return over
-
-
 def machine_in_use(
     opened: OpenWorkspace,
     wanted: MachineId | None,
     fits: Callable[[Machine, Rental], bool] = lambda machine, rental: True,
 ) -> tuple[Machine, Rental] | None:
     """The workspace's machine that was handed over: the ``wanted`` one, or the only other one that
-    ``fits``. None if there is none; InvalidInput if there are several."""
-    over = machines_in_use(opened, wanted)
+    ``fits``. One that is being ended counts only if it is the ``wanted`` one: for a job that ran on
+    it. None if there is none; InvalidInput if there are several, or none and may be one that no
+    provider block reaches."""
+    shown = find_machines(opened)
+    over = [
+        (machine, rental)
+        for machine, rental in shown.machines
+        if rental is not None
+        and rental.state == "handed over"
+        and (machine.id == wanted or not rental.is_ending(machine))
+    ]
+    if not over:
+        opened.markets.check_reached(shown.rentals)
     of = [one for one in over if one[0].id == wanted] or [one for one in over if fits(*one)]
     if len(of) > 1:
         raise InvalidInput(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
@@ -25,11 +26,14 @@ from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.canaries import Flown
+from torpor.control.rental.ending import GONE_S, end_machine
+from torpor.control.rental.look import Shown, look
 from torpor.control.rental.prospects import matters
-from torpor.control.rental.records import Rental
+from torpor.control.rental.records import Rental, with_host_key
 from torpor.control.rental.renter import Renter
 from torpor.control.rental.renting import AT_ONCE_S, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
+from torpor.control.rental.sweep import end_scratch
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     InvalidInput,
@@ -95,36 +99,75 @@ class _Told:
         )
 
 
-def renting(opened: OpenWorkspace) -> Renting:
-    """The rentals of this run, as a context that ends what was not handed over."""
-    return Renting(
-        Renter(
-            opened.rentals,
-            opened.markets,
-            opened.owner,
-            opened.spec.want,
-            opened.identity.load(),
-            _Told(opened.spec.name),
-            opened.project,
-            opened.job,
-            lambda usd_h: check_budgets(opened, usd_h),
-        )
+def renter(opened: OpenWorkspace) -> Renter:
+    """Who rents machines for the workspace, and ends them."""
+    return Renter(
+        opened.rentals,
+        opened.markets,
+        opened.owner,
+        opened.spec.want,
+        opened.identity.load(),
+        _Told(opened.spec.name),
+        opened.project,
+        opened.job,
+        lambda usd_h: check_budgets(opened, usd_h),
     )
 
 
-@step("find machine", phase="prepare", says="looking for the machine of {opened.spec.name}")
-def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
-    """The workspace's live machine, or the one with that id; never one without our label. It is
-    looked for at all providers that the workspace or an open rental names. A machine that nobody
-    will use is ended on the way, and the rental of one that has provably gone is closed. One that
-    is being ended counts only ``to_store`` what somebody did there since, and where there is no
-    other. WorkspaceAsleep if there is none because it was hibernated."""
-    held = renting(opened)
-    mine = held.machines()
-    if not mine or any(_is_abandoned(rental) for _, rental in mine):
-        # A machine has gone, or the one of a lost answer shows by now.
-        held.end_abandoned(within_s=AT_ONCE_S)
-        mine = [(machine, rental) for machine, rental in mine if not _is_abandoned(rental)]
+def renting(opened: OpenWorkspace) -> Renting:
+    """The rentals of this run, as a context that ends what was not handed over."""
+    return Renting(renter(opened))
+
+
+def machines_of(opened: OpenWorkspace) -> Shown:
+    """The workspace's open rentals, and its live machines at all providers that it or an open
+    rental names. Changes nothing."""
+    return look(opened.rentals, opened.markets, runner().log.warning)
+
+
+find_machines = step(
+    "find machines", phase="prepare", says="looking for the machine of {opened.spec.name}"
+)(machines_of)
+
+
+@step("end abandoned machines", phase="prepare", says="looking for machines of failed attempts")
+def end_abandoned(held: Renting, within_s: float = GONE_S) -> list[Rental]:
+    """The sweep (torpor/control/rental/sweep.py): end the machines of earlier runs that nobody will
+    use, and close the rentals of those that have provably gone. Returns the rentals that have
+    ended; each may take ``within_s``. What cannot be ended is a warning, and ``held`` rents nothing
+    while it costs money."""
+    return held.end_abandoned(within_s=within_s)
+
+
+@step("end scratch machines", retries=ONCE)
+def end_scratch_machines(
+    opened: OpenWorkspace, before_unix: float = math.inf, spared: Collection[str] = ()
+) -> None:
+    """The sweep under the reserved name of ``opened``: end the machines that killed runs left, but
+    those of the jobs ``spared``. Raises the last failure after trying all."""
+    end_scratch(renter(opened), before_unix=before_unix, spared=spared)
+
+
+def chosen_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
+    """The machine that the user chose: its id, user@host:port, or nothing for the workspace's only
+    machine. Where a machine shows that nobody will use, or none, the sweep comes first. The rest is
+    as in ``pick_machine``."""
+    if "@" in wanted:
+        return own_machine(wanted)
+    shown = find_machines(opened)
+    if shown.unsettled:
+        end_abandoned(renting(opened), AT_ONCE_S)
+    return pick_machine(opened, shown, wanted, to_store)
+
+
+def pick_machine(
+    opened: OpenWorkspace, shown: Shown, wanted: str = "", to_store: bool = False
+) -> Machine:
+    """The workspace's live machine, or the one with that id; never one without our label, nor one
+    of an abandoned rental. One that is being ended counts only ``to_store`` what somebody did there
+    since, and where there is no other. WorkspaceAsleep if there is none because it was hibernated,
+    InvalidInput with the next step if there is none or more than one."""
+    mine = [one for one in shown.machines if one[1] is None or one[1].state != "abandoned"]
     lasting = [one for one in mine if not _is_ending(*one)]
     mine = lasting or mine if to_store else lasting
     if wanted:
@@ -132,7 +175,7 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
     if len(mine) == 1:
         return _usable(opened, *mine[0])
     if not mine:
-        check_reached(opened)
+        opened.markets.check_reached(shown.rentals)
         check_not_asleep(opened, wanted)
     at = ", ".join(provider.identity for provider in opened.providers)
     there = ", ".join(f"{machine.id} at {machine.provider}" for machine, _ in mine)
@@ -147,22 +190,17 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
     )
 
 
-def check_reached(opened: OpenWorkspace) -> None:
-    """InvalidInput where a machine of the workspace is at an account that no block is for. Look for
-    machines first: a rental goes over to the account that shows its machine."""
-    opened.markets.check_reached(opened.rentals.open())
-
-
 def rental_of(workspace: StoredWorkspace, label: Label) -> Rental | None:
     """The open rental of the machine of this label."""
     return workspace.rentals.of(label) if label.workspace == workspace.spec.name else None
 
 
-def _check_marked(opened: OpenWorkspace, shown: Collection[Label | None]) -> None:
+def _check_marked(opened: OpenWorkspace, shown: Shown) -> None:
     """WorkspaceAwake where an adopted machine of the workspace is there and lost its mark, or never
     got it: it may hold the newest work."""
-    for rental in opened.rentals.open():
-        if not rental.adopted or rental.machine is None or rental.label in shown:
+    marked = {machine.label for machine, _ in shown.machines}
+    for rental in shown.rentals:
+        if not rental.adopted or rental.machine is None or rental.label in marked:
             continue
         if isinstance(opened.markets.of(rental.provider).find(rental.machine), Machine):
             raise WorkspaceAwake(
@@ -183,16 +221,6 @@ def _is_known(opened: OpenWorkspace, machine: Machine) -> bool:
     return label is not None and bool(
         opened.rentals.of(label) or opened.rentals.ended(label.rental)
     )
-
-
-def _is_abandoned(rental: Rental | None) -> bool:
-    return rental is not None and rental.state == "abandoned"
-
-
-def chosen_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
-    """The machine that the user chose: its id, user@host:port, or nothing for the workspace's only
-    machine. ``to_store``: as in find_machine."""
-    return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted, to_store)
 
 
 def check_rented(machine: Machine) -> None:
@@ -223,7 +251,7 @@ def open_session(
             pin=lambda host_key: opened.hosts.pin(endpoint, host_key),
             open_s=open_s,
         )
-    label, by = machine.label, renting(opened.under(machine.label.workspace))
+    label, rentals = machine.label, opened.under(machine.label.workspace).rentals
 
     def check() -> None:
         if sleeps:
@@ -231,9 +259,9 @@ def open_session(
 
     try:
         return opened.log_in(
-            endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
+            endpoint_of(with_host_key(machine, rentals.of(label))),
             opened.identity,
-            pin=lambda host_key: by.pin(label, host_key),
+            pin=lambda host_key: rentals.pin(label, host_key),
             sampled=True,
             open_s=open_s,
             check=check,
@@ -275,20 +303,18 @@ def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
 
 @step("find what was left", phase="machine", says="looking for machines that earlier runs left")
 def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[Tenancy]:
-    """The machines that earlier runs of the workspace left unfinished. First what nobody will use
-    is ended, and what its market does not show yet is waited for.
+    """The machines that earlier runs of the workspace left unfinished, once each that its market
+    does not show yet was waited for. Ends none: the sweep has come before.
 
     InvalidInput if no provider block reaches a machine of the workspace. ``alone``: WorkspaceAwake
     if the workspace is on a machine already; NotOurs if that has no rental in this store;
     InvalidInput if there is more than one.
     """
-    held.end_abandoned()
-    held.wait_for_late()
-    listed = held.machines()
-    check_reached(opened)
+    shown = held.look_with_late()
+    opened.markets.check_reached(shown.rentals)
     if alone:
-        _check_marked(opened, {machine.label for machine, _ in listed})
-    mine = [(m, r) for m, r in listed if (r or alone) and not _is_ending(m, r)]
+        _check_marked(opened, shown)
+    mine = [(m, r) for m, r in shown.machines if (r or alone) and not _is_ending(m, r)]
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)
     for machine, rental in mine if alone else []:
@@ -386,14 +412,13 @@ def hand_over(
 @step("destroy machine", phase="destroy", says="ending machine {machine.id}")
 def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
     """Destroy the machine, with a warrant from a verified snapshot, until its end is proven."""
-    held = renting(opened)
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     if rental is None:
         raise NotOurs(f"machine {machine.id} at {machine.provider} has no rental: it was left")
     log = runner().log
     log.info("machine %s at %s is destroyed now: %s", machine.id, machine.provider, warrant.reason)
     try:
-        held.end(held.tenancy(machine, rental).rental or rental, warrant, machine)
+        end_machine(renter(opened), rental, warrant, machine)
     except Exception:
         raise
     except BaseException:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -30,9 +30,9 @@ from prefect.client.schemas.filters import (
     WorkQueueFilter,
     WorkQueueFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.exceptions import MissingContextError, ObjectNotFound
@@ -40,13 +40,14 @@ from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.logging import get_logger, get_run_logger
 from prefect.runtime import deployment, flow_run
-from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled
 from prefect.tasks import Task
 
 from blocks import Workspace
 from blocks.reference import saved_names
 from tasks.alert_server import AlertServer
 from tasks.block_names import BlockNames
+from tasks.branch import current_branch
 from tasks.own_deployments import check_own
 from tasks.prefect_alerts import PrefectAlerts
 from tasks.runs import JOB_POOL, JobRun, RunState
@@ -182,10 +183,12 @@ class PrefectRunner:
             return True
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return _task(step)(*args, **kwargs)
+        linked: dict[str, Any] = _followed(beside=False)
+        return _task(step, beside=False)(*args, **kwargs, **linked)
 
     def submit(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> PrefectFuture[R]:
-        return _task(step).submit(*args, **kwargs)
+        linked: dict[str, Any] = _followed(beside=True)
+        return _task(step, beside=True).submit(*args, **kwargs, **linked)
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:
         with self._never_failing(f"the table {key}"):
@@ -208,8 +211,7 @@ class PrefectRunner:
         return update
 
     def event(self, **event: Any) -> None:
-        with self._never_failing(f"the event {event.get('event')}"):
-            emit_event(**event)
+        emit_event(**event)
 
     @contextmanager
     def _never_failing(self, what: str) -> Iterator[None]:
@@ -232,17 +234,59 @@ def _job_run(run: FlowRun, state: State[Any], blocks: BlockNames) -> JobRun:
     )
 
 
-def _task(step: Step[P, R]) -> Task[P, R]:
+def _followed(*, beside: bool) -> dict[str, Any]:
+    """The argument of a task that links it to those that it follows in its branch; a task within a
+    task is linked to that one by Prefect. All of them have ended, so that nothing is waited for."""
+    branch = current_branch()
+    if branch is None or TaskRunContext.get() is not None:
+        return {}
+    states: list[State[bool]] = [
+        Completed(data=True, state_details=StateDetails(task_run_id=step))
+        for step in branch.follows(beside=beside)
+    ]
+    return {"wait_for": states}
+
+
+def _task(step: Step[P, R], *, beside: bool) -> Task[P, R]:
     if FlowRunContext.get() is None:
         raise RuntimeError(
             f"step {step.name!r} was called outside of a run: call the flow, or call its function "
             "under a PlainRunner"
         )
-    return cast("Task[P, R]", _task_of(step))
+    if current_branch() is None:
+        return cast("Task[P, R]", _task_of(step))
+    within = TaskRunContext.get() is not None
+    return cast("Task[P, R]", _task_of_branch(step, beside=beside, within=within))
 
 
 @cache
 def _task_of(step: Step[..., Any]) -> Task[..., Any]:
+    return _made(step, step.function, step.run_name)
+
+
+@cache
+def _task_of_branch(step: Step[..., Any], *, beside: bool, within: bool) -> Task[..., Any]:
+    """The task of a step that is called in a branch: it has the branch's name, and the branch
+    learns of its end, unless it is ``within`` another task."""
+
+    @wraps(step.function)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        result = step.function(*args, **kwargs)
+        branch, here = current_branch(), TaskRunContext.get()
+        if branch is not None and here is not None and not within:
+            branch.ended(here.task_run.id, beside=beside)
+        return result
+
+    def run_name(parameters: dict[str, Any]) -> str:
+        branch, label = current_branch(), step.label(**parameters)
+        return f"{branch.name}: {label}" if branch is not None and branch.name else label
+
+    return _made(step, function, run_name)
+
+
+def _made(
+    step: Step[..., Any], function: Callable[..., Any], run_name: str | Callable[..., str] | None
+) -> Task[..., Any]:
     retries = step.retries
 
     def again(task: Task[..., Any], task_run: Any, state: Any) -> bool:
@@ -250,9 +294,9 @@ def _task_of(step: Step[..., Any]) -> Task[..., Any]:
         return error is not None and retries.again(error)
 
     return Task(
-        step.function,
+        function,
         name=step.name,
-        task_run_name=step.run_name,
+        task_run_name=run_name,
         retries=len(retries.waits_s),
         retry_delay_seconds=list(retries.waits_s),
         retry_jitter_factor=0.5,

@@ -148,16 +148,21 @@ def start_programs(
 
 
 @step("look at programs", retries=ONCE)
-def look_at_programs(opened: OpenWorkspace, session: Agent, freezer: Freezer) -> list[str]:
-    """Whether a hibernate would freeze each of the workspace's programs, for people. None is
-    stopped."""
+def look_at_programs(
+    opened: OpenWorkspace, session: Agent, freezer: Freezer
+) -> tuple[list[str], list[str]]:
+    """Whether a hibernate would freeze each of the workspace's programs, for people; and why it
+    would keep the machine, where all of them have to be. None is stopped."""
     programs = {_id(opened.spec, line): line for line in opened.spec.programs}
     asked = TryFreezing("", [*programs])
     told = session.call(asked, request_id=_request(), within_s=START_S)
     found = {froze.job: froze for froze in told.programs}
-    return [
-        f"{line}: {_looks(found.get(job, Froze(job)), freezer)}" for job, line in programs.items()
-    ]
+    looks = [(line, found.get(job, Froze(job))) for job, line in programs.items()]
+    words = [f"{line}: {_looks(look, freezer)}" for line, look in looks]
+    required = opened.spec.process == "require"
+    faults = [f"{line}: {why}" for line, look in looks if (why := freezer.why_not or look.why_not)]
+    kept = [f"`process` requires that its programs are frozen: {one}" for one in faults]
+    return words, kept if required else []
 
 
 def _freezer(session: Agent) -> Freezer:

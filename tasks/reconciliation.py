@@ -4,52 +4,42 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TypeAlias
-
-from tasks.machines import open_session, renting
+from tasks.machines import open_session, renter
 from tasks.runner import runner
+from tasks.standing import listed, what_stands
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.providers.seam import Provider, Residue
-from torpor.control.reconciliation import Finding, compare
+from torpor.control.reconciliation import Finding
+from torpor.control.rental.ending import end_machine
 from torpor.control.rental.greeting import greeting_fault, jump_fault
-from torpor.control.rental.markets import ask_all, recall
-from torpor.control.rental.records import Rental, rental_named
+from torpor.control.rental.records import Rental
 from torpor.control.store.records import Unread
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
     MachineUnread,
-    TorporError,
     UnsafeDestroy,
 )
-from torpor.shared.values import Machine, MachineId, names_of
-
-Listing: TypeAlias = tuple[list[Machine], list[Residue]]
+from torpor.shared.values import Machine
 
 
 @step("compare with rentals")
 def compare_with_rentals(opened: OpenWorkspace) -> tuple[list[Finding], Unread]:
     """Read the machines at all provider blocks, and the rentals of the workspace, under all of its
     names; and the records that cannot be believed. Changes nothing. A provider of the workspace
-    that does not answer is an error; another one is left out with a warning."""
-    before, unread = _listed(opened), Unread()
-    rentals = open_rentals(opened, unread)
-    after = _listed(opened, rentals)
-    residue = [one for found in after.values() for one in found[1]]
-    found = compare(
-        after.keys(),
-        names_of(opened.spec.name),
-        rentals,
-        [machine for machines, _ in before.values() for machine in machines],
-        [machine for machines, _ in after.values() for machine in machines],
-        residue,
-        {rental_named(key) for key in unread},
-    )
-    return [finding for finding in found if not just_ended(opened, finding)], unread
+    that does not answer is an error, and so is its store; another one is left out with a warning.
+    """
+    seen = what_stands([opened], opened.markets.every())
+    own = {provider.identity for provider in opened.providers}
+    for identity, error in (*seen.silent_before.items(), *seen.silent.items()):
+        left_out = not isinstance(error, MachineUnread)
+        if left_out and identity in own:
+            raise error
+        runner().log.warning("%s%s: %s", identity, " was left out" if left_out else "", error)
+    for error in seen.away.values():
+        raise error
+    return seen.findings, seen.refused.get(opened.spec.name, Unread())
 
 
 def check_all_answer(opened: OpenWorkspace) -> None:
@@ -94,8 +84,7 @@ def check_silent(opened: OpenWorkspace, machine: Machine) -> None:
 def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
     """Destroy this one machine, until its end is proven, if its rental says that it was never
     handed over."""
-    held = renting(opened.under(rental.label.workspace))
-    held.end(held.tenancy(machine, rental).rental or rental)
+    end_machine(renter(opened.under(rental.label.workspace)), rental, None, machine)
 
 
 @step("close rental")
@@ -103,66 +92,6 @@ def close_rental(opened: OpenWorkspace, rental: Rental) -> None:
     """Close the rental of a machine that its user knows to be gone. Nothing is destroyed."""
     why = "its user told reconcile that the machine is gone"
     opened.under(rental.label.workspace).rentals.change(rental, state="ended", why=why)
-
-
-@step("end abandoned")
-def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
-    """End the attempts that nobody uses; the machines that went with them."""
-    ended = [
-        rental
-        for name in names_of(opened.spec.name)
-        for rental in renting(opened.under(name)).end_abandoned()
-    ]
-    return [rental.machine for rental in ended if rental.machine is not None]
-
-
-def open_rentals(opened: OpenWorkspace, unread: Unread | None = None) -> list[Rental]:
-    """The open rentals of the workspace, under all of its names. ``unread``: as in
-    Records.read_each."""
-    names = names_of(opened.spec.name)
-    return [one for name in names for one in opened.under(name).rentals.open(unread)]
-
-
-def listed(
-    providers: Sequence[Provider],
-    rentals: Sequence[Rental] = (),
-) -> tuple[dict[str, Listing], dict[str, TorporError]]:
-    """The machines and the residue by the identity of each provider that answered, and the error of
-    each that did not. A provider that lists a machine which cannot be read is among both. Each is
-    told first which machines the open ``rentals`` adopted there."""
-    answers = ask_all(providers, partial(_listing, rentals=rentals))
-    found: dict[str, Listing] = {}
-    silent: dict[str, TorporError] = {}
-    for provider, answer in zip(providers, answers, strict=True):
-        if isinstance(answer, TorporError):
-            silent[provider.identity] = answer
-            continue
-        machines, residue, unread = answer
-        found[provider.identity] = machines, residue
-        if unread is not None:
-            silent[provider.identity] = unread
-    return found, silent
-
-
-def _listing(
-    provider: Provider, rentals: Sequence[Rental]
-) -> tuple[list[Machine], list[Residue], MachineUnread | None]:
-    recall([provider], rentals)
-    try:
-        return provider.list_own(), provider.residue(), None
-    except MachineUnread as error:
-        return [*error.machines], provider.residue(), error
-
-
-def _listed(opened: OpenWorkspace, rentals: Sequence[Rental] = ()) -> dict[str, Listing]:
-    providers = opened.markets.every()
-    found, silent = listed(providers, rentals)
-    for identity, error in silent.items():
-        left_out = identity not in found
-        if left_out and identity in {provider.identity for provider in opened.providers}:
-            raise error
-        runner().log.warning("%s%s: %s", identity, " was left out" if left_out else "", error)
-    return found
 
 
 def _silence(opened: OpenWorkspace, machine: Machine) -> str:
@@ -178,9 +107,3 @@ def _silence(opened: OpenWorkspace, machine: Machine) -> str:
             "later"
         )
     return greeting_fault(machine.endpoint, None, identity) or ""
-
-
-def just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
-    """The machine looks lost, but its rental has ended by now: a hibernate has just ended it."""
-    rental = finding.rental if finding.kind == "lost" else None
-    return rental is not None and opened.rentals.of(rental.label) is None

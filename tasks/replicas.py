@@ -20,7 +20,7 @@ def serve_packs(restore: RemoteRestore, host: str, most_bytes: int) -> Peer:
     return restore.serve(host, most_bytes)
 
 
-@step("restore share", run_name="restore share {number} of {machine}")
+@step("restore share", run_name="restore share {number}")
 def restore_share(
     restore: RemoteRestore,
     member: Member,

@@ -93,7 +93,7 @@ class Runner(Protocol):
         """Show a progress bar in the UI; the function sets it, in percent."""
 
     def event(self, **event: Any) -> None:
-        """Send an event that automations can act on."""
+        """Send an event that automations can act on; may raise whatever the client raises."""
 
 
 _PREFECT = PrefectRunner()

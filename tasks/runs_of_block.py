@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import count
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
     FlowRunFilter,
+    FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 
-from tasks.block_names import BlockNames
+from blocks import Workspace
+from blocks.reference import saved_names
+from torpor.shared.values import HOME
 
 _PAGE: Final = 200
 """What Prefect lists at once, at most."""
 
-T = TypeVar("T")
+
+class _Listed(Protocol):
+    id: UUID
+
+
+ListedT = TypeVar("ListedT", bound=_Listed)
 
 
 class Schedule(NamedTuple):
@@ -34,55 +43,72 @@ class Schedule(NamedTuple):
 
 
 class RunsOfBlock(NamedTuple):
-    """``runs``: those that have not ended, but for those that ``schedules`` will start. A run that
-    was killed seems to go on. ``deployments``: those whose own parameters name the workspace."""
+    """``runs``: those that have not ended, but for those that schedules will start. A run that was
+    killed seems to go on. ``schedules``: those whose runs are for the workspace alone. ``shared``:
+    schedules that list it in ``workspaces``, in words. ``deployments``: those whose own parameters
+    name it."""
 
     runs: list[str]
     schedules: list[Schedule]
+    shared: list[str]
     deployments: list[str]
 
 
-def runs_of_block(block: str, workspace: str) -> RunsOfBlock:
-    """What names the workspace by its block, or by its own name."""
-    names = {block, f"workspace/{block}", workspace}
+def runs_of_block(block: Workspace) -> RunsOfBlock:
+    """What names the block, also if it was deleted just now; and runs that have its settings
+    instead of a block. Text is never the workspace's own name: another block may be saved so."""
+    saved = block._block_document_name
+    names = {saved, f"workspace/{saved}"} | ({f"{HOME}{saved}"} - {*saved_names(Workspace)})
     with get_client(sync_client=True) as client:
-        blocks = BlockNames(client)
 
-        def is_meant(parameters: Mapping[str, Any]) -> bool:
-            found = blocks.in_place(parameters.get("workspace"))
-            if isinstance(found, Mapping):
-                found = found.get("name")
-            return isinstance(found, str) and found.strip() in names
+        def is_meant(value: Any) -> bool:
+            if isinstance(value, Mapping):
+                reference = value.get("$ref")
+                if isinstance(reference, Mapping):
+                    return reference.get("block_document_id") == str(block._block_document_id)
+                value = value.get("_block_document_name")
+            return isinstance(value, str) and value.strip() in names
 
-        alive = FlowRunFilterStateType(any_=[*({*StateType} - TERMINAL_STATES)])
-        wanted = FlowRunFilter(state=FlowRunFilterState(type=alive))
+        def is_for_it(parameters: Mapping[str, Any]) -> bool:
+            return is_meant(parameters.get("workspace"))
+
+        def lists_it(parameters: Mapping[str, Any]) -> bool:
+            listed = parameters.get("workspaces")
+            return isinstance(listed, list) and any(is_meant(one) for one in listed)
+
+        def has_its_settings(parameters: Mapping[str, Any]) -> bool:
+            found = parameters.get("workspace")
+            return isinstance(found, Mapping) and found.get("name") == block.name
+
         runs = [
             f"run {run.name} ({run.state_name})"
-            for run in all_pages(partial(client.read_flow_runs, flow_run_filter=wanted))
-            if is_meant(run.parameters)
-            and not (run.auto_scheduled and run.state_type == StateType.SCHEDULED)
+            for run in open_runs(client)
+            if not (run.auto_scheduled and run.state_name in ("Scheduled", "Late"))
+            and any(fits(run.parameters) for fits in (is_for_it, lists_it, has_its_settings))
         ]
-        schedules, deployments = [], []
-        for one in all_pages(client.read_deployments):
-            named = is_meant(one.parameters)
-            mine = [
-                each
-                for each in one.schedules
-                if is_meant(each.parameters) or (named and "workspace" not in each.parameters)
-            ]
-            if not (named or mine):
-                continue
-            title = f"{client.read_flow(one.flow_id).name}/{one.name}"
-            schedules += [
-                Schedule(one.id, each.id, f"schedule {each.slug or each.id} of {title}")
-                for each in mine
-            ]
-            deployments += [title] * named
-    return RunsOfBlock(runs, schedules, deployments)
+        schedules, shared, deployments = [], [], []
+        for one in all_deployments(client):
+            for each in one.schedules:
+                parameters = one.parameters | each.parameters
+                if not (is_for_it(parameters) or lists_it(parameters)):
+                    continue
+                words = f"schedule {each.slug or each.id} of {_title(client, one)}"
+                if is_for_it(parameters):
+                    schedules.append(Schedule(one.id, each.id, words))
+                else:
+                    shared.append(words)
+            if is_for_it(one.parameters) or lists_it(one.parameters):
+                deployments.append(_title(client, one))
+    return RunsOfBlock(runs, schedules, shared, deployments)
+
+
+def _title(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
+    return f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
 
 
 def delete_schedule(schedule: Schedule) -> None:
-    """Delete it, with the runs that it would start."""
+    """Delete it. Prefect then plans all runs of its deployment anew, but for a late one of another
+    schedule, which no worker took."""
     with get_client(sync_client=True) as client:
         try:
             client.delete_deployment_schedule(schedule.deployment, schedule.id)
@@ -90,10 +116,33 @@ def delete_schedule(schedule: Schedule) -> None:
             return  # somebody has deleted it meanwhile
 
 
-def all_pages(page: Callable[..., list[T]]) -> Iterator[T]:
-    """Everything that a request of Prefect's client reads in pages."""
-    for number in count():
-        found = page(limit=_PAGE, offset=number * _PAGE)
-        yield from found
+def open_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    """The runs that have not ended."""
+    alive = FlowRunFilterStateType(any_=[*({*StateType} - TERMINAL_STATES)])
+    state = FlowRunFilterState(type=alive)
+    return _all_pages(
+        lambda read: client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(not_any_=read), state=state),
+            limit=_PAGE,
+        )
+    )
+
+
+def all_deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    """Every deployment of the server."""
+    return _all_pages(
+        lambda read: client.read_deployments(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(not_any_=read)), limit=_PAGE
+        )
+    )
+
+
+def _all_pages(page: Callable[[list[UUID]], list[ListedT]]) -> list[ListedT]:
+    """Everything that Prefect lists in pages. ``page`` is asked for what was not read yet: by an
+    offset, it would skip a run for each one that has ended since the page before."""
+    read: dict[UUID, ListedT] = {}
+    while True:
+        found = page([*read])
+        read.update((one.id, one) for one in found)
         if len(found) < _PAGE:
-            return
+            return [*read.values()]

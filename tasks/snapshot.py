@@ -15,6 +15,7 @@ from tasks.step import step
 from tasks.waiting import waits_of
 from tasks.workspace import StoredWorkspace
 from torpor.control.deploy.bases import is_base, shown_name
+from torpor.control.remote.preview import preview
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
@@ -30,6 +31,9 @@ begin_snapshot = step("begin snapshot", retries=WHILE_BUSY, says="beginning a sn
 look_for_new = step("look for what is new", phase="scan", says="looking for what is new")(
     RemoteSnapshot.walk
 )
+preview_snapshot = step(
+    "preview snapshot", phase="scan", says="looking at what would be stored, and at what would not"
+)(preview)
 
 
 @step("store", run_name="store from pass {number}")
@@ -46,7 +50,7 @@ class _Shown:
     def __init__(self, name: WorkspaceName, number: int) -> None:
         self._name = name
         self._before = number - 1
-        self._turn = 1
+        self._pass_number = 1
         self._bar: Progress | None = None
         self._shown = ExitStack()
 
@@ -64,20 +68,20 @@ class _Shown:
         if event.away is not None:
             waits_of(runner()).hear(event.away)
             return
-        if event.turn > self._turn:
+        if event.pass_number > self._pass_number:
             self.__exit__(None, None, None)
-            self._turn = event.turn
+            self._pass_number = event.pass_number
             self._look()
-        if event.turn == self._turn and event.total:
+        if event.pass_number == self._pass_number and event.total:
             if self._bar is None:
                 self._store(event.total)
             else:
-                self._bar.event(self._turn, event)
+                self._bar.event(self._pass_number, event)
 
     def _look(self) -> None:
         self._shown.enter_context(phase("scan"))
         self._shown.enter_context(
-            doing(f"looking for what is new, pass {self._before + self._turn}")
+            doing(f"looking for what is new, pass {self._before + self._pass_number}")
         )
 
     def _store(self, total_bytes: int) -> None:
@@ -85,7 +89,7 @@ class _Shown:
         self._shown.enter_context(phase("store"))
         self._bar = Progress(
             f"hibernate-{self._name}-progress",
-            f"storing {shown_name(self._name)}, pass {self._before + self._turn}",
+            f"storing {shown_name(self._name)}, pass {self._before + self._pass_number}",
             total_bytes,
         )
 

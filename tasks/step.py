@@ -49,11 +49,11 @@ class Step(Generic[P, R]):
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         return runner().submit(self, *args, **kwargs)
 
-    def label(self, *args: P.args, **kwargs: P.kwargs) -> str:
+    def label(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """The name of one call: ``scan 2``."""
         return self.name if self.run_name is None else self._filled(self.run_name, *args, **kwargs)
 
-    def _filled(self, words: str, *args: P.args, **kwargs: P.kwargs) -> str:
+    def _filled(self, words: str, /, *args: P.args, **kwargs: P.kwargs) -> str:
         return words.format(**signature(self.function).bind(*args, **kwargs).arguments)
 
 

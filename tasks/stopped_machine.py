@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasks.machines import renting
+from tasks.machines import renter
 from tasks.retries import ONCE
 from tasks.standing_by import own_line
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.providers.seam import Restarts
+from torpor.control.rental.ending import end_machine
 from torpor.control.rental.records import Rental
 from torpor.control.safety import beyond_reach
 from torpor.control.upkeep.lineage import sure_save
@@ -46,4 +47,4 @@ def end_stopped(
     """End a machine that does not start again; what was written there after ``save`` is lost.
     ``unused`` raises if somebody else works there."""
     warrant = beyond_reach(opened.store, save, opened.seal, machine, unused)
-    renting(opened).end(rental, warrant, machine)
+    end_machine(renter(opened), rental, warrant, machine)

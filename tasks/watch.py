@@ -14,10 +14,10 @@ import msgspec
 from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
-from tasks.machines import open_session, renting
-from tasks.reconciliation import just_ended, listed, open_rentals
+from tasks.machines import open_session, renter
 from tasks.retries import ONCE
 from tasks.runner import Pending, runner
+from tasks.standing import what_stands
 from tasks.step import step
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
@@ -26,12 +26,13 @@ from torpor.control.alerts.watch import of_lost
 from torpor.control.idleness import OWN_WORK, Verdict, judge
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Deadlines
-from torpor.control.reconciliation import Finding, compare
+from torpor.control.reconciliation import Finding
 from torpor.control.remote.seam import Agent
-from torpor.control.rental.records import Rental, Rentals, rental_named
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.rental.sweep import close_if_gone
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
-from torpor.control.store.records import Unread, named
+from torpor.control.store.records import named
 from torpor.control.store.snapshots import newest_snapshot, snapshot_times
 from torpor.control.upkeep.lineage import choose
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
@@ -109,50 +110,17 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
                 closed[reference] = str(one)
             else:
                 known[one.identity] = one
-    before, _ = listed([*known.values()])
-    rentals: list[Rental] = []
-    unread: dict[WorkspaceName, str] = {}
-    silenced, unbelieved = set[WorkspaceName](), set[str]()
-    for opened in workspaces:
-        name, refused = opened.spec.name, Unread()
-        try:
-            rentals += open_rentals(opened, refused)
-        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-            unread[name] = str(trouble(error))
-            silenced.add(name)
-        if refused:
-            unread[name] = named(refused)
-            unbelieved |= {rental_named(key) for key in refused}
-    after, silent = listed([*known.values()], rentals)
-    read = [opened for opened in workspaces if opened.spec.name not in silenced]
-    found = compare(
-        after.keys(),
-        [name for opened in read for name in names_of(opened.spec.name)],
-        rentals,
-        [machine for machines, _ in before.values() for machine in machines],
-        [machine for machines, _ in after.values() for machine in machines],
-        [one for _, residue in after.values() for one in residue],
-        unbelieved,
-    )
-    of = {name: opened for opened in read for name in names_of(opened.spec.name)}
-    left: list[Finding] = []
-    for finding in found:
-        try:
-            is_over = _is_over(of, finding)
-        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-            unread[of[WorkspaceName(finding.workspace)].spec.name] = str(trouble(error))
-            is_over = False
-        if not is_over:
-            left.append(finding)
-    shown = [machine for machines, _ in after.values() for machine in machines]
-    names = {name for one in silenced for name in names_of(one)}
+    seen = what_stands(workspaces, [*known.values()])
+    unread = {name: str(error) for name, error in seen.away.items()}
+    unread |= {name: named(refused) for name, refused in seen.refused.items()}
+    unknown = {name for one in seen.away for name in names_of(one)}
     return AllMachines(
-        left,
-        closed | {identity: str(error) for identity, error in silent.items()},
+        seen.findings,
+        closed | {identity: str(error) for identity, error in seen.silent.items()},
         unread,
         unjudged=[
-            *(one for one in shown if one.label and one.label.workspace in names),
-            *(one.machine for one in left if one.kind == "not believed" and one.machine),
+            *(one for one in seen.shown if one.label and one.label.workspace in unknown),
+            *(one.machine for one in seen.findings if one.kind == "not believed" and one.machine),
         ],
     )
 
@@ -186,13 +154,11 @@ def _close(
     rental, machine = finding.rental, finding.machine
     if rental is None or rental.machine is None or finding.kind == "at another provider":
         return False, []
-    if machine is not None and machine.provider != rental.provider:  # its account has a new name
-        return False, []
     name, alerts = rental.label.workspace, list[Alert]()
     try:
         first = partial(_foretell, of[name], alerts, newest)
-        held = renting(of[name].under(name))
-        return held.close_if_gone(rental, shown=machine, first=first), alerts
+        by = renter(of[name].under(name))
+        return close_if_gone(by, rental, shown=machine, first=first), alerts
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         why = trouble(error)
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, why)
@@ -384,8 +350,3 @@ def _judged(
 ) -> Verdict:
     gpus = rental.gpu_count if rental is not None and rental.gpu else 0
     return judge(activity, opened.spec.idle, gpus, since_s=since_s)
-
-
-def _is_over(of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding) -> bool:
-    opened = of.get(WorkspaceName(finding.workspace))
-    return opened is not None and just_ended(opened.under(opened.spec.name), finding)

@@ -5,6 +5,7 @@ A command's module imports Prefect only when the command runs: `torpor --help` a
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -17,14 +18,15 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnknownOpti
 from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
+    deletion,
     installation,
     jobs,
     machines,
+    settings,
     setup,
     smoke,
     snapshots,
     status,
-    workspaces,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
@@ -70,8 +72,8 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         installation.demo,
         installation.up,
         setup.init,
-        workspaces.edit,
-        workspaces.delete,
+        settings.edit,
+        deletion.delete,
         smoke.smoke,
         installation.down,
         installation.boot,
@@ -94,6 +96,7 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    gc.freeze()  # else Python looks for garbage in all that was imported, for 0.3 s, as it ends
     sys.exit(code)
 
 

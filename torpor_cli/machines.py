@@ -140,7 +140,8 @@ def hibernate(
         accept_changed: A pattern of files that may change meanwhile. May be repeated.
         accept_lost: A directory or file that may be lost with the machine; '~/*' for whatever was
             written in a home. May be repeated.
-        dry_run: Only say which programs of the workspace would be frozen, or why not.
+        dry_run: Store and end nothing. Only say what would be stored and what left behind, which
+            programs would be frozen, and what is saved.
     """
     run(
         "hibernate",

@@ -121,7 +121,7 @@ def init(
             "GPUs, such as RTX 4090, L40S or 24GB+; empty takes any machine", "", _wished, gpu
         )
         limit = _limit(chosen_provider, model) if max_price is None else max_price
-        made(
+        block = made(
             lambda: Workspace(
                 name=name,
                 paths=paths,
@@ -130,7 +130,8 @@ def init(
                 gpu=model,
                 max_price_usd_h=limit or None,
             )
-        ).save(name)
+        )
+        _save(undo, block, name)
         undo.pop_all()
         say_of_this_home(paths)
         print(f"workspace   {name} is saved. `torpor offers {name}` shows what to rent, and")
@@ -397,12 +398,17 @@ def _check_free(kind: Any, name: str) -> None:
 
 def _save(undo: ExitStack, block: Any, name: str) -> None:
     """Save a new block, which ``undo`` deletes; InvalidInput where somebody has just saved one."""
+    from prefect.exceptions import ObjectAlreadyExists
+
     try:
         block.save(name)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
-    except BaseException:  # it may be there all the same
-        _delete_block(type(block), name)
+    except BaseException as error:
+        if isinstance(error.__cause__, ObjectAlreadyExists):
+            raise InvalidInput(
+                f"somebody has just saved a block {block.get_block_type_slug()}/{name}, which "
+                "stays as it is: choose another name"
+            ) from None
+        _delete_block(type(block), name)  # it may be there all the same
         raise
     undo.callback(_delete_block, type(block), name)
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from flows.procedures.restore import arrival
 from tasks.autosave import start_autosave
+from tasks.branch import branch
 from tasks.machines import (
     create_machine,
     endpoint_of,
@@ -299,7 +300,7 @@ class Fleet:
     # -- on each machine's thread
 
     def _bring(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:
-        with measured_phases() as candidate.seconds:
+        with measured_phases() as candidate.seconds, branch(lambda: candidate.name):
             return self._bring_up(candidate, left)
 
     def _bring_up(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:

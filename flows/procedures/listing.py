@@ -17,11 +17,12 @@ from blocks import Workspace
 from flows.procedures.offers import offers_for
 from tasks.job_limits import paid_usd_h
 from tasks.jobs import for_nodes
-from tasks.machines import renting
+from tasks.machines import machines_of
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_stored, open_workspace
 from torpor.control.compare.offers import OffersReport
+from torpor.control.rental.records import with_host_key
 from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
 from torpor.control.store.catalog import Catalog
@@ -114,16 +115,15 @@ class Found(msgspec.Struct, frozen=True):
 
 def list_machines(workspace: Workspace | str) -> list[Machine]:
     """The workspace's live machines at all providers that it or an open rental names."""
-    return [machine for machine, _ in renting(open_workspace(workspace)).machines()]
+    return [machine for machine, _ in machines_of(open_workspace(workspace)).machines]
 
 
 def list_logins(workspace: Workspace | str) -> list[Machine]:
     """The workspace's machines that a person may log in to, with the host key that each must show,
     where torpor has met it."""
-    held = renting(open_workspace(workspace))
     return [
-        held.pinned(machine, rental)
-        for machine, rental in held.machines()
+        with_host_key(machine, rental)
+        for machine, rental in machines_of(open_workspace(workspace)).machines
         if rental is not None and rental.state == "handed over" and not rental.is_ending(machine)
     ]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from tasks.canaries import read_canaries
 from tasks.comparison import ask_markets, choose_terms, read_past
-from tasks.machines import look_for_offers, renting
+from tasks.machines import look_for_offers, machines_of
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.spending import warn_of
 from tasks.workspace import OpenWorkspace
@@ -42,7 +42,7 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) ->
         terms.snapshot,
         offered(offers, opened.providers, past, terms),
         offers.refused,
-        [machine.id for machine, _ in renting(opened).machines()],
+        [machine.id for machine, _ in machines_of(opened).machines],
         bool(offers.because),
     )
 

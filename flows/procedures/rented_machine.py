@@ -1,4 +1,4 @@
-"""The one machine of a workspace that a flow rents."""
+"""The one machine that a flow rents."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from contextlib import contextmanager
 
 from tasks.machines import (
     create_machine,
+    end_abandoned,
     left_unfinished,
     look_for_offers,
+    open_session,
     own_machine,
     renting,
     say_choice,
     show_offers,
 )
 from tasks.workspace import OpenWorkspace
+from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Tenancy
 from torpor.control.rental.search import Offers
+from torpor.shared.values import WorkspaceName
 
 
 @contextmanager
@@ -24,6 +28,7 @@ def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
     """A new machine for the workspace, or the one that a killed run left; it is ended after a
     failure if that is safe. WorkspaceAwake if the workspace is on a machine already."""
     with renting(opened) as held:
+        end_abandoned(held)
         left = left_unfinished(opened, held, alone=True)
         offers = Offers([], []) if left else look_for_offers(opened)
         try:
@@ -35,6 +40,17 @@ def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
                 show_offers(opened, held, offers)
         with tenancy:
             yield tenancy
+
+
+@contextmanager
+def machine_under(opened: OpenWorkspace, name: WorkspaceName) -> Iterator[Session]:
+    """A new machine that fits the workspace, under a reserved name, so that no wake or hibernate
+    uses it. It holds no work: it is never handed over, and always destroyed."""
+    mine = opened.under(name)
+    with renting(mine) as held:
+        machine = create_machine(held, look_for_offers(mine)).machine
+        with open_session(mine, machine) as session:
+            yield session
 
 
 @contextmanager

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from flows.procedures.rented_machine import machine_under
 from tasks.deploy import forget_measured_bases
-from tasks.machines import (
-    create_machine,
-    look_for_offers,
-    open_session,
-    own_machine,
-    renting,
-)
+from tasks.machines import end_scratch_machines, open_session, own_machine
 from tasks.measure import clear_scratch
-from tasks.phases import phase
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import held, machines_name
 from torpor.control.remote.seam import Session
@@ -37,23 +31,16 @@ def held_and_cleared(opened: OpenWorkspace, workspace: WorkspaceName, run: str) 
 
 @contextmanager
 def scratch_machine(opened: OpenWorkspace, workspace: WorkspaceName, own: str) -> Iterator[Session]:
-    """The user's own machine, or a rented one that is destroyed at the end.
-
-    A rented machine is never handed over. It holds no work, so it may always be destroyed.
-    """
+    """The user's own machine, or a rented one that is destroyed at the end."""
     if own:
         with open_session(opened, own_machine(own)) as session:
             yield session
         return
-    mine = opened.under(machines_name(workspace))
-    with renting(mine) as held:
-        with phase("machine"):
-            machine = create_machine(held, look_for_offers(mine)).machine
-        with open_session(opened, machine) as session:
-            yield session
+    with machine_under(opened, machines_name(workspace)) as session:
+        yield session
 
 
 def _clear(opened: OpenWorkspace, workspace: WorkspaceName) -> None:
-    renting(opened.under(machines_name(workspace))).end_scratch()
+    end_scratch_machines(opened.under(machines_name(workspace)))
     forget_measured_bases(opened)
     clear_scratch(opened)

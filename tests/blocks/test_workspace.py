@@ -100,6 +100,38 @@ def test_saved_and_loaded_it_opens_what_it_names(saved: Path) -> None:
         assert provider.identity == f"local://{socket.gethostname()}{saved}"
 
 
+def test_every_setting_reaches_what_the_flows_read() -> None:
+    """All but names of other blocks, which are opened by themselves."""
+    blocks_named = {"store", "provider", "more_providers", "identity", "idle", "tuning"}
+    changed: dict[str, Any] = {
+        "name": "other",
+        "paths": ["/data"],
+        "exclude": ["*.pyc"],
+        "first": ["venv"],
+        "gpu": "RTX 4090",
+        "gpu_count": 2,
+        "disk_gib": 100.0,
+        "max_price_usd_h": 0.75,
+        "regions": ["eu"],
+        "spot": "only",
+        "cuda": "12.4",
+        "driver": "550",
+        "image": "ubuntu:24.04",
+        "quiesce": ["true"],
+        "resume": ["true"],
+        "accept_changed": ["*.log"],
+        "accept_lost": ["~/.cache"],
+        "programs": ["sleep 1"],
+        "process": "try",
+        "save_minutes": 5,
+        "when_idle": "report",
+    }
+    assert changed.keys() | blocks_named | {"project"} == Workspace.model_fields.keys()
+    plain = Workspace(name="mywork").spec()
+    for setting, value in changed.items():
+        assert Workspace(**{"name": "mywork", setting: value}).spec() != plain, setting
+
+
 def test_every_field_survives_saving(prefect_server: Server) -> None:
     Tuning(
         quiesce_timeout_s=12.5,

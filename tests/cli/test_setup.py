@@ -109,6 +109,44 @@ def test_the_key_of_a_refused_store_stays_for_whoever_has_stored_with_it(
     key.unlink()
 
 
+def test_nothing_stays_where_the_answer_to_a_save_of_a_block_cannot_be_read(
+    nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    real = Workspace.save
+
+    def unread(block: Workspace, name: str, **how: Any) -> None:
+        real(block, name, **how)
+        raise ValueError("the answer is no JSON")
+
+    monkeypatch.setattr(Workspace, "save", unread)
+    with pytest.raises(ValueError, match="no JSON"):
+        setup.init(NAME, provider=_local(world), max_price=0.0, **_of(world))
+    assert _left() == []
+
+
+def test_a_workspace_that_somebody_has_just_saved_under_the_name_stays(
+    nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    real = Workspace.save
+
+    def late(block: Workspace, name: str, **how: Any) -> None:
+        real(Workspace(name=NAME, paths=["~/of-another-terminal"]), name)
+        real(block, name, **how)
+
+    monkeypatch.setattr(Workspace, "save", late)
+    with pytest.raises(InvalidInput, match=f"somebody has just saved a block workspace/{NAME}"):
+        setup.init(NAME, provider=_local(world), max_price=0.0, **_of(world))
+    assert _left() == ["Workspace"]
+    assert Workspace.load(NAME).paths == ["~/of-another-terminal"]
+
+
+def _local(world: World) -> str:
+    blocks.LocalProvider(folder=world.access.machines).save(f"{NAME}-here", overwrite=True)
+    return f"local-provider/{NAME}-here"
+
+
 def _raise(error: type[BaseException], *_: object) -> None:
     raise error
 

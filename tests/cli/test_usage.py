@@ -159,17 +159,45 @@ def test_prefect_sends_no_usage_data_of_a_command_unless_its_user_says_so(
         "import os; from torpor_cli.server import connected\n"
         "with connected(): print(os.environ['DO_NOT_TRACK'])"
     )
-    plain = {name: value for name, value in os.environ.items() if name != "DO_NOT_TRACK"}
     with _prefect_answering({"/admin/version": (200, "3.9.1")}) as url:
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=plain | {"PREFECT_API_URL": url} | told,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
+        done = _python(script, url, **told)
     assert done.stdout.strip() == kept, done.stderr
+
+
+def test_a_command_asks_its_server_by_one_client() -> None:
+    script = (
+        "from torpor_cli.server import connected\n"
+        "with connected():\n"
+        "    from prefect.client.orchestration import get_client\n"
+        "    with get_client(sync_client=True) as one: pass\n"
+        "    with get_client(sync_client=True) as other: print(other is one)"
+    )
+    with _prefect_answering({"/admin/version": (200, "3.9.1")}) as url:
+        done = _python(script, url)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_a_server_of_another_prefect_is_named_without_a_traceback() -> None:
+    script = "import sys, torpor_cli.app as a; sys.argv = ['torpor', 'status']; a.main()"
+    with _prefect_answering({"/admin/version": (200, "2.20.0")}) as url:
+        done = _python(script, url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"torpor: the Prefect server at {url} cannot be used: ")
+    assert "server: 2.20.0" in done.stderr
+
+
+def test_nothing_looks_for_garbage_in_what_a_command_imports() -> None:
+    script = (
+        "import atexit, gc, sys, torpor_cli.server as s, torpor_cli.app as a\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "with s.connected(): print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+        "gc.unfreeze(); sys.argv = ['torpor', '--version']; a.main()"
+    )
+    with _prefect_answering({"/admin/version": (200, "3.9.1")}) as url:
+        done = _python(script, url)
+    whole, version, at_exit = done.stdout.splitlines()
+    assert (whole, at_exit) == ("True True", "True"), done.stderr
+    assert version.startswith("torpor ")
 
 
 def test_a_server_that_refuses_a_detached_run_is_quoted() -> None:
@@ -221,6 +249,18 @@ def _prefect_answering(answers: dict[str, tuple[int, object]]) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def _python(script: str, url: str, **env: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if name != "DO_NOT_TRACK"}
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=plain | {"PREFECT_API_URL": url} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
 
 
 def _here(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

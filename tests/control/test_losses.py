@@ -8,17 +8,17 @@ import pytest
 
 from torpor.control.losses import clean, is_accepted, judge_losses, left_behind, size
 from torpor.shared.values import GIB, WorkspaceName, WorkspaceSpec
-from torpor.shared.wire.losses import Left, LinkOut, Losses, summarised, summary
+from torpor.shared.wire.losses import LeftBehind, LinkOut, Losses, summarised, summary
 
 SPEC = WorkspaceSpec(WorkspaceName("demo"), ["~/workspace"])
 NEWEST = 1_800_000_000.0
 
 
-def _left(path: str, count: int = 3_100_000_000, files: int = 2) -> Left:
-    return Left(path, files, count, NEWEST)
+def _left(path: str, count: int = 3_100_000_000, files: int = 2) -> LeftBehind:
+    return LeftBehind(path, files, count, NEWEST)
 
 
-def _losses(*folders: Left, **changes: Any) -> Losses:
+def _losses(*folders: LeftBehind, **changes: Any) -> Losses:
     total = _left("/", sum(left.bytes for left in folders), sum(left.files for left in folders))
     plain = Losses(True, total, list(folders), [], [], 0, [], 0, [], 0, [])
     return msgspec.structs.replace(plain, **changes)
@@ -94,10 +94,10 @@ def test_a_block_may_refuse_losses_above_a_size(
 def test_what_keeps_a_machine_names_a_users_own_files_first_and_counts_the_rest() -> None:
     own = [_left(f"/root/{number}") for number in range(7)]
     folders = [_left("/data"), *(_left(f"{one.path}/deep") for one in own)]
-    total = Left("/", 40, 9 * GIB, 0.0)
+    total = LeftBehind("/", 40, 9 * GIB, 0.0)
     spec = msgspec.structs.replace(SPEC, left_behind="refuse")
     losses = msgspec.structs.replace(
-        _losses(*folders), own=own[:2], own_total=Left("/", 14, GIB, 0.0), total=total
+        _losses(*folders), own=own[:2], own_total=LeftBehind("/", 14, GIB, 0.0), total=total
     )
     lost = judge_losses(losses, spec)
     (reason,) = lost.keep

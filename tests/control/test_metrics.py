@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from torpor.control.alerts.delivery import Remembered
 from torpor.control.metrics import registry, write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.watch_report import Watched, WatchedJob, WatchReport
@@ -42,7 +43,10 @@ def _report(*watched: Watched) -> WatchReport:
 def test_a_report_as_metrics() -> None:
     asleep = _watched(workspace=WorkspaceName("b"), kind="off", machine=None)
     of = {"workspace": "a", "machine": "m", "provider": "p"}
-    found = registry(_report(_watched(), asleep))
+    alert = Remembered(
+        kind="machine unknown", subject="p m", workspace="a", title="unknown", since_unix=0.0
+    )
+    found = registry(_report(_watched(), asleep), [alert])
     value = found.get_sample_value
     assert value("torpor_machine_verdict", of | {"verdict": "busy"}) == 1
     assert value("torpor_machine_verdict", of | {"verdict": "idle"}) == 0
@@ -53,13 +57,15 @@ def test_a_report_as_metrics() -> None:
     assert value("torpor_job_driven", {"workspace": "a", "job": "j"}) == 1
     assert value("torpor_job_driven", {"workspace": "a", "job": "k"}) == 0
     assert value("torpor_providers_silent") == 1
+    named = {"kind": "machine unknown", "subject": "p m", "workspace": "a"}
+    assert value("torpor_alert", named) == 1
     assert value("torpor_watch_timestamp_seconds") == 2000
 
 
 def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
     path = tmp_path / "new" / "torpor.prom"
     unknown = _watched(price_usd_h=None, since_unix=None, newest_unix=None)
-    write_metrics(_report(unknown), str(path))
+    write_metrics(_report(unknown), [], str(path))
     families = {
         family.name: family.samples for family in text_string_to_metric_families(path.read_text())
     }
@@ -72,7 +78,7 @@ def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=r"torpor\.prom"):
-        write_metrics(_report(), str(tmp_path / "file" / "torpor.prom"))
+        write_metrics(_report(), [], str(tmp_path / "file" / "torpor.prom"))
 
 
 def test_the_table_says_what_a_person_wants_to_know() -> None:

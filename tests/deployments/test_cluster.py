@@ -27,7 +27,7 @@ def test_a_team_gets_a_budget_of_its_name_which_follows_the_list(prefect_server:
 
 
 def test_it_may_be_repeated_and_names_each_step_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: Server
 ) -> None:
     file = tmp_path / "values.yaml"
     file.write_text("teams: [{name: a, namespace: b, gpus: 1, weight: 3, usd_month: 1.2e+3}]\n")

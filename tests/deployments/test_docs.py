@@ -19,6 +19,7 @@ from prefect.utilities.callables import parameter_schema
 import flows
 from deployments.installation import Installation
 from deployments.server import LOGIN_VARIABLE
+from tests.deployments.test_every_deployment import STAGES
 from torpor_cli.app import app
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -169,8 +170,9 @@ def test_the_table_of_commands_names_calls_and_deployments_that_are_there() -> N
     assert len(calls) > 20
     assert [call for call in calls if not hasattr(flows, call.partition("(")[0])] == []
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
-    names = {deployment["name"] for deployment in deployments} | {"destroy"}
-    assert {name for row in cells for name in re.findall(r"`([^`]+)`", row[2])} <= names
+    names = {deployment["name"] for deployment in deployments}
+    found = {name for row in cells for name in re.findall(r"`([^`]+)`", row[2])}
+    assert found - {"destroy"} == names
 
 
 def test_the_deployments_that_programs_start_in_the_docs_are_there() -> None:
@@ -183,6 +185,12 @@ def test_the_deployments_that_programs_start_in_the_docs_are_there() -> None:
     started = re.findall(r"""run_deployment\(\s*["']([^"']+)["']""", text)
     assert started
     assert {*started} <= names
+
+
+def test_every_deployment_has_a_run_in_the_test_of_all() -> None:
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    planned = {name.rpartition("/")[2] for stage in STAGES for name in stage}
+    assert planned == {deployment["name"] for deployment in deployments}
 
 
 def test_each_deployment_has_one_subject_and_a_description() -> None:

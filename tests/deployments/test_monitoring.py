@@ -20,7 +20,7 @@ _COLUMNS: Final = 24  # of a dashboard's grid
 
 
 def _written() -> set[str]:
-    return {metric.name for metric in registry(WatchReport(0.0, [], [], [])).collect()}
+    return {metric.name for metric in registry(WatchReport(0.0, [], [], []), []).collect()}
 
 
 def _named(text: str) -> set[str]:

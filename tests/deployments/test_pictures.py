@@ -1,4 +1,4 @@
-"""docs/pictures/draw.py draws the README's pictures from the kept results."""
+"""The README's pictures are drawn from the kept results, and those of the map from the imports."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ def test_every_picture_of_the_readme_is_drawn() -> None:
     assert named == set(drawn)
     for picture in drawn.values():
         ElementTree.fromstring(picture)  # noqa: S314 - our own
+
+
+def test_the_map_shows_what_imports_what_now() -> None:
+    rooms = runpy.run_path(str(CHECKOUT / "docs" / "pictures" / "rooms.py"))
+    page = (CHECKOUT / "docs" / "contributing" / "map.md").read_text()
+    assert page == rooms["page"](page), "run `python docs/pictures/rooms.py`"
+    house = rooms["pictures"]()["house"]
+    assert house["torpor/machine"] == {"torpor/shared"}
+    assert "flows" in house["deployments"] and "torpor/shared" in house["torpor/control"]

@@ -146,8 +146,8 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
 
     def shares() -> list[str] | None:
         tasks = ask("POST", f"{prefect_server.api_url}/task_runs/filter", wanted)
-        names = [task["name"] for task in tasks if task["name"].startswith("restore share")]
-        return names if {name.split(" of ")[1] for name in names} == ready else None
+        names = [task["name"] for task in tasks if ": restore share" in task["name"]]
+        return names if {name.split(": ")[0] for name in names} == ready else None
 
     # Prefect's server learns of task runs by events, after their ends.
     assert len(until(shares, "each machine has fetched a share", every_s=0.5)) <= 64

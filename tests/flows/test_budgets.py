@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -18,7 +16,6 @@ from flows.procedures.drill_machine import drill_machine
 from flows.procedures.scratch_machine import scratch_machine
 from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
-from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
@@ -221,49 +218,3 @@ def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:
         assert Rentals.open is real
     assert lab.market.orders == []
     assert lab.states() == []
-
-
-def test_at_four_fifths_one_event_is_sent_a_month(lab: Lab, events: deque[dict[str, Any]]) -> None:
-    now = time.time()
-    lab.record(created_unix=now - 60, seen_unix=now)
-    per_minute = 4 / 60
-    with plain(lab.limited(per_minute / 0.79)):
-        assert what_is_left(lab.limited(per_minute / 0.7))
-        assert not events
-        for _ in range(3):
-            assert what_is_left(lab.limited(per_minute / 0.9))
-    (event,) = events
-    assert event["event"] == "torpor.budget.reached"
-    assert event["resource"]["prefect.resource.id"] == "torpor.budget.lab"
-    assert event["related"][0]["prefect.resource.id"] == "torpor.workspace.demo"
-    assert event["payload"]["percent"] == 80
-    assert "budget lab: " in event["payload"]["message"]
-
-
-def test_what_somebody_else_wrote_keeps_no_event_from_being_sent(
-    lab: Lab, events: deque[dict[str, Any]]
-) -> None:
-    now = time.time()
-    lab.record(created_unix=now - 60, seen_unix=now)
-    opened = lab.limited(4 / 60 / 0.9)
-    with plain(opened):
-        what_is_left(opened)
-        (recorded,) = lab.store.list("budgets/")
-        lab.store.put(recorded.key, b"{}")
-        for _ in range(2):
-            what_is_left(opened)
-    assert len(events) == 2
-
-
-def test_an_event_is_sent_by_the_next_run_where_one_is_killed_as_it_sends_it(lab: Lab) -> None:
-    def killed(event: dict[str, Any]) -> None:
-        raise KeyboardInterrupt
-
-    lab.record(created_unix=time.time() - 60, seen_unix=time.time())
-    opened = lab.limited(0.01)
-    with PlainRunner(opened, on_event=killed), pytest.raises(KeyboardInterrupt):
-        what_is_left(opened)
-    events: list[dict[str, Any]] = []
-    with PlainRunner(opened, on_event=events.append):
-        assert what_is_left(opened) and what_is_left(opened)
-    assert [event["event"] for event in events] == ["torpor.budget.reached"]

@@ -34,7 +34,7 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from tests.fixtures.world import World, kill
 from torpor.control.ports import free_ports
 from torpor.control.remote import criu as criu_packages
-from torpor.control.reports import HibernateReport, ProgramsReport, WakeReport
+from torpor.control.reports import HibernatePreview, HibernateReport, WakeReport
 from torpor.control.safety import Verified
 from torpor.shared.errors import MachineUnfit, StillChanging, UnsavedWork
 
@@ -223,15 +223,15 @@ def test_a_job_on_the_machine_freezes_its_programs(world: World) -> None:
 def test_a_dry_run_says_what_would_be_frozen_and_stops_nothing(world: World) -> None:
     _begin(world)
     said = run_plainly(world.opened, hibernate, dry_run=True)
-    assert isinstance(said, ProgramsReport)
-    assert said.rows()[0]["value"].startswith(f"{LINE}: would be frozen, with ")
+    assert isinstance(said, HibernatePreview)
+    assert said.programs[0].startswith(f"{LINE}: would be frozen, with ")
     _grows(world)
     said = run_plainly(_changed(world, process="never").opened, hibernate, dry_run=True)
-    assert isinstance(said, ProgramsReport)
+    assert isinstance(said, HibernatePreview)
     assert said.programs == [f"{LINE}: would not be frozen: {NEVER.why_not}"]
     other = _changed(world, programs=["exec sleep 600"]).opened
     said = run_plainly(other, hibernate, dry_run=True)
-    assert isinstance(said, ProgramsReport)
+    assert isinstance(said, HibernatePreview)
     assert said.programs == ["exec sleep 600: does not run here, a wake starts it afresh"]
     assert len(world.machines()) == 1
     assert _breaks(_lines(world)) == 0

@@ -165,8 +165,8 @@ def test_a_job_whose_run_failed_is_continued_later_each_time_and_told_of(lab: La
     _, prefect = _watch(lab.opened, driver="ended")
     assert [one[0] for one in prefect.did] == ["start"]
     (told,) = prefect.events
-    assert told["event"] == "torpor.job.failing"
-    assert (told["payload"]["failures"], told["payload"]["why"]) == (3, "the key was revoked")
+    assert told["payload"]["kind"] == "job failing"
+    assert "3 of its runs have failed in a row: the key was revoked" in told["payload"]["message"]
 
 
 def test_a_dry_run_only_reports(lab: Lab) -> None:

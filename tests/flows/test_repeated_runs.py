@@ -86,6 +86,20 @@ def test_the_second_of_two_says_as_what_the_first_has_hibernated(
     assert tried.count(at) == 1, "it was tried again"
 
 
+def test_the_sweep_is_a_step_of_a_wake_and_not_on_the_way_of_a_hibernation(
+    lab: Lab, place: Path
+) -> None:
+    steps: list[str] = []
+    with PlainRunner(lab.opened, before=steps.append):
+        flows.backup.fn(DEMO)
+        flows.hibernate.fn(DEMO)
+        assert "end abandoned machines" not in steps
+        del steps[:]
+        flows.wake.fn(DEMO)
+    sweep = steps.index("end abandoned machines")
+    assert sweep < steps.index("find what was left") < steps.index("create machine")
+
+
 def test_a_wake_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, place: Path) -> None:
     run_plainly(lab.opened, flows.backup)
     (place / "later").write_text("later work")

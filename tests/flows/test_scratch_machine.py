@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from flows.procedures.scratch_machine import held_and_cleared, scratch_machine
-from tasks.machines import renting
+from tasks.machines import end_scratch_machines
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.plain_flows import plain
@@ -122,11 +122,11 @@ def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
     with monkeypatch.context() as patched, plain(mine):
         patched.setattr(FolderMarket, "destroy", stuck)
         with pytest.raises(ProviderError, match="it does not go"):
-            renting(mine).end_scratch()
+            end_scratch_machines(mine)
     assert [machine.label for machine in lab.machines()] == [first]
     assert [rental.state for rental in mine.rentals.open()] == ["abandoned"]  # which watch ends
     with plain(mine):
-        renting(mine).end_scratch()
+        end_scratch_machines(mine)
     assert lab.machines() == []
     assert _left(lab) == []
 
@@ -135,7 +135,7 @@ def test_work_from_before_a_name_was_reserved_is_left(lab: Lab) -> None:
     mine = lab.opened.under(machines_name(WORKSPACE))
     machine, _ = handed_over(mine)
     with plain(mine):
-        renting(mine).end_scratch()
+        end_scratch_machines(mine)
     assert [one.id for one in lab.machines()] == [machine.id]
 
 

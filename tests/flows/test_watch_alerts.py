@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -35,14 +35,20 @@ from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.seam import Absent, Residue
 from torpor.control.rental.records import Rentals
 from torpor.control.reports import moment
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.store_prices import StorePrice
 from torpor.control.supervision import LOCK, Event, Parent, Supervision
 from torpor.control.watch_report import WatchReport
-from torpor.shared.errors import InvalidInput, NotDelivered, ProviderUnavailable, StoreUnavailable
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineUnread,
+    NotDelivered,
+    ProviderUnavailable,
+    StoreUnavailable,
+)
 from torpor.shared.values import Machine, MachineId
 
 HOUR = 3600.0
@@ -76,6 +82,14 @@ def _watch(
     with _Runs(opened, alerts=server) as runs:
         report = watch.fn(**{"dry_run": False, **options})
     return report, runs, server.take()
+
+
+def _judged(monkeypatch: pytest.MonkeyPatch, kind: Literal["busy", "idle", "unknown"]) -> None:
+    """What each look at a machine finds."""
+    looked: Future[MachineLook] = Future()
+    looked.set_result(MachineLook(Verdict(kind, "nothing ran for 30 minutes"), Saves("")))
+    look_at = SimpleNamespace(submit=lambda *_: looked)
+    monkeypatch.setattr(sys.modules["flows.watch"], "look_at", look_at)
 
 
 def _failed(flow: str = "hibernate", **changes: Any) -> FailedRun:
@@ -130,6 +144,118 @@ def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
     assert _watch(lab.opened, server)[2] == []  # nobody knows, so it is not over
     lab.store.fails = None
     assert _watch(lab.opened, server)[2] == []
+
+
+def test_an_idle_machine_that_stays_is_told_after_half_an_hour(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its block or its schedule says report."""
+    machine, _ = handed_over(lab.opened)
+    _judged(monkeypatch, "idle")
+    assert _watch(lab.opened, server, only_report=True)[2] == []
+    server.since(1800)
+    _, runs, ((subject, body),) = _watch(lab.opened, server, only_report=True)
+    assert subject == f"torpor: machine {machine.id} of workspace demo is idle and stays"
+    assert "none: watch reports only. It costs 4.00 $/h." in body
+    assert "Next step: hibernate workspace demo" in body
+    assert runs.started == []
+    lab.market.away = ProviderUnavailable("503")
+    assert _watch(lab.opened, server, only_report=True)[2] == []  # nobody knows, so it is not over
+    lab.market.away = None
+    _judged(monkeypatch, "unknown")
+    assert _watch(lab.opened, server, only_report=True)[2] == []
+    _judged(monkeypatch, "busy")
+    ((subject, _),) = _watch(lab.opened, server, only_report=True)[2]
+    assert subject.startswith("torpor: over: ")
+
+
+def test_the_metric_of_an_alert_stays_while_it_lasts(
+    lab: Lab, server: AlertMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a dry run, and where nobody can say since when it lasts."""
+    handed_over(lab.opened)
+    _judged(monkeypatch, "idle")
+    metrics = tmp_path / "torpor.prom"
+    options = {"only_report": True, "metrics": str(metrics)}
+    _watch(lab.opened, server, **options)
+    assert "torpor_alert{" not in metrics.read_text()
+    server.since(1800)
+    for dry_run in (False, True):
+        _watch(lab.opened, server, **options, dry_run=dry_run)
+        assert 'torpor_alert{kind="machine idle"' in metrics.read_text()
+
+    def away() -> None:
+        raise ConnectionError("503")
+
+    monkeypatch.setattr(server, "remembered", away)
+    with pytest.raises(ConnectionError):
+        _watch(lab.opened, server, **options)
+    assert 'torpor_alert{kind="machine idle"' in metrics.read_text()
+
+
+def test_the_disk_of_a_machine_that_cannot_be_read_is_not_told_as_forgotten(
+    lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever deletes it deletes the work."""
+    machine, _ = handed_over(lab.opened)
+    of: dict[str, Any] = {"provider": machine.provider, "kind": "disk", "label": machine.label}
+    monkeypatch.setattr(lab.market, "residue", lambda: [Residue(id="disk-1", **of)])
+
+    def unread() -> list[Machine]:
+        raise MachineUnread("a row cannot be read", [])
+
+    monkeypatch.setattr(lab.market, "list_own", unread)
+    _watch(lab.opened, server)
+    server.since(7300)
+    assert not [one for one, _ in _watch(lab.opened, server)[2] if "disk-1" in one]
+    monkeypatch.setattr(lab.market, "list_own", list)  # it answers, and does not show the machine
+    _watch(lab.opened, server)
+    server.since(7300)
+    assert not [one for one, _ in _watch(lab.opened, server)[2] if "disk-1" in one]
+
+
+def test_a_job_with_a_machine_on_which_no_run_works_is_told(lab: Lab, server: AlertMemory) -> None:
+    machine, rental = handed_over(lab.opened)
+    left_job(lab, attempts=[attempt_on(machine, rental)])
+    for minutes in (0, 14):
+        server.since(60 * minutes)
+        assert not [one for one, _ in _watch(lab.opened, server)[2] if f"job {JOB}" in one]
+    server.since(120)
+    told = _watch(lab.opened, server)[2]
+    ((subject, body),) = [one for one in told if f"job {JOB}" in one[0]]
+    assert subject == f"torpor: no flow run works on job {JOB} of workspace demo"
+    assert f"Its machine {machine.id} costs money while it is there" in body
+
+
+def test_a_machine_without_a_rental_is_told_after_two_hours_and_raised_once(
+    lab: Lab, server: AlertMemory, tmp_path: Path
+) -> None:
+    """Another store may have its rental: torpor leaves it alone, and it costs money."""
+    machine = lab.rent()
+    lab.forget_rentals()
+    metrics = tmp_path / "torpor.prom"
+    events: list[dict[str, Any]] = []
+
+    def fails(event: dict[str, Any]) -> None:
+        raise ConnectionError("503")
+
+    for waited, told, heard in (
+        (0, 0, events.append),
+        (7000, 0, events.append),
+        (200, 1, fails),  # the next look sends the event
+        (120, 0, events.append),
+        (120, 0, events.append),
+    ):
+        server.since(waited)
+        with _Runs(lab.opened, alerts=server, on_event=heard):
+            watch.fn(dry_run=False, metrics=str(metrics))
+        assert len(server.take()) == told
+    (raised,) = [one for one in events if one["payload"].get("kind") == "machine forgotten"]
+    assert raised["event"] == "torpor.alert.raised"
+    assert raised["resource"]["prefect.resource.id"].startswith("torpor.alert.machine-forgotten.")
+    assert raised["related"][0]["prefect.resource.id"] == "torpor.workspace.demo"
+    assert f"machine {machine.id} at " in raised["payload"]["title"]
+    assert 'torpor_alert{kind="machine forgotten"' in metrics.read_text()
 
 
 def test_a_machine_that_can_neither_be_used_nor_be_ended_is_told_with_what_it_costs(

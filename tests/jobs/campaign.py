@@ -41,7 +41,7 @@ from tests.markets.market import Rented
 from tests.markets.world import SETTLING_S, MarketWorld, market_world
 from torpor.control.jobs import policy
 from torpor.control.jobs.records import Job
-from torpor.control.rental import renting
+from torpor.control.rental import sweep
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import JobFailed, StoreMissing
 from torpor.shared.values import MIB, SnapshotId
@@ -115,7 +115,7 @@ class Campaign(MarketWorld):
         was killed before it sent one is old."""
         for fake in self.markets.fakes.values():
             fake.faults.clear()
-        with self._plain(self.opened), patch.object(renting, "ASKED_S", 0.0):
+        with self._plain(self.opened), patch.object(sweep, "ASKED_S", 0.0):
             for _ in range(2):
                 time.sleep(SETTLING_S)
                 reconcile.fn(self.opened.spec.name, abandoned=True)

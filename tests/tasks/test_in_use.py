@@ -9,9 +9,11 @@ import pytest
 from tasks.in_use import in_use
 from tests.fixtures.clocked_agent import ClockedStore
 from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.market import H100, Market
 from tests.fixtures.plain_flows import hibernate_plainly, plain
 from tests.fixtures.rentals import handed_over
 from torpor.control.jobs.records import Job, new_job_id
+from torpor.control.providers.seam import Order
 from torpor.shared.errors import ProviderUnavailable, StoreError
 from torpor.shared.values import DRILL, object_key, reserved_name
 
@@ -70,6 +72,24 @@ def test_a_record_that_cannot_be_believed_and_a_silent_market_count(
 
     monkeypatch.setattr(lab.market, "list_own", silent)
     assert _found(lab) == ["machines at vast:1, perhaps: it does not answer (down for maintenance)"]
+
+
+def test_another_market_of_the_installation_is_asked_too_and_may_be_silent(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    former = Market("runpod:2")
+    label = lab.opened.rentals.new_label("me")
+    order = Order(offer=H100, label=label, public_key="", host_key="", jump_host_key="")
+    machine = former.create(order)
+    opened = replace(lab.opened, others=lambda: (lab.market, former))
+    with plain(opened):
+        assert in_use(opened) == [
+            f"machine {machine.id} at runpod:2 (running), which no open rental names"
+        ]
+    former.away = ProviderUnavailable("down for maintenance")
+    with plain(opened):
+        assert in_use(opened) == []
+    assert "runpod:2 was left out: down for maintenance" in caplog.text
 
 
 def test_a_store_that_does_not_answer_is_an_error(lab: Lab) -> None:

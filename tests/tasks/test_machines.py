@@ -10,12 +10,13 @@ import pytest
 from tasks import machines
 from tasks.jobs import machine_in_use
 from tasks.machines import (
+    chosen_machine,
     destroy_machine,
-    find_machine,
     left_unfinished,
     own_machine,
     renting,
 )
+from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import plain
@@ -38,7 +39,7 @@ def test_a_machine_that_nobody_will_use_is_ended_and_not_in_the_way(lab: Lab) ->
         mine = lab.rent()
         late = _late(lab)
         assert late.id in lab.market.alive
-        assert find_machine(lab.opened, "").id == mine.id
+        assert chosen_machine(lab.opened, "").id == mine.id
     assert [*lab.market.alive] == [mine.id]
     assert lab.states() == ["ended", "handed over"]
 
@@ -54,9 +55,24 @@ def test_a_machine_that_nobody_will_use_is_not_in_the_way_where_it_cannot_be_end
         late = _late(lab)
         monkeypatch.setattr(lab.market, "destroy", refuse)
         monkeypatch.setattr(machines, "AT_ONCE_S", 0.0)
-        assert find_machine(lab.opened, "").id == mine.id
+        assert chosen_machine(lab.opened, "").id == mine.id
     assert late.id in lab.market.alive
     assert lab.states() == ["abandoned", "handed over"]
+
+
+def test_what_ends_machines_is_a_step_of_its_own_and_not_on_the_usual_way(lab: Lab) -> None:
+    steps: list[str] = []
+    with PlainRunner(lab.opened, before=steps.append):
+        with pytest.raises(InvalidInput, match="on no machine"):
+            chosen_machine(lab.opened, "")
+        mine = lab.rent()
+        del steps[:]
+        assert chosen_machine(lab.opened, "").id == mine.id
+        assert steps == ["find machines"]
+        _late(lab)
+        chosen_machine(lab.opened, "")
+        assert steps[1:] == ["find machines", "end abandoned machines"]
+        assert [*lab.market.alive] == [mine.id]
 
 
 def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
@@ -81,7 +97,7 @@ def test_a_machine_of_a_wake_that_still_runs_is_not_said_to_be_left(lab: Lab) ->
     with plain(lab.opened):
         standing(lab.opened)
         with pytest.raises(InvalidInput, match=r"still runs, or did not finish\. Wait, or run it"):
-            find_machine(lab.opened, "")
+            chosen_machine(lab.opened, "")
 
 
 def test_a_machine_that_is_being_ended_is_no_place_to_work(lab: Lab) -> None:
@@ -92,7 +108,7 @@ def test_a_machine_that_is_being_ended_is_no_place_to_work(lab: Lab) -> None:
         with pytest.raises(InvalidInput, match="is being ended: its rent was cancelled") as told:
             left_unfinished(lab.opened, held, alone=True)
         assert "work there, or" not in str(told.value)
-        assert find_machine(lab.opened, "").id == machine.id  # hibernate may store it
+        assert chosen_machine(lab.opened, "").id == machine.id  # hibernate may store it
 
 
 def test_a_machine_that_its_market_stopped_is_no_place_to_work_and_none_is_rented_beside_it(
@@ -119,8 +135,8 @@ def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(l
         lab.opened.rentals.change(rental, snapshot=SnapshotId("s-1"))
         assert left_unfinished(lab.opened, held, alone=True) == []
         with pytest.raises(InvalidInput, match="on no machine"):
-            find_machine(lab.opened, "")
-        assert find_machine(lab.opened, "", to_store=True).id == old.id
+            chosen_machine(lab.opened, "")
+        assert chosen_machine(lab.opened, "", to_store=True).id == old.id
         assert machine_in_use(lab.opened, None) is None
         assert machine_in_use(lab.opened, old.id) is not None
         again = renting(lab.opened)
@@ -128,7 +144,7 @@ def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(l
         new = again.rent(lab.market.on_sale)
         new.hand_over(alone=True)
         for to_store in (False, True):
-            assert find_machine(lab.opened, "", to_store).id == new.machine.id
+            assert chosen_machine(lab.opened, "", to_store).id == new.machine.id
         with pytest.raises(InvalidInput, match=f"already on machine {new.machine.id}"):
             left_unfinished(lab.opened, held, alone=True)
 
@@ -159,7 +175,7 @@ def test_nothing_is_rented_while_no_block_reaches_the_machine_of_an_open_rental(
             lambda: left_unfinished(other, renting(other), alone=True),
             lambda: left_unfinished(other, renting(other), alone=False),
             lambda: machine_in_use(other, machine.id),
-            lambda: find_machine(other, ""),
+            lambda: chosen_machine(other, ""),
         ):
             with pytest.raises(InvalidInput, match="no provider block is for vast:1") as told:
                 look()

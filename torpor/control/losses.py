@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torpor.control.reports import moment
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, WorkspaceSpec
-from torpor.shared.wire.losses import Left, LinkOut, Losses, summarised
+from torpor.shared.wire.losses import LeftBehind, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
@@ -191,13 +191,13 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     return found
 
 
-def _own_first(losses: Losses) -> list[Left]:
+def _own_first(losses: Losses) -> list[LeftBehind]:
     """A user's own files by their names in a home, and then the directories beside them."""
     names = [one.path for one in losses.own]
     return [*losses.own, *(one for one in losses.folders if not is_accepted(names, one.path))]
 
 
-def _of_own(losses: Losses, own: Sequence[Left]) -> str:
+def _of_own(losses: Losses, own: Sequence[LeftBehind]) -> str:
     found = []
     if own:
         named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in own[:_NAMES])
@@ -218,15 +218,15 @@ def _of_link(link: LinkOut) -> str:
     return f"{clean(link.link)} is a link to {clean(link.data.path)}, {holds}"
 
 
-def _of_folder(folder: Left) -> str:
+def _of_folder(folder: LeftBehind) -> str:
     return f"{clean(folder.path)}: {_amount(folder)}"
 
 
-def _amount(folder: Left) -> str:
+def _amount(folder: LeftBehind) -> str:
     return f"{_count(folder)}, newest {moment(min(folder.newest_unix, 4e9))}"
 
 
-def _count(folder: Left) -> str:
+def _count(folder: LeftBehind) -> str:
     return f"{size(folder.bytes)} in {folder.files:,} file{'' if folder.files == 1 else 's'}"
 
 

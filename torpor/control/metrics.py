@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
+from torpor.control.alerts.delivery import Remembered
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput
 
@@ -14,8 +16,9 @@ VERDICTS: Final = ("busy", "idle", "unknown")
 _OF_MACHINE: Final = ("workspace", "machine", "provider")
 
 
-def registry(report: WatchReport) -> CollectorRegistry:
-    """The report as metrics. What nobody knows has no sample: it is not 0."""
+def registry(report: WatchReport, alerts: Sequence[Remembered]) -> CollectorRegistry:
+    """The report as metrics, and the ``alerts`` that people are to hear of. What nobody knows has
+    no sample: it is not 0."""
     found = CollectorRegistry()
     looked = Gauge("torpor_watch_timestamp_seconds", "When watch last looked", registry=found)
     verdict = Gauge(
@@ -44,6 +47,10 @@ def registry(report: WatchReport) -> CollectorRegistry:
         ("workspace", "job"), registry=found,
     )  # fmt: skip
     silent = Gauge("torpor_providers_silent", "Providers that did not answer", registry=found)
+    alert = Gauge(
+        "torpor_alert", "1 for each alert that people are to hear of",
+        ("kind", "subject", "workspace"), registry=found,
+    )  # fmt: skip
     looked.set(report.at_unix)
     silent.set(len(report.silent))
     for entry in report.watched:
@@ -62,15 +69,17 @@ def registry(report: WatchReport) -> CollectorRegistry:
         driven.labels(job.workspace, job.job).set(job.driven)
     for finding in report.findings:
         forgotten.labels(finding.kind).inc()
+    for one in alerts:
+        alert.labels(one.kind, one.subject, one.workspace).set(1)
     return found
 
 
-def write_metrics(report: WatchReport, path: str) -> None:
+def write_metrics(report: WatchReport, alerts: Sequence[Remembered], path: str) -> None:
     """Write the file whole or not at all; a reader never sees half of it."""
     folder = os.path.dirname(os.path.abspath(path))
     try:
         os.makedirs(folder, exist_ok=True)
-        write_to_textfile(path, registry(report))
+        write_to_textfile(path, registry(report, alerts))
     except OSError as error:
         raise InvalidInput(
             f"the metrics cannot be written to {path}: {error.strerror}. Name a file that this "

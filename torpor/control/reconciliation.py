@@ -102,11 +102,16 @@ class Finding(msgspec.Struct, frozen=True):
         return (self.machine.price_usd_h or known) if self.machine else 0.0
 
     @property
+    def is_free(self) -> bool:
+        """Whether it surely costs nothing."""
+        return self.residue is not None and self.residue.kind in FREE
+
+    @property
     def next_step(self) -> str:
         advice = _ADVICE[self.kind]
         if self.workspace.startswith(RESERVED):
             advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
-        if self.residue and self.residue.kind in FREE:
+        if self.is_free:
             advice = _FREE_RESIDUE
         if self.kind == "lost" and self.rental and self.rental.adopted:
             advice = f"{_UNMARKED}. Otherwise: {advice}"
@@ -119,7 +124,7 @@ class Finding(msgspec.Struct, frozen=True):
         costs = "no machine"
         if machine or residue:
             costs = f"{self.price_usd_h:.2f} $/h" if self.price_usd_h else "no price known"
-        if residue and residue.kind in FREE:
+        if self.is_free:
             costs = "nothing"
         if machine and self.price_usd_h and rental:
             spent = (

@@ -175,17 +175,66 @@ class AsleepReport(WorkspaceReport, frozen=True):
         return [_row("snapshot", self.snapshot), _row("result", self.words)]
 
 
-class ProgramsReport(WorkspaceReport, frozen=True):
-    """Whether a hibernate would freeze each of the workspace's programs on its machine."""
+class HibernatePreview(WorkspaceReport, frozen=True):
+    """What a hibernate would do with a machine; nothing was done. Bytes are plain unless they say
+    stored. ``since``: the snapshot that the machine compared its tree with; empty where it
+    remembers none of the newest, and all files count as new."""
 
     machine: MachineId
-    programs: list[str]
+    destroys: bool
+    since: str
+    files: int
+    bytes: int
+    new_files: int
+    new_bytes: int
+    skipped: int
+    stored_bytes: int  # at most, of the snapshot that it would make
+    price_usd_h: float
+    storage_usd_month: float | None  # of stored_bytes; None: the store's price is not known
+    keeps: list[str] = []  # why the machine would be kept
+    yours: str = ""  # a user's own files beside the workspace
+    lost: list[str] = []  # what would be left behind
+    programs: list[str] = []  # whether each would be frozen
 
     def title(self) -> str:
-        return f"Programs of workspace {self.workspace} on machine {self.machine}"
+        return f"A dry run: workspace {self.workspace} on machine {self.machine}; nothing was done"
 
     def rows(self) -> list[Row]:
-        return [_row("program", line) for line in self.programs]
+        ends = "destroyed" if self.destroys and not self.keeps else "kept"
+        return [
+            _row("machine", f"{self.machine}, would be {ends}"),
+            *(_row("keeps it", line) for line in self.keeps),
+            _row("would store", self._new()),
+            _row("workspace", f"{_count(self.files, 'file')}, {self.bytes:,} bytes"),
+            *([_row("not kept", self._skipped())] if self.skipped else []),
+            *([_row("beside it", self._yours())] if self.yours and self.destroys else []),
+            *(_row("left behind", line) for line in self.lost),
+            *(_row("program", line) for line in self.programs),
+            _row("saves", self._saves()),
+        ]
+
+    def _new(self) -> str:
+        if not self.since:
+            return f"all of it, {self.new_bytes:,} bytes: the machine remembers no earlier snapshot"
+        if not self.new_files:
+            return f"no file that is new or changed since {self.since}"
+        files = _count(self.new_files, "new or changed file")
+        return f"{files} since {self.since}, {self.new_bytes:,} bytes"
+
+    def _skipped(self) -> str:
+        return _count(self.skipped, "FIFO, socket or device", "FIFOs, sockets and devices")
+
+    def _yours(self) -> str:
+        return f"{self.yours}. At a terminal you are asked; elsewhere they are stored, or keep it"
+
+    def _saves(self) -> str:
+        if not self.destroys:
+            return "nothing: the machine would be kept"
+        hour = f"{self.price_usd_h:.2f} $ an hour"
+        most = f"storing it, at most {self.stored_bytes:,} bytes,"
+        if self.storage_usd_month is None:
+            return f"{hour}; what {most} costs is not known (`price_gb_month_usd` of its block)"
+        return f"{hour}; {most} costs {self.storage_usd_month:.2f} $ a month"
 
 
 class FirstReport(msgspec.Struct, frozen=True):

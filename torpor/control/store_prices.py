@@ -22,7 +22,11 @@ class StorePrice(msgspec.Struct, frozen=True):
 
     def usd_day(self, stored_bytes: int) -> float:
         """What the store asks for so many bytes, a day of a month of 730 hours."""
-        return stored_bytes / 1e9 * self.gb_month_usd * 24 / 730
+        return self.usd_month(stored_bytes) * 24 / 730
+
+    def usd_month(self, stored_bytes: int) -> float:
+        """The same for a month."""
+        return stored_bytes / 1e9 * self.gb_month_usd
 
 
 LIST_PRICES: Final[dict[str, StorePrice]] = {

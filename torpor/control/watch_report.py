@@ -29,6 +29,7 @@ class WatchedJob(msgspec.Struct, frozen=True):
     next_step: str
     failures: int = 0  # of its runs, in a row
     why: str = ""  # the last one failed
+    machine: MachineId | None = None  # that costs money for it
 
     def words(self) -> str:
         return f"{self.job} is {self.state}: {self.next_step}"
@@ -68,7 +69,7 @@ class Watched(msgspec.Struct, frozen=True):
         }
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class LeftMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that was never handed over. ``killed``: as far as can be told, no run works on it
     any more. ``who``: a sentence that says so. ``holds``: the snapshot that it has restored whole,
     where that is not the workspace's newest."""
@@ -98,7 +99,7 @@ class WatchReport(Report, frozen=True):
     silent: list[str]
     jobs: list[WatchedJob] = msgspec.field(default_factory=list)
     unread: list[str] = msgspec.field(default_factory=list)
-    left: list[Left] = msgspec.field(default_factory=list)
+    left: list[LeftMachine] = msgspec.field(default_factory=list)
     alerts: list[str] = msgspec.field(default_factory=list)
     valid_unix: float | None = None
     missed: dict[WorkspaceName, str] = msgspec.field(default_factory=dict)

@@ -34,11 +34,13 @@ from tasks.deploy import (
 )
 from tasks.jobs import machine_in_use
 from tasks.machines import (
+    end_abandoned,
     endpoint_of,
     hand_over,
     make_paths,
     note_made_again,
     open_session,
+    renting,
 )
 from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phase
 from tasks.restore import (
@@ -66,7 +68,7 @@ from torpor.control.deploy.stack import (
 from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
-from torpor.control.rental.renting import Tenancy
+from torpor.control.rental.renting import AT_ONCE_S, Tenancy
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     DeployFailed,
@@ -110,7 +112,10 @@ def deployment_on_a_machine(
 ) -> Iterator[Deployment]:
     """A deployment on the workspace's machine, or on a new one that is destroyed after an error.
     On a machine that is in use, the server of a deploy that fails is stopped."""
-    in_use = None if chosen.trial else machine_in_use(opened, None)
+    in_use = None
+    if not chosen.trial:
+        end_abandoned(renting(opened), AT_ONCE_S)
+        in_use = machine_in_use(opened, None)
     if in_use is not None:
         with open_session(opened, in_use[0]) as session:
             yield Deployment(opened, chosen, session, in_use[0])

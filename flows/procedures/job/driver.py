@@ -28,19 +28,20 @@ from tasks.jobs import (
     stop_command,
 )
 from tasks.lineage import lacks
-from tasks.machines import open_session
+from tasks.machines import end_abandoned, open_session, renting
 from tasks.progress import doing, now
 from tasks.runner import runner
 from tasks.runs import GONE
 from tasks.standing_by import goes_on_from, is_of_job, newest_save
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, is_over, is_over_on
+from torpor.control.jobs.decide import End, JobMachine, Situation, end_of, is_over, is_over_on
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
+from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.reports import WakeReport
 from torpor.control.safety import Verified
 from torpor.control.store.snapshots import snapshot_ids
@@ -202,26 +203,27 @@ class Driver:
             runner().log.warning("job %s tries again: %s", self.job.id, error)
             self._driven.nap(min(LONGEST_S, AGAIN_S * self._troubles))
 
-    def look(self) -> Seen:
+    def look(self) -> Situation:
         """What the next move depends on; no more is asked than that."""
         stop = self._driven.look_for_stop()
         if stop is not None and self._is_untouched():
-            return Seen(untouched=True)
+            return Situation(untouched=True)
         if not self.job.attempts and self._first().id != self.job.id:
-            return Seen(first=False)
+            return Situation(first=False)
+        end_abandoned(renting(self.opened), AT_ONCE_S)
         found = machine_in_use(self.opened, self._newest_machine(), self._may_go_on_at)
         if found is None or found[0].state == "running":
             self._stopped.forget()
         if found is not None and (stop is None or self._is_ours(*found)):
             self._missing_since = None
-            return Seen(JobMachine(*found, ours=self._is_ours(*found)))
+            return Situation(JobMachine(*found, ours=self._is_ours(*found)))
         if found is None and self._may_show_again():
-            return Seen(hidden=True)
+            return Situation(hidden=True)
         if self.job.newest and not (found or self._missing_since or self.job.attempts):
             self._driven.change(newest=None)  # others may have saved since: wake that
         self._record_loss()
         asked = stop is not None or self.job.nodes > 1
-        return Seen(left=asked and bool(self._left_rentals()))
+        return Situation(left=asked and bool(self._left_rentals()))
 
     def _first(self) -> Job:
         """Jobs of one workspace run one after the other."""

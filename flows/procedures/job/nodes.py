@@ -27,7 +27,7 @@ from tasks.jobs import (
     start_command,
     stop_command,
 )
-from tasks.machines import look_for_offers, open_session, renting
+from tasks.machines import end_scratch_machines, look_for_offers, open_session, renting
 from tasks.restore import pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -64,7 +64,7 @@ def end_nodes(opened: OpenWorkspace, job: str) -> None:
     """End every machine of the other nodes of ``job``, and of jobs that are over; raise the last
     failure after trying all."""
     open_jobs = [one.id for one in opened.jobs.open() if one.id != job]
-    renting(nodes_of(opened)).end_scratch(spared=open_jobs)
+    end_scratch_machines(nodes_of(opened), spared=open_jobs)
 
 
 def bring_nodes(

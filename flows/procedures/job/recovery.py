@@ -9,7 +9,6 @@ from typing import Final
 
 from flows.job import continue_job
 from tasks.cancellation import stop_if_cancelled
-from tasks.events import JobFailing, emit
 from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
 from tasks.runs import CONTINUING, GONE, JobRun, RunState
@@ -22,8 +21,6 @@ from torpor.control.reports import moment
 from torpor.control.watch_report import WatchedJob
 from torpor.shared.values import WorkspaceName
 
-TELL_EVERY: Final = 3
-"""An event says that a job fails after so many failed runs in a row, and after as many again."""
 STUCK_S: Final = 600.0
 """A worker starts a run that it has taken within seconds, and a run writes its job's record within
 a minute. After this time, their process is gone."""
@@ -81,6 +78,7 @@ class JobSeen:
 
     def watched(self, next_step: str = "") -> WatchedJob:
         """As a row. Without ``next_step``, what is so without any action."""
+        attempt = self.job.attempt
         return WatchedJob(
             self.job.id,
             self.job.workspace,
@@ -89,6 +87,7 @@ class JobSeen:
             next_step or self._next_step(),
             self.job.failures,
             self.job.why,
+            self.job.rented if attempt is None else attempt.machine,
         )
 
     def _next_step(self) -> str:
@@ -158,15 +157,6 @@ def act_on(seen: JobSeen) -> WatchedJob:
     if seen.trouble is not None:
         raise seen.trouble
     stop_if_cancelled(seen.opened, seen.job, seen.driver)
-    if seen.left and seen.job.failures and seen.job.failures % TELL_EVERY == 0:
-        emit(
-            JobFailing(
-                workspace=seen.job.workspace,
-                job=seen.job.id,
-                failures=seen.job.failures,
-                why=seen.job.why,
-            )
-        )
     # first: whoever is next in the pool takes the slot that the lost run gives up
     next_step = f"{continue_job(seen.job) or 'it'} continued it" if seen.left else ""
     if seen.holds_slot:

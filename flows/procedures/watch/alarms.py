@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from tasks.alert_delivery import Told, remember, tell
+from tasks.alert_delivery import Delivered, remember, tell
 from tasks.runner import runner
 from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
-from torpor.control.alerts.delivery import Alert, Doubt, Key, rows
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, begun, lasting, rows
 from torpor.control.alerts.runs import Schedule
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
@@ -23,7 +23,7 @@ from torpor.shared.values import WorkspaceName
 _SCHEDULED = ("watch", "backup")
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and what it could not see. ``budgets``: None where no machine is in use, so
     that none was read. ``named``: the blocks of each workspace. ``unread``: the workspaces whose
     store or jobs could not be read. ``some``: it was not at all workspaces of the installation.
@@ -49,12 +49,13 @@ class Alarms(msgspec.Struct, frozen=True):
     valid_unix: float | None
 
 
-def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
+def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
     shown = [(f.machine, f.rental) for f in look.standing.findings if f.machine and f.rental]
     found = [
         *watch.of_machines(report.watched, now_unix),
+        *watch.of_idle(report.watched, now_unix),
         *watch.of_saves(report.watched, now_unix),
         *look.standing.lost,
         *watch.of_left(report.left, now_unix),
@@ -66,7 +67,12 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     ]
     kinds: set[str] = set()
     if look.standing.silent:  # what these would show is not known
-        kinds |= {"machine left", "machine abandoned"}
+        kinds |= {"machine left", "machine abandoned", "machine forgotten", "machine idle"}
+    if look.some:  # a machine without a rental here may have one in another store
+        kinds.add("machine forgotten")
+    else:
+        silent = look.standing.silent
+        found += watch.of_forgotten(look.standing.findings, silent, now_unix)
     if look.some or look.unread or look.standing.silent:  # what it would say is not all
         kinds.add("awake")
     else:
@@ -102,11 +108,21 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         if schedules["watch"].active:
             valid_unix = now_unix + schedules["watch"].quiet_s
     known = {"", *look.named, *(block for names in look.named.values() for block in names)}
-    doubt = Doubt(frozenset(kinds), frozenset(look.unread), frozenset(known) if look.some else None)
+    unjudged: set[Key] = {
+        ("machine idle", f"{one.provider} {one.machine}")
+        for one in report.watched
+        if one.kind == "unknown"
+    }
+    doubt = Doubt(
+        frozenset(kinds),
+        frozenset(look.unread),
+        frozenset(known) if look.some else None,
+        frozenset(unjudged),
+    )
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
 
 
-def _blocks(look: Look, names: Iterable[str]) -> set[str]:
+def _blocks(look: Observation, names: Iterable[str]) -> set[str]:
     return {block for name in names for block in look.named.get(WorkspaceName(name), ())}
 
 
@@ -116,7 +132,7 @@ def remember_spent(budgets: BudgetsSeen, watched: Sequence[Watched]) -> None:
     remember([alert for alert in alerts if alert.kind == "budget spent"])
 
 
-def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Told | None:
+def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Delivered | None:
     """Tell whoever is to be told, and show a table; None where the memory cannot be read. What
     keeps a message from everybody is one of the ``faults``: a run that completes says that people
     are told, and the server's own automation hears when none does."""
@@ -147,7 +163,18 @@ def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> T
     return told
 
 
-def _asleep(look: Look) -> frozenset[str]:
+def people_hear_of(alarms: Alarms, told: Delivered | None, now_unix: float) -> list[Remembered]:
+    """The alerts that people are to hear of by now. Where nobody can say since when they last, all
+    of them."""
+    try:
+        remembered = told.remembered if told else runner().alerts.remembered()
+    except Exception as error:  # noqa: BLE001 - the server's client raises any
+        runner().log.warning("since when alerts last is not known: %s", error)
+        return [begun(one, now_unix) for one in alarms.alerts]
+    return lasting(alarms.alerts, remembered, alarms.doubt, now_unix)
+
+
+def _asleep(look: Observation) -> frozenset[str]:
     """The blocks of workspaces that are on no machine and have a snapshot."""
     off = {one.workspace for one in look.report.watched if one.kind == "off"}
     return frozenset(
@@ -158,7 +185,7 @@ def _asleep(look: Look) -> frozenset[str]:
     )
 
 
-def _backups(look: Look, schedule: Schedule) -> list[Alert]:
+def _backups(look: Observation, schedule: Schedule) -> list[Alert]:
     since = {
         block: one.since_unix
         for one in look.report.watched

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tasks.events import BackupMissed, emit
 from tasks.retention import look_at_newest
 from tasks.runner import runner
 from tasks.trouble import trouble
@@ -19,8 +18,7 @@ def missed_backups(
     in_hand: Sequence[tuple[OpenWorkspace, Rental]], hours: float
 ) -> tuple[dict[WorkspaceName, str], dict[WorkspaceName, str]]:
     """Why a workspace has no recent backup, of those that have had a rented machine for ``hours``;
-    and the error of each that could not be looked at. Both send the event. 0 hours: none is looked
-    at."""
+    and the error of each that could not be looked at. 0 hours: none is looked at."""
     owing = {
         opened.spec.name: opened
         for opened, rental in in_hand
@@ -35,6 +33,5 @@ def missed_backups(
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
             why = str(trouble(error))
             runner().log.warning("workspace %s has missed its backup: %s", name, why)
-            emit(BackupMissed(workspace=name, expected_hours=hours, message=why))
             (missed if isinstance(error, SnapshotError) else unread)[name] = why
     return missed, unread

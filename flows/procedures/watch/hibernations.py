@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from flows.hibernate import hibernate
-from tasks.budgets import look_at_budgets, newest_stored_bytes, stop_jobs, tell_of_end
+from tasks.budgets import look_at_budgets, newest_stored_bytes, stop_jobs
 from tasks.events import MachineIdle, emit
 from tasks.runner import runner
 from tasks.trouble import trouble
@@ -25,7 +25,7 @@ AGAIN_S: Final = 900
 
 
 def over_budget(
-    used: Sequence[tuple[OpenWorkspace, Rental]], opened: Sequence[OpenWorkspace], dry_run: bool
+    used: Sequence[tuple[OpenWorkspace, Rental]], opened: Sequence[OpenWorkspace]
 ) -> tuple[dict[Label, str], BudgetsSeen]:
     """Why the machines of these rentals are to be hibernated, of those whose budget will be spent
     within their lead time; and how the budgets stand, also where none of the ``opened`` workspaces
@@ -45,15 +45,11 @@ def over_budget(
     now_unix = time.time()
     found: dict[Label, str] = {}
     for one in running_out:
-        ends = [
-            (opened, rental, why)
+        found |= {
+            rental.label: why
             for opened, rental in near
             if (why := one.why_end(rental, stored[opened.spec.name], now_unix))
-        ]
-        found |= {rental.label: why for _, rental, why in ends}
-        if ends and not dry_run:
-            machines = [rental.machine for _, rental, _ in ends if rental.machine]
-            tell_of_end(ends[0][0], one, machines)
+        }
     return found, seen
 
 

@@ -12,7 +12,7 @@ import msgspec
 from flows.procedures.watch.twins import Twins
 from flows.reconcile import reconcile
 from flows.wake import wake
-from tasks.alert_delivery import Told
+from tasks.alert_delivery import Delivered
 from tasks.alert_server import LiveRun
 from tasks.restore import NEWEST
 from tasks.runner import runner
@@ -22,7 +22,7 @@ from torpor.control.alerts.watch import LEFT_S
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
-from torpor.control.watch_report import Left
+from torpor.control.watch_report import LeftMachine
 from torpor.shared.values import (
     BENCHMARK,
     BENCHMARK_MACHINES,
@@ -53,7 +53,7 @@ def see_left(
     with_job: Collection[WorkspaceName],
     alike: Mapping[WorkspaceName, Twins],
     doubtful: Collection[WorkspaceName],
-) -> list[Left]:
+) -> list[LeftMachine]:
     """Who works on each machine that was never handed over, also on those that benchmarks, drills
     and jobs on several nodes rent beside a workspace. One that was asked for a few minutes ago is
     not looked at: its run may be installing its agent. ``stored``: the workspaces that have a
@@ -102,7 +102,9 @@ def _may_use(run: LiveRun, rental: Rental, names: Sequence[str]) -> bool:
     return run.workspace in names and run.began_unix > rental.created_unix - RENTING_S
 
 
-def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception]) -> Left:
+def act_on_left(
+    one: LeftMachine, block: str, told: Delivered | None, faults: list[Exception]
+) -> LeftMachine:
     """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
     remembered."""
     now_unix = time.time()
@@ -128,7 +130,7 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
     return msgspec.structs.replace(one, next_step=f"{runs} {done} it" if runs else f"it {past}")
 
 
-def end_abandoned(
+def reconcile_abandoned(
     findings: Sequence[Finding],
     named: Mapping[WorkspaceName, Sequence[str]],
     alike: Mapping[WorkspaceName, Twins],
@@ -162,7 +164,7 @@ def judge_left(
     live: Sequence[LiveRun] | None,
     rule: Literal["end", "continue", "report"],
     has_job: bool,
-) -> Left:
+) -> LeftMachine:
     """Whether its run was killed, and what is to become of it by the block's ``rule``. ``live``:
     the runs that the server shows at work on its workspace; None: it did not say."""
     killed, who = _who(look, live, rental.created_unix)
@@ -184,7 +186,7 @@ def judge_left(
         act, step = "continue", "a run of wake continues with it and hands it over"
     else:
         act, step = "end", "a run of reconcile ends it; a whole restore is hibernated instead"
-    return Left(
+    return LeftMachine(
         label=rental.label,
         machine=machine.id,
         workspace=workspace,

@@ -9,12 +9,14 @@ import pytest
 
 from torpor.control.alerts.delivery import (
     AGAIN_S,
-    MOST_NOTICES,
+    MOST_MESSAGES,
     Alert,
     Doubt,
     Plan,
     Remembered,
     after,
+    begun,
+    lasting,
     plan,
 )
 
@@ -45,6 +47,7 @@ class Watcher:
         self.blocks = blocks or (HOOK,)
         self.memory: dict[tuple[str, str], Remembered] = {}
         self.refusing: set[str] = set()
+        self.raised: list[str] = []
 
     def look(
         self, *alerts: Alert, at: float = 0.0, doubt: Doubt = _NONE, **options: Any
@@ -54,19 +57,22 @@ class Watcher:
         alerts = tuple(msgspec.structs.replace(alert, at_unix=now) for alert in alerts)
         found = self._plan(alerts, doubt, now, options)
         accepted = []
-        for begun in found.begun:
-            self.memory[begun.key] = begun
+        for new in found.begun:
+            self.memory[new.key] = new
+        for entry in found.raised:
+            self.raised.append(entry.subject)
+            self.memory[entry.key] = msgspec.structs.replace(entry, raised=True)
         for forgotten in found.forgotten:
             del self.memory[forgotten.key]
-        for notice in found.notices:
-            if notice.block in self.refusing:
+        for message in found.messages:
+            if message.block in self.refusing:
                 continue
-            accepted.append(f"{notice.block}: {notice.subject}")
-            left = after(self.memory[notice.key], notice, now)
+            accepted.append(f"{message.block}: {message.subject}")
+            left = after(self.memory[message.key], message, now)
             if left is None:
-                del self.memory[notice.key]
+                del self.memory[message.key]
             else:
-                self.memory[notice.key] = left
+                self.memory[message.key] = left
         return accepted
 
     def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> Plan:
@@ -110,12 +116,43 @@ def test_what_did_not_last_is_told_to_nobody() -> None:
     assert len(seen.look(late, at=3700)) == 1
 
 
+def test_an_alert_is_raised_once_when_it_has_lasted_also_where_nobody_is_to_be_told() -> None:
+    seen = Watcher()
+    seen.blocks = ()
+    late, lost = _alert("m-1", after_s=1800), _alert("m-2", kind="machine lost", once=True)
+    seen.look(late, lost)
+    assert seen.raised == ["m-2"]
+    seen.look(late, at=1800)
+    seen.look(late, at=1920)
+    assert seen.raised == ["m-2", "m-1"]
+    seen.look(at=2040)
+    seen.look(late, at=2160)
+    seen.look(late, at=4000)
+    assert seen.raised == ["m-2", "m-1", "m-1"]  # it began once more
+    memory = [*seen.memory.values()]
+    begun_late = _alert("m-3", after_s=1, at_unix=NOW + 4000)
+    heard = lasting([late, lost, begun_late], memory, Doubt(), NOW + 4000)
+    assert [one.subject for one in heard] == ["m-1", "m-2"]
+    silent = Doubt(kinds=frozenset({"machine unknown"}))
+    assert [one.subject for one in lasting([], memory, silent, NOW + 4000)] == ["m-1"]
+    assert lasting([], memory, Doubt(), NOW + 4000) == []
+
+
+def test_what_only_a_killed_look_saw_is_raised_by_the_next_one() -> None:
+    seen = Watcher()
+    spent = begun(_alert("lab", kind="budget spent"), NOW)
+    seen.memory[spent.key] = spent
+    assert len(seen.look(at=120)) == 1 and seen.raised == ["lab"]
+    assert len(seen.look(at=240)) == 1 and seen.raised == ["lab"]  # its end
+
+
 @pytest.mark.parametrize(
     "doubt",
     [
         Doubt(kinds=frozenset({"machine unknown"})),
         Doubt(workspaces=frozenset({"demo"})),
         Doubt(known=frozenset({"other"})),
+        Doubt(keys=frozenset({("machine unknown", "m-1")})),
     ],
 )
 def test_what_could_not_be_looked_at_has_not_ended(doubt: Doubt) -> None:
@@ -148,7 +185,7 @@ def test_what_happened_once_is_not_told_again() -> None:
     seen = Watcher()
     seen.look(_alert())
     found = seen._plan((_alert(at_unix=NOW - 60),), Doubt(), NOW + 2 * AGAIN_S, {})
-    assert found.notices == []
+    assert found.messages == []
     seen, once = Watcher(), _alert(kind="budget reached", once=True)
     assert len(seen.look(once, at=120)) == 1
     assert seen.look(once, at=9 * AGAIN_S) == []
@@ -157,8 +194,8 @@ def test_what_happened_once_is_not_told_again() -> None:
 
 def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_bounded() -> None:
     found = plan([_alert(str(n)) for n in range(50)], [], [HOOK, MAIL], Doubt(), NOW)
-    assert len(found.notices) == 2 * MOST_NOTICES and len(found.begun) == 50
-    assert found.notices[0].body == (
+    assert len(found.messages) == 2 * MOST_MESSAGES and len(found.begun) == 50
+    assert found.messages[0].body == (
         "the sampler is dead\nNext step: log in\nSince: 2027-01-15 08:00 UTC"
     )
 
@@ -169,8 +206,8 @@ def test_a_message_holds_no_query_of_a_url_and_no_value_of_a_field() -> None:
         "1 error: [type=string_type, input_value={'key': 'hush, hush'}, input_type=dict] "
         "input_value='cu"
     )
-    (notice,) = plan([_alert(cause=cause)], [], [HOOK], Doubt(), NOW).notices
-    assert notice.body.startswith(
+    (message,) = plan([_alert(cause=cause)], [], [HOOK], Doubt(), NOW).messages
+    assert message.body.startswith(
         "GET https://...@s3.example/b/k?... failed; 1 error: "
         "[type=string_type, input_value=..., input_type=dict] input_value=...\nNext"
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.lab import DEMO
-from torpor.control.jobs.decide import End, JobMachine, Move, Seen, is_over_on, next_move
+from torpor.control.jobs.decide import End, JobMachine, Move, Situation, is_over_on, next_move
 from torpor.control.jobs.policy import MOST_LOSSES, is_retried
 from torpor.control.jobs.records import Attempt, Job, Node, Stop
 from torpor.control.rental.records import Rental
@@ -43,15 +43,15 @@ def job(*ends: tuple[str, int | None], **fields: Any) -> Job:
     return Job(**of | {"attempts": attempts, "retries": 1} | fields)
 
 
-def on(state: str = "running", *, ours: bool = True, machine: str = "m1") -> Seen:
+def on(state: str = "running", *, ours: bool = True, machine: str = "m1") -> Situation:
     shown = Machine(MachineId(machine), "p:1", LABEL, state, None)  # type: ignore[arg-type]
-    return Seen(JobMachine(shown, RENTAL, ours))
+    return Situation(JobMachine(shown, RENTAL, ours))
 
 
 OPEN, FINE, FAILED = ("", None), ("command ended", 0), ("command ended", 7)
 LOST, STOPPED = ("machine lost", None), ("stopped", None)
 NODE = Node(machine=MachineId("m9"), provider="p:1")
-ENDING = Seen(
+ENDING = Situation(
     JobMachine(
         Machine(MachineId("m1"), "p:1", LABEL, "stopping", None),
         msgspec.structs.replace(RENTAL, snapshot=SAVE),
@@ -63,35 +63,35 @@ ENDING = Seen(
 @pytest.mark.parametrize(
     ("state", "seen", "stop", "move"),
     [
-        (job(), Seen(untouched=True), CANCEL, End("cancelled", "enough")),
-        (job(), Seen(first=False), None, "wait for turn"),
-        (job(), Seen(), None, "rent"),
-        (job(), Seen(left=True), CANCEL, "clear"),
-        (job(), Seen(), CANCEL, End("cancelled", "enough")),
+        (job(), Situation(untouched=True), CANCEL, End("cancelled", "enough")),
+        (job(), Situation(first=False), None, "wait for turn"),
+        (job(), Situation(), None, "rent"),
+        (job(), Situation(left=True), CANCEL, "clear"),
+        (job(), Situation(), CANCEL, End("cancelled", "enough")),
         (job(), on(), None, "run"),
         (job(), on(ours=False), CANCEL, End("cancelled", "enough")),
-        (job(OPEN), Seen(hidden=True), CANCEL, "look again"),
+        (job(OPEN), Situation(hidden=True), CANCEL, "look again"),
         (job(OPEN), on(), None, "run"),
         (job(OPEN), on(), CANCEL, "run"),  # whoever runs it stops the command
         (job(OPEN), on(), KEEP, "keep"),
         (job(OPEN), on("stopped"), None, "revive"),
-        (job(LOST), Seen(), None, "rent"),
-        (job(*[LOST] * MOST_LOSSES), Seen(), None, "preempted"),
+        (job(LOST), Situation(), None, "rent"),
+        (job(*[LOST] * MOST_LOSSES), Situation(), None, "preempted"),
         (job(*[("supervisor lost", None)] * MOST_LOSSES), on(), None, "hibernate"),
-        (job(*[("supervisor lost", None)] * MOST_LOSSES, final=SAVE), Seen(), None, "failed"),
+        (job(*[("supervisor lost", None)] * MOST_LOSSES, final=SAVE), Situation(), None, "failed"),
         (job(FAILED), on(), None, "run"),
-        (job(FAILED), Seen(), None, "rent"),
+        (job(FAILED), Situation(), None, "rent"),
         (job(FAILED, FAILED), on(), None, "hibernate"),
-        (job(FAILED, FAILED, final=SAVE), Seen(), None, "failed"),
+        (job(FAILED, FAILED, final=SAVE), Situation(), None, "failed"),
         (job(FINE), on(), None, "hibernate"),
         (job(FINE), on(machine="m2"), None, "run"),  # its end is in no snapshot
         (job(FINE), on(), KEEP, "succeeded"),
         (job(FINE, final=SAVE), on("stopping"), None, "revive"),
-        (job(FINE, final=SAVE), Seen(), None, "succeeded"),
+        (job(FINE, final=SAVE), Situation(), None, "succeeded"),
         (job(STOPPED), on(), CANCEL, "hibernate"),
         (job(STOPPED), on(), KEEP, "cancelled"),
-        (job(STOPPED, final=SAVE), Seen(), CANCEL, End("cancelled", "enough")),
-        (job(nodes=2), Seen(left=True), None, "clear"),  # it may be in another region
+        (job(STOPPED, final=SAVE), Situation(), CANCEL, End("cancelled", "enough")),
+        (job(nodes=2), Situation(left=True), None, "clear"),  # it may be in another region
         (job(nodes=2), on(ours=False), None, "failed"),  # its user may work there
         (job(nodes=2), on(), None, "renew"),
         (job(nodes=2, others=[NODE]), on(), None, "run"),
@@ -101,14 +101,14 @@ ENDING = Seen(
         (job(OPEN, nodes=2, others=[NODE]), on("stopped"), None, "revive"),
         (job(LOST, nodes=2), on(), None, "renew"),
         (job(LOST, nodes=2), ENDING, None, "rent"),
-        (job(LOST, nodes=2), Seen(), None, "rent"),
+        (job(LOST, nodes=2), Situation(), None, "rent"),
         (job(*[LOST] * MOST_LOSSES, nodes=2), on(), None, "hibernate"),
         (job(FAILED, nodes=2), on(), None, "renew"),
         (job(FINE, nodes=2), on(), None, "hibernate"),
         (job(STOPPED, nodes=2), on(), CANCEL, "hibernate"),
     ],
 )
-def test_the_next_move(state: Job, seen: Seen, stop: Stop | None, move: Move | str) -> None:
+def test_the_next_move(state: Job, seen: Situation, stop: Stop | None, move: Move | str) -> None:
     made = next_move(state, seen, stop)
     assert (made.state if isinstance(made, End) and isinstance(move, str) else made) == move
 
@@ -130,13 +130,15 @@ machines = st.builds(
     st.sampled_from(["m1", "m2"]),
 )
 seen_ = st.builds(
-    Seen, st.none() | machines, st.booleans(), st.just(False), st.booleans(), st.booleans()
+    Situation, st.none() | machines, st.booleans(), st.just(False), st.booleans(), st.booleans()
 )
 stops = st.none() | st.sampled_from([CANCEL, KEEP])
 
 
 @given(jobs, seen_, stops)
-def test_no_move_starts_a_command_that_has_ended(state: Job, seen: Seen, stop: Stop | None) -> None:
+def test_no_move_starts_a_command_that_has_ended(
+    state: Job, seen: Situation, stop: Stop | None
+) -> None:
     move = next_move(state, seen, stop)
     if move == "run" and seen.machine is not None:
         newest = state.attempts[-1] if state.attempts else None
@@ -149,7 +151,7 @@ def test_no_move_starts_a_command_that_has_ended(state: Job, seen: Seen, stop: S
 
 @given(jobs, seen_, stops)
 def test_from_every_state_the_job_comes_to_its_end(
-    state: Job, seen: Seen, stop: Stop | None
+    state: Job, seen: Situation, stop: Stop | None
 ) -> None:
     """Where machines answer and the command ends with 0, or is stopped."""
     for _ in range(12):
@@ -160,14 +162,14 @@ def test_from_every_state_the_job_comes_to_its_end(
             case "keep":
                 return
             case "wait for turn":
-                seen = Seen(seen.machine, hidden=seen.hidden, left=seen.left)
+                seen = Situation(seen.machine, hidden=seen.hidden, left=seen.left)
             case "look again" | "clear":
-                seen = Seen()
+                seen = Situation()
             case "rent" | "revive":
                 others = [NODE] * (state.nodes - 1) if move == "rent" else []
                 state, seen = msgspec.structs.replace(state, others=others), on()
             case "renew":
-                seen = Seen()
+                seen = Situation()
             case "run":
                 end = FINE if stop is None else STOPPED
                 state = msgspec.structs.replace(
@@ -176,5 +178,5 @@ def test_from_every_state_the_job_comes_to_its_end(
                 seen = on()
             case "hibernate":
                 assert seen.machine is not None and is_over_on(state, seen.machine.machine)
-                state, seen = msgspec.structs.replace(state, final=SAVE), Seen()
+                state, seen = msgspec.structs.replace(state, final=SAVE), Situation()
     raise AssertionError(f"{state} does not end: {move}")

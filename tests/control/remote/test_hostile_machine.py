@@ -29,6 +29,7 @@ from tests.fixtures.memory_store import MemoryStore
 from torpor.control.idleness import judge
 from torpor.control.remote import limits, snapshot
 from torpor.control.remote.examination import Examination, PackWork
+from torpor.control.remote.preview import preview
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import moment
@@ -46,6 +47,8 @@ from torpor.shared.values import (
 )
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.job import StartJob
+from torpor.shared.wire.losses import LeftBehind, Losses
+from torpor.shared.wire.preview import Preview
 from torpor.shared.wire.protocol import PROTOCOL, Hello, parse_said
 from torpor.shared.wire.request import Event, Request, parse_answer
 from torpor.shared.wire.restore import (
@@ -213,6 +216,16 @@ def test_other_programs_than_were_to_be_frozen_are_refused(
     remote = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
     with pytest.raises(MachineError, match="machine hostile names other programs"):
         remote.quiesce([Program("0" * 12, "~/kept/.torpor-process/0")], "criu")
+
+
+def test_a_preview_beside_a_snapshot_that_it_was_not_told_of_is_refused(
+    memory_store: MemoryStore,
+) -> None:
+    nothing = LeftBehind("/", 0, 0, 0.0)
+    losses = Losses(True, nothing, [], [], [], 0, [], 0, [], 0, [])
+    agent = Hostile(_honest(PreviewSnapshot=Preview("00" * 32, 1, 1, 0, 0, 0, losses)))
+    with pytest.raises(MachineError, match="machine hostile remembers a snapshot"):
+        preview(agent, memory_store, SPEC, None, rented=True, whole=True, wait_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torpor.control.rental import ending
 from torpor.control.rental.adoption import provider_of
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.rental.renting import Renting
+from torpor.control.rental.sweep import end_scratch
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
     HandedOver,
@@ -77,7 +78,6 @@ ATTEMPTS: dict[str, Attempt] = {
     "a job that is cancelled": _fails_on_it(RunCancelled("cancelled"), claimed=True),
     "a busy workspace": _fails_on_it(WorkspaceBusy("another run"), claimed=True),
     "the clean-up of abandoned attempts": lambda run, machine, rental: run.end_abandoned(),
-    "the clean-up of scratch machines": lambda run, machine, rental: run.end_scratch(),
     "a rental that a run took for its own": lambda run, machine, rental: (
         run.claim(rental),
         run.end_after(InvalidInput("failed"), [rental]),
@@ -102,6 +102,14 @@ def test_nothing_ends_an_adopted_machine_without_a_snapshot(
         assert now is not None
         assert (now.state, now.adopted, now.failed) == ("handed over", True, False)
         rents.rentals.change(now, state="ended", why="the next turn")
+
+
+def test_the_sweep_of_scratch_machines_ends_no_adopted_one(rents: Rents) -> None:
+    machine, _ = adopted(rents)
+    rents.later(30 * 86_400.0)
+    end_scratch(rents.renter())
+    assert [*rents.market.alive] == [machine.id]
+    assert rents.states() == ["handed over"]
 
 
 def test_one_that_was_given_up_during_its_end_is_left_alone(rents: Rents) -> None:

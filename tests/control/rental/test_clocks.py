@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.market import H100
 from tests.fixtures.rents import Rents
-from torpor.control.rental import renting
+from torpor.control.rental import sweep
 from torpor.shared.errors import HandedOver
 
 pytestmark = pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
@@ -47,7 +47,7 @@ def test_a_request_is_given_up_by_its_age_whatever_clocks_say(
     """One of another run that goes on now, by a host with another clock, is not ended."""
     with contested.host(ahead_s):
         rents.rentals.begin(rents.rentals.new_label("me"), H100, None)
-    for passed_s, goes_on in ((0.0, True), (renting.ASKED_S + 10, False)):
+    for passed_s, goes_on in ((0.0, True), (sweep.ASKED_S + 10, False)):
         contested.pass_time(passed_s)
         with contested.host():
             rents.run().end_abandoned()

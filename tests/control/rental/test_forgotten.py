@@ -7,6 +7,7 @@ import pytest
 from tests.fixtures.rents import Rents
 from torpor.control.providers.seam import Residue
 from torpor.control.rental import ending
+from torpor.control.rental.sweep import close_if_gone
 from torpor.shared.errors import ProviderUnavailable
 
 DAY_S = 86_400
@@ -63,7 +64,7 @@ def test_a_machine_in_use_that_answers_miss_for_a_while_is_not_closed(forgetful:
     for later_s in range(600, 3 * DAY_S, 600):  # as `watch` looks
         forgetful.later(later_s)
         rental = forgetful.open()
-        assert not forgetful.run().close_if_gone(rental, shown=machine)
+        assert not close_if_gone(forgetful.renter(), rental, shown=machine)
         writes.add(rental.version)
     assert len(writes) < 3 * 24 * 5  # few of the looks are a write
     forgetful.market.alive.clear()

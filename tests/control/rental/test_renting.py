@@ -18,7 +18,8 @@ from torpor.control.providers.seam import Order, Residue
 from torpor.control.rental import ending, renting
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.order import order_for
-from torpor.control.rental.records import Rentals
+from torpor.control.rental.records import Rentals, with_host_key
+from torpor.control.rental.sweep import close_if_gone
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
@@ -355,7 +356,7 @@ def test_an_accepted_end_that_is_not_carried_out_leaves_no_snapshot_on_record(
     with pytest.raises(KeyboardInterrupt if killed else EndUnproven):
         rents.run().end(rental, warrant, within_s=0.1)
     assert (rents.open().state, rents.open().snapshot) == ("handed over", "s-1" if killed else None)
-    rents.run().close_if_gone(rents.open(), shown=machine)
+    close_if_gone(rents.renter(), rents.open(), shown=machine)
     assert rents.open().snapshot is None
     rents.market.alive.clear()
     rents.run().end_abandoned()
@@ -495,9 +496,9 @@ def test_a_host_key_of_the_first_login_is_the_rental_s_only_one(rents: Rents) ->
     machine = run.rent(rents.market.on_sale).machine
     label = rents.open().label
     assert rents.open().host_key is None
-    run.pin(label, "ssh-ed25519 AAAA")
-    run.pin(label, "ssh-ed25519 BBBB")
-    assert run.pinned(machine, rents.open()).endpoint.host_key == "ssh-ed25519 AAAA"
+    rents.rentals.pin(label, "ssh-ed25519 AAAA")
+    rents.rentals.pin(label, "ssh-ed25519 BBBB")
+    assert with_host_key(machine, rents.open()).endpoint.host_key == "ssh-ed25519 AAAA"
     other = run.rent(rents.market.on_sale)  # at the same address
     assert other.machine.endpoint.host_key is None
 

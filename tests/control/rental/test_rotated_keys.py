@@ -6,6 +6,7 @@ import msgspec
 
 from tests.fixtures.market import Market
 from tests.fixtures.rents import Rents
+from torpor.control.rental.sweep import close_if_gone
 from torpor.control.safety import never_handed_over
 
 replace = msgspec.structs.replace
@@ -22,12 +23,34 @@ def _rename(rents: Rents, name: str) -> None:
 
 def test_a_rental_goes_over_to_the_account_that_shows_its_machine(rents: Rents) -> None:
     _rename(rents, "vast://after")
-    ((machine, _),) = rents.run().machines()
+    rents.run().end_abandoned()
     rental = rents.open()
     assert (rental.provider, rental.state) == ("vast://after", "handed over")
+    (machine,) = rents.market.list_own()
     rents.run().end(rental, never_handed_over(machine, rental.label))
     assert rents.states() == ["ended"]
     assert rents.market.alive == {}
+
+
+def test_the_account_is_on_record_from_the_first_watch_on(rents: Rents) -> None:
+    """The machine may be taken back before anybody else looks."""
+    _rename(rents, "vast://after")
+    (machine,) = rents.market.list_own()
+    assert not close_if_gone(rents.renter(), rents.open(), shown=machine)
+    assert (rents.open().provider, rents.open().state) == ("vast://after", "handed over")
+    rents.market.alive.clear()
+    assert close_if_gone(rents.renter(), rents.open(), shown=None)
+    assert rents.states() == ["ended"]
+
+
+def test_a_look_shows_the_account_and_a_hibernation_ends_the_machine_there(rents: Rents) -> None:
+    _rename(rents, "vast://after")
+    ((machine, rental),) = rents.run().machines()
+    assert rental is not None and rental.provider == "vast://after"
+    recorded = rents.open()
+    assert recorded.provider == "vast://before", "a look changes nothing"
+    rents.run().end(recorded, never_handed_over(machine, rental.label), machine)
+    assert (rents.market.alive, rents.ended().provider) == ({}, "vast://after")
 
 
 def test_an_abandoned_machine_of_a_changed_key_is_ended(rents: Rents) -> None:

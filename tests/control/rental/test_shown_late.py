@@ -38,19 +38,19 @@ def late(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Late:
 
 def test_it_is_waited_for_and_not_rented_again(late: Late) -> None:
     late.shown_after_s = 200.0
-    late.run().wait_for_late(late.nap)
+    late.run().look_with_late(late.nap)
     assert 200 <= late.napped_s < 250
     assert [machine.id for machine, _ in late.run().machines()] == ["m1"]
 
 
 def test_the_wait_is_over_once_the_market_has_settled(late: Late) -> None:
     for _ in range(2):
-        late.run().wait_for_late(late.nap)
+        late.run().look_with_late(late.nap)
         assert 280 <= late.napped_s <= 310
 
 
 def test_a_killed_run_at_an_account_without_a_block_fails_no_wake(late: Late) -> None:
-    late.run(Market("lambda:2", settling_s=300.0)).wait_for_late(late.nap)
+    late.run(Market("lambda:2", settling_s=300.0)).look_with_late(late.nap)
     assert late.napped_s == 0
     assert "not waited for: no provider block is for vast:1" in late.heard.warnings[-1]
 
@@ -68,7 +68,7 @@ def test_a_market_that_fails_once_fails_no_wake(
         return Market.find(late.market, machine)
 
     monkeypatch.setattr(late.market, "find", find)
-    late.run().wait_for_late(late.nap)
+    late.run().look_with_late(late.nap)
     assert (late.napped_s >= 200) is error.retryable
 
 
@@ -80,5 +80,5 @@ def test_all_late_machines_are_waited_for_at_the_same_time(late: Late) -> None:
         late.run().rent(late.market.on_sale)
     late.market.hidden = 10**6
     late.later(0)
-    late.run().wait_for_late(late.nap)
+    late.run().look_with_late(late.nap)
     assert 280 <= late.napped_s <= 310

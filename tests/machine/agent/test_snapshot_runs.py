@@ -272,16 +272,16 @@ def test_a_pass_waits_for_workers_that_others_have(engine: Engine, was: Path) ->
 
 
 def test_passes_end_when_nothing_is_new_or_when_all_are_made(engine: Engine, was: Path) -> None:
-    run, turns = engine.begin([was]), set[int]()
+    run, pass_numbers = engine.begin([was]), set[int]()
 
     def change(event: Event) -> None:
-        turns.add(event.turn)
+        pass_numbers.add(event.pass_number)
         if event.total:
             with (was / "small").open("ab") as file:
                 file.write(b"more")
 
     changing = run.store(3, on_event=change)
-    assert (changing.passes, changing.unaccepted, turns) == (3, ["small"], {1, 2, 3})
+    assert (changing.passes, changing.unaccepted, pass_numbers) == (3, ["small"], {1, 2, 3})
     let_settle()
     calm = run.store(5)
     assert (calm.passes, calm.unaccepted_count) == (2, 0)

@@ -12,7 +12,7 @@ import pytest
 
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.tree.names import SURE, Held, Names, Signature, UnreadFiles
-from torpor.machine.tree.plan import Group, Job, Piece
+from torpor.machine.tree.plan import Group, Piece, ReadUnit
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk, settled
 from torpor.shared.format.manifest import FILE, HOLE, Entries, Entry, Extent
@@ -58,7 +58,7 @@ class _HeldFiles(Mapping[bytes, Held]):
         return self._names.held_count
 
 
-def _contents(seen: Walk, jobs: list[Job]) -> tuple[Contents, _HeldFiles]:
+def _contents(seen: Walk, jobs: list[ReadUnit]) -> tuple[Contents, _HeldFiles]:
     return Contents(seen, jobs), _HeldFiles(seen)
 
 
@@ -79,7 +79,7 @@ def test_pieces_in_any_order_make_the_file() -> None:
 
 
 def test_what_lies_between_pieces_is_a_hole() -> None:
-    jobs: list[Job] = [Piece(0, 4, 2), Piece(0, 10, 2)]
+    jobs: list[ReadUnit] = [Piece(0, 4, 2), Piece(0, 10, 2)]
     contents, held = _contents(_seen(20), jobs)
     contents.add_piece(Piece(0, 10, 2), _read(2), 1)
     contents.add_piece(Piece(0, 4, 2), _read(2), 0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torpor.machine.tree.names import Names, Signature, UnreadFiles
 from torpor.machine.tree.plan import (
     Group,
-    Job,
     Piece,
+    ReadUnit,
     cut,
     part_ends,
     share_out,
@@ -33,7 +33,7 @@ def _unread(*sizes: int, sparse: bool = False) -> UnreadFiles:
     return unread
 
 
-def _cut(*sizes: int) -> list[Job]:
+def _cut(*sizes: int) -> list[ReadUnit]:
     return cut(_unread(*sizes), [b"/nowhere"])
 
 

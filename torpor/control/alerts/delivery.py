@@ -18,7 +18,9 @@ from torpor.control.reports import Row, moment
 
 Kind = Literal[
     "machine unknown",
+    "machine idle",
     "machine left",
+    "machine forgotten",
     "machine abandoned",
     "machine lost",
     "saves failing",
@@ -31,6 +33,7 @@ Kind = Literal[
     "backup missed",
     "run failed",
     "job failing",
+    "job not driven",
     "schedule stopped",
     "installation",
     "disk full",
@@ -39,7 +42,7 @@ Kind = Literal[
 
 AGAIN_S: Final = 24 * 3600.0
 """An alert that lasts is told again after this time."""
-MOST_NOTICES: Final = 20
+MOST_MESSAGES: Final = 20
 """Messages to one notification block in one look; the others are sent at the next one."""
 _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
@@ -83,7 +86,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """An alert that has been seen. ``words``: its cause and next step at first, cut short.
-    ``told``: when each notification block accepted it last."""
+    ``raised``: its event was sent. ``told``: when each notification block accepted it last."""
 
     kind: str
     subject: str
@@ -91,6 +94,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     since_unix: float
     words: str = ""
+    raised: bool = False
     told: dict[str, float] = {}
 
     @property
@@ -103,7 +107,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self.key)).hexdigest()[:24]
 
 
-class Notice(msgspec.Struct, frozen=True):
+class AlertMessage(msgspec.Struct, frozen=True):
     """A message to one notification block. ``over``: it says that the alert has ended."""
 
     block: str
@@ -114,25 +118,29 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """What could not be looked at: alerts of these kinds, or of these workspaces. ``known``: the
-    only workspaces that were looked at; None: all of them."""
+    """What could not be looked at: alerts of these kinds, of these workspaces, or with these
+    ``keys``. ``known``: the only workspaces that were looked at; None: all of them."""
 
     kinds: frozenset[str] = frozenset()
     workspaces: frozenset[str] = frozenset()
     known: frozenset[str] | None = None
+    keys: frozenset[Key] = frozenset()
 
     def covers(self, entry: Remembered) -> bool:
         if entry.kind in self.kinds or entry.workspace in self.workspaces:
+            return True
+        if entry.key in self.keys:
             return True
         return self.known is not None and entry.workspace not in self.known
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``begun``: alerts to record before anything is sent. ``forgotten``: alerts to delete at once,
-    because their end is not sent."""
+    """``begun``: alerts to record before anything is sent. ``raised``: those whose event is due.
+    ``forgotten``: alerts to delete at once, because their end is not sent."""
 
     begun: list[Remembered]
-    notices: list[Notice]
+    raised: list[Remembered]
+    messages: list[AlertMessage]
     forgotten: list[Remembered]
 
 
@@ -145,7 +153,7 @@ def plan(
     *,
     mended: Collection[Key] = (),
 ) -> Plan:
-    """Which alerts to record, send and forget.
+    """Which alerts to record, raise, send and forget.
 
     ``mended``: the failed runs that a later run has mended, and the lost machines whose rentals are
     open, of a look that was killed before it closed them. Other failed runs that are too old to be
@@ -155,37 +163,41 @@ def plan(
     seen = {alert.key: alert for alert in alerts}
     new = [begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
     known |= {entry.key: entry for entry in new}
-    notices: list[Notice] = []
+    messages: list[AlertMessage] = []
+    raised: list[Remembered] = []
     forgotten: list[Remembered] = []
     for entry in known.values():
         alert = seen.get(entry.key)
+        lasts = _is_late(entry, doubt, mended) if alert is None else _lasts(alert, entry, now_unix)
+        if lasts and not entry.raised:
+            raised.append(entry)
         if alert is not None:
             due = [block for block in blocks if _is_due(alert, entry, block, now_unix)]
-            notices += [_notice(alert, entry, block) for block in due]
+            messages += [_message(alert, entry, block) for block in due]
         elif blocks and _is_late(entry, doubt, mended):
-            notices += [_late(entry, block) for block in blocks]
+            messages += [_late(entry, block) for block in blocks]
         elif not doubt.covers(entry):
             heard = [block for block in blocks if block in entry.told]
             if heard and (entry.kind not in _WITHOUT_END or entry.key in mended):
-                notices += [_over(entry, block, now_unix) for block in heard]
+                messages += [_over(entry, block, now_unix) for block in heard]
             else:
                 forgotten.append(entry)
     bounded = [
-        notice
+        message
         for block in blocks
-        for notice in [candidate for candidate in notices if candidate.block == block][
-            :MOST_NOTICES
+        for message in [candidate for candidate in messages if candidate.block == block][
+            :MOST_MESSAGES
         ]
     ]
-    return Plan(new, bounded, forgotten)
+    return Plan(new, raised, bounded, forgotten)
 
 
-def after(entry: Remembered, notice: Notice, now_unix: float) -> Remembered | None:
-    """What is remembered once ``notice`` was accepted; None where nobody needs to hear more."""
-    if not notice.over:
-        return msgspec.structs.replace(entry, told={**entry.told, notice.block: now_unix})
-    left = {block: at for block, at in entry.told.items() if block != notice.block}
-    return msgspec.structs.replace(entry, told=left) if left else None
+def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remembered | None:
+    """What is remembered once ``message`` was accepted; None where nobody needs to hear more."""
+    if not message.over:
+        return msgspec.structs.replace(entry, told={**entry.told, message.block: now_unix})
+    left = {block: at for block, at in entry.told.items() if block != message.block}
+    return msgspec.structs.replace(entry, told=left, raised=False) if left else None
 
 
 def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]:
@@ -205,6 +217,18 @@ def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]
             }
         )
     return found
+
+
+def lasting(
+    alerts: Sequence[Alert], remembered: Sequence[Remembered], doubt: Doubt, now_unix: float
+) -> list[Remembered]:
+    """The alerts that people are to hear of by now, also those of which this look could not say
+    that they have ended."""
+    known = {entry.key: entry for entry in remembered}
+    seen = {alert.key: known.get(alert.key) or begun(alert, now_unix) for alert in alerts}
+    found = [seen[alert.key] for alert in alerts if _lasts(alert, seen[alert.key], now_unix)]
+    kept = [one for key, one in known.items() if key not in seen and one.raised]
+    return found + [one for one in kept if doubt.covers(one)]
 
 
 def without_secrets(words: str) -> str:
@@ -227,19 +251,24 @@ def begun(alert: Alert, now_unix: float) -> Remembered:
     )
 
 
+def _lasts(alert: Alert, entry: Remembered, now_unix: float) -> bool:
+    """Whether it has lasted so long that people are to hear of it."""
+    return now_unix - entry.since_unix >= alert.after_s
+
+
 def _is_due(alert: Alert, entry: Remembered, block: str, now_unix: float) -> bool:
     told_unix = entry.told.get(block)
     if told_unix is None:
-        return now_unix - entry.since_unix >= alert.after_s
+        return _lasts(alert, entry, now_unix)
     if alert.once:
         return False
     return now_unix - told_unix >= AGAIN_S and alert.at_unix > told_unix
 
 
-def _notice(alert: Alert, entry: Remembered, block: str) -> Notice:
+def _message(alert: Alert, entry: Remembered, block: str) -> AlertMessage:
     again = "still: " if block in entry.told else ""
     body = f"{_words(alert)}\nSince: {moment(entry.since_unix)}"
-    return Notice(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
+    return AlertMessage(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
 
 
 def _words(alert: Alert) -> str:
@@ -255,15 +284,15 @@ def _is_late(entry: Remembered, doubt: Doubt, mended: Collection[Key]) -> bool:
     return entry.kind != "run failed" or not doubt.covers(entry)
 
 
-def _late(entry: Remembered, block: str) -> Notice:
+def _late(entry: Remembered, block: str) -> AlertMessage:
     """The message about what is not seen any more, such as a failed run that is too old, and that
     every block refused until now."""
     body = f"Nobody could be told until now.\n{entry.words}\nSince: {moment(entry.since_unix)}"
-    return Notice(block, entry.key, f"torpor: {entry.title}", body)
+    return AlertMessage(block, entry.key, f"torpor: {entry.title}", body)
 
 
-def _over(entry: Remembered, block: str, now_unix: float) -> Notice:
-    return Notice(
+def _over(entry: Remembered, block: str, now_unix: float) -> AlertMessage:
+    return AlertMessage(
         block,
         entry.key,
         f"torpor: over: {entry.title}",

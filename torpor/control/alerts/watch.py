@@ -10,10 +10,11 @@ from torpor.control.alerts.delivery import Alert, Kind
 from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
+from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
 from torpor.control.supervision import told
-from torpor.control.watch_report import BACK_UP, Left, Watched, WatchedJob, WatchReport
+from torpor.control.watch_report import BACK_UP, LeftMachine, Watched, WatchedJob, WatchReport
 from torpor.shared.values import Machine, WorkspaceName, owner_of
 
 UNKNOWN_S: Final = 1800.0
@@ -22,6 +23,13 @@ AWAY_S: Final = 600.0
 """An alert is sent once a store or a block could not be read for this long."""
 LEFT_S: Final = 600.0
 """An alert is sent once nobody worked for this long on a machine that was not handed over."""
+FORGOTTEN_S: Final = 2 * 3600.0
+"""An alert is sent once something without a rental, or what outlived its machine, stood at a market
+for this long: a run may be about to record or to end it."""
+NOT_DRIVEN_S: Final = 900.0
+"""An alert is sent once no run worked on a job with a machine for this long: each look starts
+one."""
+_FORGOTTEN: Final = ("without a rental", "not believed", "residue")
 RESTARTED_S: Final = 3600.0
 """For how long a restart is reported."""
 RESTARTING_S: Final = 180.0
@@ -39,7 +47,6 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
         if entry.differ:
             found.append(_differing(entry, now_unix))
         if entry.kind == "unknown" and entry.machine is not None:
-            price = "" if entry.price_usd_h is None else f" It costs {entry.price_usd_h:.2f} $/h."
             found.append(
                 Alert(
                     kind="machine unknown",
@@ -47,7 +54,7 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
                     workspace=entry.workspace,
                     title=f"machine {entry.machine} of workspace {entry.workspace} "
                     "cannot be judged",
-                    cause=f"Nobody can say whether it is idle: {entry.reason}.{price}",
+                    cause=f"Nobody can say whether it is idle: {entry.reason}.{_price(entry)}",
                     next_step=entry.next_step,
                     at_unix=now_unix,
                     after_s=UNKNOWN_S,
@@ -67,6 +74,25 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
                 )
             )
     return found
+
+
+def of_idle(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
+    """The machines that are idle and stay, because `watch` or their block only reports."""
+    return [
+        Alert(
+            kind="machine idle",
+            subject=f"{entry.provider} {entry.machine}",
+            workspace=entry.workspace,
+            title=f"machine {entry.machine} of workspace {entry.workspace} is idle and stays",
+            cause=f"{entry.reason}. What watch does: {entry.next_step}.{_price(entry)}",
+            next_step=f"hibernate workspace {entry.workspace}, or see what its last hibernation "
+            "says",
+            at_unix=now_unix,
+            after_s=UNKNOWN_S,
+        )
+        for entry in watched
+        if entry.kind == "idle" and entry.machine is not None
+    ]
 
 
 def of_lost(
@@ -161,7 +187,7 @@ def of_records(seen: Overviews, told: Collection[str], now_unix: float) -> list[
     ]
 
 
-def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
+def of_left(left: Sequence[LeftMachine], now_unix: float) -> list[Alert]:
     """The machines that killed runs left."""
     return [
         Alert(
@@ -202,6 +228,39 @@ def of_abandoned(shown: Iterable[tuple[Machine, Rental]], now_unix: float) -> li
                 "market's console",
                 at_unix=now_unix,
                 after_s=LEFT_S,
+            )
+        )
+    return found
+
+
+def of_forgotten(
+    findings: Sequence[Finding], silent: Collection[str], now_unix: float
+) -> list[Alert]:
+    """What stands at a market, may cost money, and belongs to no open rental of this store. Of a
+    market that is ``silent`` nobody knows that: a disk may be that of a machine in use. Nodes of a
+    cluster without a machine of ours may be anybody's."""
+    rented = {one.rental.label for one in findings if one.rental is not None}
+    found = []
+    for one in findings:
+        there = one.residue or one.machine
+        if one.kind not in _FORGOTTEN or one.is_free or there is None:
+            continue
+        if there.provider in silent or one.label in rented:
+            continue
+        if one.residue is not None and one.residue.kind == "node" and one.label is None:
+            continue
+        what = f"{one.residue.kind if one.residue else 'machine'} {there.id}"
+        costs = f"{one.price_usd_h:.2f} $/h" if one.price_usd_h else "perhaps money"
+        found.append(
+            Alert(
+                kind="machine forgotten",
+                subject=f"{there.provider} {there.id}",
+                workspace=owner_of(WorkspaceName(one.workspace)) if one.workspace else "",
+                title=f"{what} at {there.provider} is {one.kind}",
+                cause=f"It costs {costs}, and torpor leaves it alone.",
+                next_step=one.next_step,
+                at_unix=now_unix,
+                after_s=FORGOTTEN_S,
             )
         )
     return found
@@ -341,8 +400,9 @@ def of_installation(folder: Path, now_unix: float) -> list[Alert]:
 
 
 def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
-    """The jobs whose runs fail one after the other."""
-    return [
+    """The jobs whose runs fail one after the other, and those with a machine on which no run
+    works."""
+    failing = [
         Alert(
             kind="job failing",
             subject=job.job,
@@ -356,6 +416,26 @@ def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
         for job in jobs
         if job.failures >= FAILURES
     ]
+    return failing + [
+        Alert(
+            kind="job not driven",
+            subject=job.job,
+            workspace=job.workspace,
+            title=f"no flow run works on job {job.job} of workspace {job.workspace}",
+            cause=f"Job {job.words()}. Its machine {job.machine} costs money while it is there, "
+            "and is not hibernated when the command ends.",
+            next_step="see that a worker of the pool torpor-jobs runs, and that neither the pool "
+            "nor its queue is paused or full; or cancel the job",
+            at_unix=now_unix,
+            after_s=NOT_DRIVEN_S,
+        )
+        for job in jobs
+        if not job.driven and job.machine is not None and job.failures < FAILURES
+    ]
+
+
+def _price(entry: Watched) -> str:
+    return "" if entry.price_usd_h is None else f" It costs {entry.price_usd_h:.2f} $/h."
 
 
 def _differing(entry: Watched, now_unix: float) -> Alert:

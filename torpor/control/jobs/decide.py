@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from torpor.control.jobs.policy import is_hopeless, is_retried
-from torpor.control.jobs.records import FORGOTTEN, MOST_ATTEMPTS, Job, State, Stop
+from torpor.control.jobs.records import FORGOTTEN, MOST_ATTEMPTS, Job, Outcome, Stop
 from torpor.control.rental.records import Rental
 from torpor.shared.values import Machine
 
@@ -25,7 +25,7 @@ class JobMachine:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Situation:
     """What a look shows. ``first``: no other job of the workspace comes before this one.
     ``untouched``: nothing of the job has begun anywhere. ``hidden``: its machine is missing in its
     provider's answer, and its end is not proven. ``left``: what killed wakes of it rented is not
@@ -42,13 +42,13 @@ class Seen:
 class End:
     """End the job."""
 
-    state: State
+    state: Outcome
     why: str
 
 
 _MEMORY: Final = "see whether the command uses up the memory of its machine"
 
-Step = Literal[
+Action = Literal[
     "wait for turn",  # another job of the workspace comes first
     "look again",  # its machine may show again
     "clear",  # end what killed wakes have left
@@ -59,10 +59,10 @@ Step = Literal[
     "renew",  # store the workspace, and end its machine: all nodes are to be rented again
     "hibernate",  # store the workspace, and end its machine
 ]
-Move: TypeAlias = Step | End
+Move: TypeAlias = Action | End
 
 
-def next_move(job: Job, seen: Seen, stop: Stop | None) -> Move:
+def next_move(job: Job, seen: Situation, stop: Stop | None) -> Move:
     """The next move of a job that has not ended."""
     if stop is not None and seen.untouched:
         return End(stop.state, stop.why)
@@ -90,7 +90,7 @@ def next_move(job: Job, seen: Seen, stop: Stop | None) -> Move:
     return "run" if job.has_nodes_for(on.machine.id) else "renew"
 
 
-def _without_machine(job: Job, seen: Seen, stop: Stop | None) -> Move:
+def _without_machine(job: Job, seen: Situation, stop: Stop | None) -> Move:
     if seen.hidden:
         return "look again"
     if job.final is not None:
@@ -123,7 +123,7 @@ def end_of(job: Job, stop: Stop | None) -> End:
     if newest.end in ("supervisor lost", "machine lost"):
         return hopeless_end(job)
     if newest.end == "command ended":
-        state: State = "succeeded" if newest.status == 0 else "failed"
+        state: Outcome = "succeeded" if newest.status == 0 else "failed"
         return End(state, newest.error or f"the command ended with status {newest.status}")
     if stop is not None:
         return End(stop.state, stop.why)

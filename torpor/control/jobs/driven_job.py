@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.jobs.records import DRIVEN_S, Attempt, Job, Jobs, State, Stop
+from torpor.control.jobs.records import DRIVEN_S, Attempt, Job, Jobs, Outcome, Stop
 from torpor.shared.errors import HandedOver, TorporError
 from torpor.shared.values import Machine, MachineId, SnapshotId
 
@@ -180,7 +180,7 @@ class Driven:
             kept = _with(self._job.kept_saves, snapshot)
             self._keep(msgspec.structs.replace(self._job, kept_saves=kept))
 
-    def end(self, state: State, why: str) -> None:
+    def end(self, state: Outcome, why: str) -> None:
         """Write how the job ended, for good."""
         with self._lock:
             self.check()

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -42,17 +42,12 @@ MOST_ENDED: Final = 200
 _MOST_BYTES: Final = 1024 * 1024
 _ID_CHARS: Final = 12
 
-State = Literal[
-    "waiting",  # for a machine
-    "running",
-    "hibernating",
-    "succeeded",
-    "failed",
-    "cancelled",
-    "preempted",
-    "over budget",
-]
-ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled", "preempted", "over budget")
+Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "over budget"]
+"""How a job ended."""
+NO_FAILURE: Final[tuple[Outcome, ...]] = ("succeeded", "cancelled")
+"""After these the run of a job does not fail."""
+State = Literal["waiting", "running", "hibernating", Outcome]
+"""``waiting``: for a machine."""
 End = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
 FORGOTTEN: Final = (
     "somebody, perhaps its command, has removed the folder of torpor on its machine, so that "
@@ -140,7 +135,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED
+        return self.state in get_args(Outcome)
 
     @property
     def unsuccessful(self) -> bool:

@@ -330,7 +330,7 @@ def _counted_from(made: int, passes: int, on_event: OnEvent) -> OnEvent:
     hears = on_event
 
     def hear(event: Event) -> None:
-        turn = min(made + event.turn, passes) if event.turn else 0
-        hears(msgspec.structs.replace(event, turn=turn))
+        number = min(made + event.pass_number, passes) if event.pass_number else 0
+        hears(msgspec.structs.replace(event, pass_number=number))
 
     return hear

@@ -1,19 +1,31 @@
-"""The proven end of a rented machine, with all that belongs to it."""
+"""The proven end of one rented machine, with all that belongs to it. ``sweep`` says which."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
 
-from torpor.control.providers.seam import FREE, Absent, Claims, Provider
-from torpor.control.rental.billing import billed
+import msgspec
+
+from torpor.control.providers.seam import FREE, Absent, Claims, Prices, Provider
+from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental, Rentals
-from torpor.control.safety import Warrant
-from torpor.shared.errors import EndUnproven, InvalidInput, MachineUnread, StoreError, TorporError
+from torpor.control.rental.renter import Renter
+from torpor.control.safety import Warrant, never_handed_over
+from torpor.shared.errors import (
+    EndUnproven,
+    HandedOver,
+    InvalidInput,
+    MachineUnread,
+    StoreError,
+    TorporError,
+)
 from torpor.shared.transfer.retries import hurried
-from torpor.shared.values import Label, Machine
+from torpor.shared.values import Label, Machine, SnapshotId
 
 GONE_S: Final = 300.0
 """How long a provider may take to prove an end; what it may take to settle comes on top."""
@@ -26,6 +38,78 @@ NOTES: Final = 4
 """How often it is recorded that a machine shows, in the time after which its provider forgets."""
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
+
+
+def end_machine(
+    by: Renter,
+    rental: Rental,
+    warrant: Warrant | None = None,
+    shown: Machine | None = None,
+    *,
+    within_s: float = GONE_S,
+) -> None:
+    """Destroy the rental's machine, and what belongs to it, until its end is proven. ``shown``: the
+    machine, where the caller has just seen it.
+
+    Without ``warrant``, of what was never handed over; HandedOver if another run has handed it over
+    meanwhile. An adopted machine ends only with a snapshot's warrant. A rental whose machine was
+    never seen is abandoned until its provider has settled.
+    """
+    label = rental.label
+    if rental.adopted and (warrant is None or warrant.snapshot is None):
+        raise HandedOver(
+            f"machine {rental.machine} of workspace {label.workspace} was adopted, so only a "
+            "verified snapshot of it may end it: it was left alone. Hibernate the workspace"
+        )
+    if warrant is None:
+        by.rentals.check_unclaimed(label)
+    if shown is not None:
+        rental = msgspec.structs.replace(rental, provider=shown.provider, machine=shown.id)
+    provider = by.markets.of(rental.provider)
+    recall([provider], [rental])
+    shown = shown or listed(provider, label)
+    seen = {} if shown is None else {"seen_unix": time.time()}
+    machine = shown or last_known(provider, rental)
+    if machine is None:
+        close_unseen(by.rentals, provider, rental)
+        return
+    warrant = warrant or never_handed_over(
+        machine, label, lambda: by.rentals.check_unclaimed(label)
+    )
+    held = partial(by.rentals.check_held, rental)
+    where = {"provider": machine.provider, "machine": machine.id}
+    record = partial(_record_last, by.rentals, rental, **where, **seen)
+    accepts = partial(record, warrant.snapshot) if warrant.snapshot else lambda: None
+    try:
+        why = destroy(provider, machine, warrant, rental, within_s, held, accepts)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            accepted = isinstance(error, EndUnproven) and error.accepted
+        else:
+            accepted = warrant.is_accepted  # interrupted: a later run sees the end
+        if warrant.snapshot and (accepted or warrant.is_accepted):
+            record(warrant.snapshot if accepted else None)  # else its disk may change again
+        raise
+    by.told.ended(machine, warrant.reason)
+    with suppress(HandedOver):  # another run has seen the end, and recorded it
+        by.rentals.change(
+            rental,
+            state="ended",
+            **where,
+            why=why,
+            snapshot=warrant.snapshot,
+            **seen,
+            **{**rental.measured, **_billed(provider, rental)},
+        )
+
+
+def _record_last(
+    rentals: Rentals, rental: Rental, snapshot: SnapshotId | None, /, **more: Any
+) -> None:
+    """Record which snapshot holds what the machine held to the last: should this run be killed, or
+    another one see the end first, it was not lost. Its end goes on also without that."""
+    with suppress(HandedOver, StoreError):
+        rentals.change(rental, snapshot=snapshot, **more)
 
 
 def listed(provider: Provider, label: Label) -> Machine | None:
@@ -248,7 +332,7 @@ def close_lost(
     destroyed."""
     if not gone or residue_of(provider, rental.label):
         return False
-    bill = billed(provider, rental)
+    bill = _billed(provider, rental)
     now = rentals.of(rental.label)
     if now is None:  # another run has recorded its end
         return True
@@ -281,3 +365,15 @@ def residue_of(provider: Provider, label: Label | None) -> list[str]:
     """What there is beside a machine of this label, or after it, and may cost money."""
     left = [residue for residue in provider.residue() if residue.label == label]
     return [residue.id for residue in left if residue.kind not in FREE]
+
+
+def _billed(provider: Provider, rental: Rental) -> dict[str, float]:
+    """What its record says of the price once it ends: the mean price, by its market's history. The
+    bound stays in the record where that is not to be had."""
+    if not rental.most_usd_h or rental.machine is None or not isinstance(provider, Prices):
+        return {}
+    try:
+        rise = provider.rise_usd_h(rental.offer, rental.created_unix, time.time())
+    except TorporError:
+        return {}
+    return {"price_usd_h": min(rental.price_usd_h + rise, rental.most_usd_h), "most_usd_h": 0.0}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, TypeVar
 
 from torpor.control.providers.seam import Adopts, Provider
-from torpor.control.rental.records import Rental, Rentals
+from torpor.control.rental.records import Rental
 from torpor.shared.errors import (
     InvalidInput,
     MachineUnread,
@@ -55,7 +55,7 @@ class Markets:
 
     def concerned(self, rentals: Collection[Rental]) -> list[Provider]:
         """The named providers and those of open rentals. All of them where no block is for one of
-        the rentals: the account may have another name by now (``at_home``)."""
+        the rentals: the account may have another name by now (``look``)."""
         wanted = {rental.provider for rental in rentals}
         unnamed = wanted - {provider.identity for provider in self.named}
         if not unnamed:
@@ -161,28 +161,4 @@ def machines_at(
             raise answer
         else:
             warn(f"{provider.identity} was left out: {answer}")
-    return found
-
-
-def at_home(
-    ledger: Rentals,
-    rentals: Sequence[Rental],
-    providers: Sequence[Provider],
-    shown: Sequence[Machine],
-    warn: Callable[[str], None],
-) -> list[Rental]:
-    """The rentals at the accounts that show their machines, where no block is for the recorded one:
-    its API key was changed, and with it its name. A label is of one machine alone."""
-    known = {provider.identity for provider in providers}
-    by = {machine.label: machine for machine in shown}
-    found = []
-    for rental in rentals:
-        machine = by.get(rental.label)
-        if machine is not None and rental.provider not in known:
-            warn(
-                f"rental {rental.label.rental} goes over from {rental.provider}, which no provider "
-                f"block is for, to {machine.provider}, which shows its machine"
-            )
-            rental = ledger.change(rental, provider=machine.provider, machine=machine.id)
-        found.append(rental)
     return found

@@ -93,6 +93,12 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0  # counts its writes
 
     @property
+    def measured(self) -> dict[str, float]:
+        """What its run measured of it: written with the next change of state."""
+        names = ("answered_unix", "price_usd_h", "fetched_bytes", "fetched_s")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+    @property
     def bound_usd_h(self) -> float:
         """What an hour costs at most; 0 where nobody knows a price."""
         return max(self.price_usd_h, self.most_usd_h)
@@ -270,13 +276,21 @@ class Rentals:
             return then
         raise self._records.contested(self.key(label))
 
+    def pin(self, label: Label, host_key: str) -> None:
+        """Record the host key of the first login."""
+        rental = self.of(label)
+        if rental is not None and rental.host_key is None:
+            self.change(rental, host_key=host_key)
+
     def seen(self, rental: Rental) -> Rental:
         """Record that the provider shows its machine now."""
         return self.change(rental, seen_unix=time.time(), absent_unix=())
 
     def check_unclaimed(self, label: Label) -> None:
-        """Check that the rental is open and was not handed over. HandedOver if another run handed
-        it over or ended it; StoreError if the store does not answer."""
+        """HandedOver where another run has handed the machine over or ended it; StoreError if the
+        store does not answer. One under a reserved name holds no work: it may always be ended."""
+        if label.workspace.startswith(RESERVED):
+            return
         try:
             now = self.of(label)
         except StoreError as error:
@@ -332,6 +346,15 @@ def _is_written(now: Rental, changes: dict[str, Any]) -> bool:
 def rental_named(key: str) -> str:
     """The id of the rental that an object of this name would be a record of."""
     return key.rsplit("/", 1)[1]
+
+
+def with_host_key(machine: Machine, rental: Rental | None) -> Machine:
+    """The machine with the only host key that it may show."""
+    host_key = rental.host_key if rental else None
+    if machine.endpoint is None or host_key is None:
+        return machine
+    endpoint = msgspec.structs.replace(machine.endpoint, host_key=host_key)
+    return msgspec.structs.replace(machine, endpoint=endpoint)
 
 
 def by_label(rentals: Collection[Rental]) -> dict[Label, Rental]:

@@ -5,35 +5,29 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
 from torpor.control.providers.seam import volumes_of
-from torpor.control.rental.billing import billed, measured
 from torpor.control.rental.ending import (
     GONE_S,
-    close_lost,
-    close_unseen,
-    destroy,
-    last_known,
-    listed,
-    look_for,
-    seen_again,
+    end_machine,
     wait_until_shown,
 )
 from torpor.control.rental.greeting import greeting_fault
-from torpor.control.rental.markets import ask_all, at_home, machines_at, recall
+from torpor.control.rental.look import Shown, look
+from torpor.control.rental.markets import ask_all
 from torpor.control.rental.order import host_key_of, order_for
-from torpor.control.rental.records import Rental, by_label
+from torpor.control.rental.records import Rental, with_host_key
 from torpor.control.rental.renter import Renter
 from torpor.control.rental.search import Tried
+from torpor.control.rental.sweep import costs_on, end_abandoned, words_of_stuck
 from torpor.control.rental.waiting import wait_until_reachable
-from torpor.control.safety import Warrant, never_handed_over
+from torpor.control.safety import Warrant
 from torpor.control.store.records import Unread
 from torpor.shared.errors import (
     CreateFailed,
@@ -52,21 +46,11 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.transfer.retries import hurried
-from torpor.shared.values import (
-    RESERVED,
-    Endpoint,
-    Label,
-    Machine,
-    MachineId,
-    SnapshotId,
-    owner_of,
-)
+from torpor.shared.values import Label, Machine, MachineId
 
 MOST_ATTEMPTS: Final = 12
 RENT_S: Final = 3600.0
 """After this time no further offer is tried."""
-ASKED_S: Final = 900.0
-"""A request that is so old and has no machine belongs to a run that was killed."""
 AT_ONCE_S: Final = 30.0
 """How long a failed attempt is waited for to end before the next offer is tried."""
 _QUEUED_S: Final = 60.0  # between two records that a machine waits in its provider's queue
@@ -154,7 +138,7 @@ class Renting:
         self._over_before: set[Label] | None = None  # handed over when this run looked first
         self._lock = threading.Lock()
         self._first = threading.Lock()
-        self._tried_to_end = False  # what earlier runs abandoned
+        self._swept = False
         self._stuck: list[str] = []
         self.tried: list[Tried] = []
 
@@ -169,11 +153,14 @@ class Renting:
     def machines(self, unread: Unread | None = None) -> list[tuple[Machine, Rental | None]]:
         """The workspace's live machines at all providers that it or an open rental names.
         ``unread``: as in Records.read_each; to show them, and for nothing else."""
-        rentals, machines = self._look(unread)
-        known = by_label(rentals)
-        return [
-            (machine, known.get(machine.label)) for machine in machines if machine.label is not None
-        ]
+        return self.look(unread).machines
+
+    def look(self, unread: Unread | None = None) -> Shown:
+        """``look.look``; the first one of this run says who had handed over a machine before."""
+        shown = look(self._rentals, self._by.markets, self._by.told.warn, unread)
+        if self._over_before is None:
+            self._over_before = {r.label for r in shown.rentals if r.state == "handed over"}
+        return shown
 
     def states(self) -> dict[MachineId, str]:
         """What the workspace's providers say of all machines now; the error of one that does not
@@ -232,15 +219,16 @@ class Renting:
             seen_unix=time.time(),
             job=self._by.job if now is not None and now.job == self._by.job else "",
         )
-        return Tenancy(self.pinned(live, rental), rental, self, fresh=False)
+        return Tenancy(with_host_key(live, rental), rental, self, fresh=False)
 
-    def wait_for_late(self, nap: Callable[[float], None] = time.sleep) -> None:
-        """Wait for the machines of killed runs that their markets do not show yet: otherwise each
-        would be rented once more."""
-        rentals, machines = self._look()
-        shown = {machine.label for machine in machines}
-        late = [r for r in rentals if r.state == "standing" and r.label not in shown]
+    def look_with_late(self, nap: Callable[[float], None] = time.sleep) -> Shown:
+        """A look that has waited for the machines of killed runs that their markets do not show
+        yet: otherwise each would be rented once more."""
+        shown = self.look()
+        there = {machine.label for machine, _ in shown.machines}
+        late = [r for r in shown.rentals if r.state == "standing" and r.label not in there]
         wait_until_shown(self._by.markets.of, late, self._by.told.warn, nap)
+        return self.look() if late else shown
 
     def rent(self, offers: Sequence[Offer], nap: Callable[[float], None] = time.sleep) -> Tenancy:
         """A machine of the first offer that becomes one; SSH answers there.
@@ -250,7 +238,7 @@ class Renting:
         names what was tried. EndUnproven where the machine of an attempt, of this run or of an
         earlier one, can neither be used nor be ended: no offer is tried while it costs money.
         """
-        self._end_what_was_abandoned()
+        self._end_abandoned_once()
         failed: list[tuple[TorporError, Offer]] = []
         left = list(offers)
         until = time.monotonic() + RENT_S
@@ -308,22 +296,15 @@ class Renting:
             machine=machine.id,
             seen_unix=time.time(),
             starting=rental.starting,
-            **measured(rental),
+            **rental.measured,
         )
         self._by.told.handed_over(machine)
-
-    def pin(self, label: Label, host_key: str) -> None:
-        """Record the host key of the first login."""
-        rental = self._rentals.of(label)
-        if rental is not None and rental.host_key is None:
-            self._rentals.change(rental, host_key=host_key)
 
     # -- the end
 
     def check_unclaimed(self, label: Label) -> None:
-        """HandedOver unless it may still be ended; a machine under a reserved name always may."""
-        if not label.workspace.startswith(RESERVED):
-            self._rentals.check_unclaimed(label)
+        """As in Rentals."""
+        self._rentals.check_unclaimed(label)
 
     def end(
         self,
@@ -333,62 +314,9 @@ class Renting:
         *,
         within_s: float = GONE_S,
     ) -> None:
-        """Destroy the rental's machine, and what belongs to it, until its end is proven. ``shown``:
-        the machine, where the caller has just seen it.
-
-        Without ``warrant``, of what was never handed over; HandedOver if another run has handed it
-        over meanwhile. An adopted machine ends only with a snapshot's warrant. A rental whose
-        machine was never seen is abandoned until its provider has settled.
-        """
-        label = rental.label
-        if rental.adopted and (warrant is None or warrant.snapshot is None):
-            raise HandedOver(
-                f"machine {rental.machine} of workspace {label.workspace} was adopted, so only a "
-                "verified snapshot of it may end it: it was left alone. Hibernate the workspace"
-            )
-        if warrant is None:
-            self.check_unclaimed(label)
-        provider = self._by.markets.of(rental.provider)
-        recall([provider], [rental])
-        shown = shown or listed(provider, label)
-        seen = {} if shown is None else {"seen_unix": time.time()}
-        machine = shown or last_known(provider, rental)
-        if machine is None:
-            close_unseen(self._rentals, provider, rental)
-            self.leave(rental)
-            return
-        warrant = warrant or never_handed_over(machine, label, lambda: self.check_unclaimed(label))
-        held = partial(self._rentals.check_held, rental)
-        record = partial(self._record_last, rental, machine=machine.id, **seen)
-        accepts = partial(record, warrant.snapshot) if warrant.snapshot else lambda: None
-        try:
-            why = destroy(provider, machine, warrant, rental, within_s, held, accepts)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                accepted = isinstance(error, EndUnproven) and error.accepted
-            else:
-                accepted = warrant.is_accepted  # interrupted: a later run sees the end
-            if warrant.snapshot and (accepted or warrant.is_accepted):
-                record(warrant.snapshot if accepted else None)  # else its disk may change again
-            raise
+        """``ending.end_machine``: afterwards nothing of the rental is left to end with this run."""
+        end_machine(self._by, rental, warrant, shown, within_s=within_s)
         self.leave(rental)
-        self._by.told.ended(machine, warrant.reason)
-        with suppress(HandedOver):  # another run has seen the end, and recorded it
-            self._rentals.change(
-                rental,
-                state="ended",
-                machine=machine.id,
-                why=why,
-                snapshot=warrant.snapshot,
-                **seen,
-                **{**measured(rental), **billed(provider, rental)},
-            )
-
-    def _record_last(self, rental: Rental, snapshot: SnapshotId | None, /, **more: Any) -> None:
-        """Record which snapshot holds what the machine held to the last: should this run be killed,
-        or another one see the end first, it was not lost. Its end goes on also without that."""
-        with suppress(HandedOver, StoreError):
-            self._rentals.change(rental, snapshot=snapshot, **more)
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both
@@ -413,8 +341,8 @@ class Renting:
                 self._by.told.warn(str(error))
                 if cause is not None or rental.state != "abandoned":
                     faults.append(error)
-                if _costs_on(rental, error):
-                    self._stuck.append(_stuck(rental, str(cause or rental.why), error))
+                if costs_on(rental, error):
+                    self._stuck.append(words_of_stuck(rental, str(cause or rental.why), error))
                 with suppress(TorporError):
                     self._rentals.change(rental, state="abandoned", why=str(error))
         if faults and cause is None:
@@ -425,78 +353,14 @@ class Renting:
             ) from cause
 
     def end_abandoned(self, *, within_s: float = GONE_S) -> list[Rental]:
-        """End what nobody will use: abandoned rentals, old requests that never became a machine,
-        and unfinished ones whose machine has provably gone. Close the rentals of machines that were
-        handed over and have provably gone without us. Returns those that have ended; each may take
-        ``within_s``. While one cannot be ended, ``rent`` rents none."""
-        self._tried_to_end = True
-        ended = []
-        rentals, machines = self._look()
-        shown = {machine.label: machine for machine in machines}
-        for rental in rentals:
-            if rental.label in self._ours:
-                continue
-            try:
-                self._end_if_over(rental, shown.get(rental.label), within_s)
-            except TorporError as error:
-                self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
-                if rental.state == "abandoned" and _costs_on(rental, error):
-                    self._stuck.append(_stuck(rental, rental.why, error))
-            if self._rentals.of(rental.label) is None:
-                ended.append(rental)
+        """``sweep.end_abandoned``; returns what it ended. While it cannot end one, ``rent`` rents
+        none."""
+        self._swept = True
+        ended, stuck = end_abandoned(self._by, self.look(), self._ours, within_s=within_s)
+        self._stuck += stuck
         return ended
 
-    def close_if_gone(
-        self,
-        rental: Rental,
-        *,
-        shown: Machine | None,
-        first: Callable[[Rental], None] = lambda rental: None,
-    ) -> bool:
-        """Close the rental of a machine that has gone without this run, right after ``first``,
-        which gets its record; nothing is destroyed. Of one that its provider shows, note that."""
-        provider = self._by.markets.of(rental.provider)
-        if shown is not None:
-            seen_again(self._rentals, provider, rental, shown)
-            return False
-        rental, gone = look_for(self._rentals, provider, rental)
-        return close_lost(self._rentals, provider, rental, gone, self._by.told.warn, first)
-
-    def end_scratch(self, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
-        """Destroy the machines that killed runs left under this reserved name, at the providers
-        that blocks are for, but those of the jobs ``spared``; raise the last failure after trying
-        all. What cannot be ended is abandoned: `watch` ends it."""
-        fault: TorporError | None = None
-        rentals, _ = self._look()
-        here = {provider.identity for provider in self._by.markets.concerned(rentals)}
-        for rental in rentals:
-            stays = rental.created_unix > before_unix or rental.job in spared
-            stays = stays or rental.state == "handed over"  # from before the name was reserved
-            if stays or rental.label in self._ours or rental.provider not in here:
-                continue
-            try:
-                self.end(rental)
-            except TorporError as error:
-                fault = error
-                with suppress(TorporError):
-                    self._rentals.change(rental, state="abandoned", why=str(error)[:500])
-        if fault is not None:
-            raise fault
-
-    # -- one look, one attempt
-
-    def _look(self, unread: Unread | None = None) -> tuple[list[Rental], list[Machine]]:
-        rentals = self._rentals.open(unread)
-        if self._over_before is None:
-            self._over_before = {
-                rental.label for rental in rentals if rental.state == "handed over"
-            }
-        providers = self._by.markets.concerned(rentals)
-        recall(providers, rentals)
-        seen = machines_at(providers, rentals, self._by.told.warn)
-        name = self._rentals.workspace
-        mine = [machine for machine in seen if machine.label and machine.label.workspace == name]
-        return at_home(self._rentals, rentals, providers, mine, self._by.told.warn), mine
+    # -- one attempt
 
     def _rent(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
         for _ in range(_PAUSES):
@@ -554,7 +418,7 @@ class Renting:
         except BaseException as cause:
             fault = self._abandon(rental, cause)
             if fault is not None and isinstance(cause, _NEXT_OFFER):
-                words = _stuck(self._ours.get(label, rental), str(cause), fault)
+                words = words_of_stuck(self._ours.get(label, rental), str(cause), fault)
                 self._stuck.append(words)
                 raise EndUnproven(words) from cause
             raise
@@ -565,7 +429,7 @@ class Renting:
         )
         self.claim(rental)
         self._by.told.created(live)
-        return Tenancy(self.pinned(live, rental), rental, self, fresh=True)
+        return Tenancy(with_host_key(live, rental), rental, self, fresh=True)
 
     def _record_queued(self, rental: Rental) -> Callable[[], None]:
         """Records, once a minute, that the provider's queue shows its machine."""
@@ -579,14 +443,6 @@ class Renting:
                     self._rentals.change(rental, queued_unix=time.time())
 
         return see
-
-    def pinned(self, machine: Machine, rental: Rental | None) -> Machine:
-        """The machine with the only host key that it may show."""
-        host_key = rental.host_key if rental else None
-        if machine.endpoint is None or host_key is None:
-            return machine
-        endpoint: Endpoint = msgspec.structs.replace(machine.endpoint, host_key=host_key)
-        return msgspec.structs.replace(machine, endpoint=endpoint)
 
     def _abandon(self, rental: Rental, cause: BaseException) -> TorporError | None:
         """Mark the rental as abandoned. End it now if its machine shows, at the end of the run if
@@ -609,65 +465,22 @@ class Renting:
             self._by.told.warn(str(error))
         except TorporError as error:
             self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
-            return error if _costs_on(rental, error) else None
+            return error if costs_on(rental, error) else None
         return None
 
-    def _end_what_was_abandoned(self) -> None:
-        """Once a run, where it has not done so itself."""
+    def _end_abandoned_once(self) -> None:
+        """End what earlier runs abandoned, where this one has not done so."""
         with self._first:
-            if not self._tried_to_end and any(
+            if not self._swept and any(
                 rental.state == "abandoned" and rental.machine and rental.label not in self._ours
                 for rental in self._rentals.open()
             ):
                 self.end_abandoned(within_s=AT_ONCE_S)
-            self._tried_to_end = True
-
-    def _end_if_over(self, rental: Rental, shown: Machine | None, within_s: float) -> None:
-        gone = ""
-        if shown is not None:
-            provider = self._by.markets.of(rental.provider)
-            rental = seen_again(self._rentals, provider, rental, shown)
-        elif rental.machine is not None:
-            provider = self._by.markets.of(rental.provider)
-            rental, gone = look_for(self._rentals, provider, rental)
-        if rental.state == "handed over":
-            provider = self._by.markets.of(rental.provider)
-            close_lost(self._rentals, provider, rental, gone, self._by.told.warn)
-        elif rental.state == "abandoned":
-            if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
-                self.end(rental, within_s=within_s)
-        elif gone or (not shown and self._is_old_request(rental)):
-            self.end(rental, within_s=within_s)  # else the next run takes it up
-
-    def _is_old_request(self, rental: Rental) -> bool:
-        return rental.machine is None and time.time() - rental.created_unix > ASKED_S
+            self._swept = True
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
             self.tried.append(Tried.of(offer, outcome))
-
-
-def _costs_on(rental: Rental, error: TorporError) -> bool:
-    """Whether the machine of an abandoned rental goes on after an end that failed with ``error``.
-    Its provider may have accepted to end it, and nobody may know of a machine: then it is looked
-    for later."""
-    accepted = isinstance(error, EndUnproven) and error.accepted
-    unknown = rental.machine is None and error.retryable
-    return not (accepted or unknown or isinstance(error, HandedOver))
-
-
-def _stuck(rental: Rental, why: str, fault: TorporError) -> str:
-    """What a machine that can neither be used nor be ended costs, and how to end it."""
-    which = f"machine {rental.machine}" if rental.machine else "the machine that may exist"
-    costs = f"{rental.bound_usd_h:.3f} $/h" if rental.bound_usd_h else "money"
-    name = owner_of(rental.label.workspace)
-    return (
-        f"{which} at {rental.provider} could neither be used ({why or 'its run was killed'}) nor "
-        f"be ended ({fault}). It costs {costs} until it ends, so no other machine is rented. "
-        f"End it with `torpor reconcile {name} --abandoned`, or in the market's console. Where no "
-        f"provider block is for its account any more, end it there and name its rental: `torpor "
-        f"reconcile {name} --gone {rental.label.rental}`"
-    )
 
 
 def _is_failure(cause: BaseException) -> bool:

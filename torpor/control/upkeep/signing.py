@@ -21,7 +21,7 @@ _KINDS: Final = frozenset(
     {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "holds", "claim"}
 )
 """What is signed of a workspace, by the word after its name (``workspaces/NAME/KIND``)."""
-_OF_ALL: Final = ("canaries/", "budgets/")
+_OF_ALL: Final = ("canaries/",)
 """What is signed and belongs to no workspace."""
 _MOST_BYTES: Final = 33 * MIB  # a mark of prune; all others are small
 _PASSES: Final = 5  # a run that goes on may write an unsigned record after it was listed

@@ -26,7 +26,7 @@ from torpor.machine.tree.walk import absolute_root
 from torpor.shared.format.manifest import Entry
 from torpor.shared.values import learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
-from torpor.shared.wire.losses import Left, LinkOut, LookAtHomes, LookForLosses, Losses
+from torpor.shared.wire.losses import LeftBehind, LinkOut, LookAtHomes, LookForLosses, Losses
 from torpor.shared.wire.snapshot import OwnFiles
 
 LINKS_S: Final = 10.0
@@ -38,7 +38,7 @@ _STOP_S: Final = 2.0
 _POLL_S: Final = 0.2
 _SOON_NS: Final = 900 * 10**9
 """A machine that torpor rents has the agent within this time of its start."""
-_NOTHING: Final = Left("/", 0, 0, 0.0)
+_NOTHING: Final = LeftBehind("/", 0, 0, 0.0)
 
 
 class LookBehind:

@@ -22,6 +22,7 @@ from torpor.machine.agent.jobs import (
 )
 from torpor.machine.agent.passes import Workers
 from torpor.machine.agent.paths import PathRun
+from torpor.machine.agent.preview import preview
 from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
 from torpor.machine.agent.snapshot import SnapshotRun
@@ -43,6 +44,7 @@ from torpor.shared.wire.machine import (
     LineRate,
     MeasureLine,
 )
+from torpor.shared.wire.preview import PreviewSnapshot
 from torpor.shared.wire.request import BeginsRun, OfRun
 from torpor.shared.wire.restore import (
     BeginPath,
@@ -92,6 +94,7 @@ def operations(
     table = Operations()
     table.add(MeasureLine, _measure_line)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
+    table.add(PreviewSnapshot, preview)
     table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))
     table.add(StartJob, lambda request, call: start_job(request, call, supervise))
     table.add(LookAtJob, look_at_job)

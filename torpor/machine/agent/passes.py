@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from torpor.machine.agent.workers import WORKERS
 from torpor.machine.pipeline.upload import Share, Source, store_share
-from torpor.machine.tree.plan import Job, share_out
+from torpor.machine.tree.plan import ReadUnit, share_out
 from torpor.machine.tree.walk import Walk
 from torpor.shared.errors import GrantExpired, RunCancelled
 from torpor.shared.format.sizes import packs_needed
@@ -49,7 +49,7 @@ class Pass:
     answer of it; ``began_s``: when, by the monotonic clock."""
 
     def __init__(
-        self, seen: Walk, source: Source, jobs: Sequence[Job], found: Stored, began_s: float
+        self, seen: Walk, source: Source, jobs: Sequence[ReadUnit], found: Stored, began_s: float
     ) -> None:
         self.seen = seen
         self.source = source

@@ -234,7 +234,7 @@ class SnapshotRun(AgentRun):
         while True:
             began = time.monotonic()
             if last is None:
-                call.say(Event(0, turn=made + 1))
+                call.say(Event(0, pass_number=made + 1))
                 last, lost = self._next_pass(request, lost, call), []
             if last.packs and asks and not request.packs:
                 return self._ask(last, made)
@@ -512,13 +512,13 @@ class SnapshotRun(AgentRun):
         """Store the rest of a pass; say how far it is."""
         if not last.packs:
             return
-        call.say(Event(0, turn=turn, total=last.bytes))
+        call.say(Event(0, pass_number=turn, total=last.bytes))
         last.store(
             Means(
                 grants=partial(self._unused, packs),
                 sender=partial(self.transfer, call),
                 workers=workers,
-                moved=lambda size: call.emit(Event(size, turn=turn, total=last.bytes)),
+                moved=lambda size: call.emit(Event(size, pass_number=turn, total=last.bytes)),
                 check=partial(self.check, call),
             )
         )

@@ -48,7 +48,7 @@ from torpor.machine.tree.walk import (
 from torpor.machine.tree.writers import written
 from torpor.shared.errors import AgentLost, StillChanging, UnsavedWork, WorkspaceInvalid
 from torpor.shared.format.lineage import lineage_of
-from torpor.shared.format.manifest import HOLE, Entry, Extent, Manifest
+from torpor.shared.format.manifest import HOLE, Entry, EntryId, Extent, Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Nothing
 from torpor.shared.wire.restore import Checked
@@ -64,7 +64,6 @@ from torpor.shared.wire.sync import (
 )
 
 Excluded = Callable[[bytes], bool] | None
-Place = tuple[int, bytes]
 
 
 class _Begun(NamedTuple):
@@ -401,7 +400,7 @@ def _excluded(exclude: Sequence[str], before: SyncRecord | None) -> Excluded:
     return staged if by_user is None else lambda path: staged(path) or by_user(path)
 
 
-def _refusal(lost: Sequence[Place], found: Survey, last: SnapshotId | None) -> str:
+def _refusal(lost: Sequence[EntryId], found: Survey, last: SnapshotId | None) -> str:
     there = {*found.unsaved}
     words = [f"{_name(path)}{'' if (r, path) in there else ' (removed)'}" for r, path in lost]
     held = f"snapshot {last}, which it last held" if last else "any snapshot"
@@ -424,13 +423,13 @@ def _check_nothing_in_the_way(changes: Changes, snapshot: SnapshotId) -> None:
 
 def _programs(
     changes: Changes, names: Sequence[dict[bytes, Name]], targets: Sequence[bytes]
-) -> dict[Place, str]:
+) -> dict[EntryId, str]:
     """The files that go while a program has them open for writing, and which program."""
     full = {os.path.join(targets[root], path): (root, path) for root, path in going(changes, names)}
     return {full[path]: who for path, who in written(list(full)).items()}
 
 
-def _check_not_written(programs: Mapping[Place, str], before: SyncRecord | None) -> None:
+def _check_not_written(programs: Mapping[EntryId, str], before: SyncRecord | None) -> None:
     if not programs:
         return
     words = [f"{_name(path)} ({who})" for (_, path), who in programs.items()]
@@ -444,7 +443,7 @@ def _check_not_written(programs: Mapping[Place, str], before: SyncRecord | None)
 
 
 def _check_no_flags(
-    places: Sequence[Place], targets: Sequence[bytes], before: SyncRecord | None
+    places: Sequence[EntryId], targets: Sequence[bytes], before: SyncRecord | None
 ) -> None:
     """Refuse, before anything changes, what the kernel would refuse in the middle."""
     flags = {
@@ -463,7 +462,7 @@ def _check_no_flags(
     )
 
 
-def _check_space(goal: Goal, changes: Changes, staged_before: set[Place]) -> None:
+def _check_space(goal: Goal, changes: Changes, staged_before: set[EntryId]) -> None:
     """Raise DiskFull unless the new files fit beside the old ones."""
     needed: dict[bytes, int] = {}
     for file in changes.staged:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 
 from torpor.machine.tree.names import SmallFiles, Unread
-from torpor.machine.tree.plan import Job, Piece
+from torpor.machine.tree.plan import Piece, ReadUnit
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk
 from torpor.shared.format.manifest import HOLE, Content, Extent
@@ -23,7 +23,7 @@ class Contents:
     def __init__(
         self,
         seen: Walk,
-        jobs: Sequence[Job],
+        jobs: Sequence[ReadUnit],
     ) -> None:
         self._seen = seen
         self.gone: set[int] = set()

@@ -15,14 +15,13 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.names import Unread, UnreadFiles
-from torpor.machine.tree.plan import Group, Job, Piece
+from torpor.machine.tree.plan import Group, Piece, ReadUnit
 from torpor.machine.tree.read import Read, read_at, read_unchanged, read_whole
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Pace
-from torpor.shared.codecs.encodings import decode_chunk
+from torpor.shared.codecs.encodings import decode_chunk, is_of_gpu
 from torpor.shared.codecs.layout import Run
-from torpor.shared.codecs.planes import RANS
 from torpor.shared.codecs.stock import RAW
 from torpor.shared.errors import GrantExpired, SnapshotDamaged, StoreCorrupt
 from torpor.shared.format.keys import SEAL_BYTES, Seal, chunk_associated
@@ -37,7 +36,7 @@ class Share:
     """Neighbouring jobs that one worker does, and how far they are. Bytes are plain unless they say
     stored."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ReadUnit]
     done: int = 0  # of the jobs, from the first on: their chunks are in the store
     bytes: int = 0  # that were read
     new_bytes: int = 0  # of chunks that the store did not have, and has now
@@ -238,7 +237,7 @@ class _Packer:
         encoder = self._source.encoder
         wall, cpu = time.perf_counter(), time.thread_time()
         encoding, encoded = encoder.encode(plain, runs)
-        if encoding == RANS.code:  # by the GPU: waiting for it says nothing about the cores
+        if is_of_gpu(encoding):  # by the GPU: waiting for it says nothing about the cores
             if _comes_back(encoding, encoded, plain):
                 return encoding, encoded
             encoder.distrust_gpu()

@@ -12,16 +12,13 @@ from torpor.machine.tree.content import Content, content_of
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.survey import OTHER, Name, Saved, same_attributes
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry
-
-Place = tuple[int, bytes]
-"""A root's number and a path below it."""
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry, EntryId
 
 
 class CopySource(NamedTuple):
     """Where a run of bytes is on this disk, and the file's signature when it was surveyed."""
 
-    place: Place
+    place: EntryId
     offset: int
     signature: Signature
 
@@ -61,7 +58,7 @@ class Changes(NamedTuple):
     untouched: dict[int, Signature | None]  # by number among the target's entries; None: look again
 
 
-def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Place]:
+def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[EntryId]:
     """The names of files on the disk that are removed, or become other files."""
     made = [*(s.entry for s in changes.staged), *changes.symlinks, *changes.links]
     places = [(root, path) for root, path, _ in changes.removed]
@@ -70,7 +67,7 @@ def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Place
     return [place for place, name in there if name is not None and name.kind == FILE]
 
 
-def touching(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Place]:
+def touching(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[EntryId]:
     """The names on the disk that cannot stay as they are: files that go or get other attributes,
     and the directories in which anything changes."""
     made = [*(s.entry for s in changes.staged), *changes.symlinks, *changes.links]
@@ -86,8 +83,8 @@ def leave_out(entries: Sequence[Entry], excluded: Callable[[int, bytes], bool]) 
     """``entries`` without excluded names and everything below them. A hard link to a file that is
     left out becomes the file."""
     kept: list[Entry] = []
-    out: dict[Place, Entry] = {}
-    instead: dict[Place, bytes] = {}
+    out: dict[EntryId, Entry] = {}
+    instead: dict[EntryId, bytes] = {}
     for entry in entries:
         place = (entry.root, entry.path)
         parent = (entry.root, entry.path.rpartition(b"/")[0])
@@ -109,7 +106,7 @@ def plan_changes(
     target: Saved,
     names: Sequence[dict[bytes, Name]],
     roots: Sequence[bytes],
-    holders: Mapping[Place, bytes],
+    holders: Mapping[EntryId, bytes],
     *,
     owners: bool,
 ) -> Changes:
@@ -124,7 +121,7 @@ class _Planner:
         target: Saved,
         names: Sequence[dict[bytes, Name]],
         roots: Sequence[bytes],
-        holders: Mapping[Place, bytes],
+        holders: Mapping[EntryId, bytes],
         owners: bool,
     ) -> None:
         self._target = target
@@ -133,9 +130,9 @@ class _Planner:
         self._holders = holders
         self._owners = owners
         self._changes = Changes([], [], [], [], [], [], {})
-        self._claimed: dict[Place, bytes] = {}
+        self._claimed: dict[EntryId, bytes] = {}
         """Files on the disk (root, first name) that stay, and the target's file each becomes."""
-        self._count: dict[Place, int] = {}
+        self._count: dict[EntryId, int] = {}
         for root, there in enumerate(names):
             for name in there.values():
                 if name.kind == FILE:
@@ -189,7 +186,7 @@ class _Planner:
             holder = self._holder(entry.root, entry.path)
         self._changes.staged.append(Staged(number, entry, holder, [], []))
 
-    def _is_alone(self, place: Place) -> bool:
+    def _is_alone(self, place: EntryId) -> bool:
         """Whether every name of a file is in this tree: a change must not reach a name outside."""
         try:
             st = os.lstat(os.path.join(self._roots[place[0]], place[1]))

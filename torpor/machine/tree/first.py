@@ -8,13 +8,11 @@ from typing import Final, NamedTuple
 
 from torpor.machine.tree.walk import compile_excludes
 from torpor.shared.format.file_use import BEFORE_READY, NEVER
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, EntryId
 from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 MOST_HOPS: Final = 8
 """How many symlinks that lead to symlinks are followed."""
-
-Place = tuple[int, bytes]
 
 
 class First(NamedTuple):
@@ -29,7 +27,7 @@ class First(NamedTuple):
     unmatched: list[str]
     then: Set[int] = frozenset()
 
-    def places(self, entries: Sequence[Entry]) -> set[Place]:
+    def places(self, entries: Sequence[Entry]) -> set[EntryId]:
         return {(entries[n].root, entries[n].path) for n in self.passages}
 
 
@@ -86,7 +84,7 @@ def find_used(entries: Sequence[Entry], classes: bytes) -> First:
     return First(ranks, passages, [], used)
 
 
-def _around(used: Iterable[Entry]) -> Iterator[Place]:
+def _around(used: Iterable[Entry]) -> Iterator[EntryId]:
     """The directories of these files; for compiled Python modules, that of their sources too."""
     for entry in used:
         directory = os.path.dirname(entry.path)
@@ -96,7 +94,7 @@ def _around(used: Iterable[Entry]) -> Iterator[Place]:
 
 
 def _with_directories(
-    entries: Sequence[Entry], numbers: dict[Place, int], ranks: dict[int, int], last: int
+    entries: Sequence[Entry], numbers: dict[EntryId, int], ranks: dict[int, int], last: int
 ) -> tuple[dict[int, int], set[int]]:
     """These with all names of their files, and the directories above: those that are complete then,
     at position ``last``, and the others."""
@@ -123,7 +121,7 @@ def _matched(entries: Sequence[Entry], patterns: Sequence[str]) -> tuple[dict[in
 def _with_all_below(entries: Sequence[Entry], seeds: dict[int, int]) -> dict[int, int]:
     """These, and what the directories among them hold: it stands after them."""
     ranks: dict[int, int] = {}
-    inside: dict[Place, int] = {}
+    inside: dict[EntryId, int] = {}
     for number, entry in enumerate(entries):
         above = inside.get((entry.root, os.path.dirname(entry.path))) if entry.path else None
         rank = min((r for r in (seeds.get(number), above) if r is not None), default=None)
@@ -135,7 +133,7 @@ def _with_all_below(entries: Sequence[Entry], seeds: dict[int, int]) -> dict[int
 
 
 def _led_to(
-    entries: Sequence[Entry], numbers: dict[Place, int], ranks: dict[int, int]
+    entries: Sequence[Entry], numbers: dict[EntryId, int], ranks: dict[int, int]
 ) -> dict[int, int]:
     """What the symlinks among ``ranks`` lead to, unless it is among them already."""
     found: dict[int, int] = {}
@@ -151,7 +149,7 @@ def _led_to(
 
 
 def _with_every_name(
-    entries: Sequence[Entry], numbers: dict[Place, int], ranks: dict[int, int]
+    entries: Sequence[Entry], numbers: dict[EntryId, int], ranks: dict[int, int]
 ) -> dict[int, int]:
     files: dict[int, int] = {}  # by the number of the name that has the content
     names = [(n, numbers[e.root, e.target]) for n, e in enumerate(entries) if e.kind == HARDLINK]
@@ -165,7 +163,7 @@ def _with_every_name(
     return found
 
 
-def _above(entries: Sequence[Entry], numbers: dict[Place, int], below: Iterable[int]) -> set[int]:
+def _above(entries: Sequence[Entry], numbers: dict[EntryId, int], below: Iterable[int]) -> set[int]:
     """The directories above these entries that are not among them."""
     found: set[int] = set()
     for number in below:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from torpor.shared.wire.losses import Left
+from torpor.shared.wire.losses import LeftBehind
 
 _DEEPEST: Final = 8
 """Directories deeper than this count to the one above."""
@@ -50,14 +50,14 @@ class Groups:
         node.own_newest_ns = max(node.own_newest_ns, newest_ns)
 
     @property
-    def total(self) -> Left:
+    def total(self) -> LeftBehind:
         return _left("/", self._top.files, self._top.bytes, self._top.newest_ns)
 
-    def largest(self, count: int) -> list[Left]:
+    def largest(self, count: int) -> list[LeftBehind]:
         """The groups, most bytes first."""
         return sorted(self._groups("/", self._top), key=lambda group: -group.bytes)[:count]
 
-    def directories(self) -> Iterator[Left]:
+    def directories(self) -> Iterator[LeftBehind]:
         """Each directory with files of its own."""
         pending = [("/", self._top)]
         while pending:
@@ -73,7 +73,7 @@ class Groups:
             node = node.below[name]
         return node.bytes
 
-    def _groups(self, path: str, node: _Node) -> Iterator[Left]:
+    def _groups(self, path: str, node: _Node) -> Iterator[LeftBehind]:
         wide = path in self._wide
         if not wide and (node.own_files or len(node.below) != 1):
             yield _left(path, node.files, node.bytes, node.newest_ns)
@@ -84,6 +84,6 @@ class Groups:
             yield from self._groups(os.path.join(path, name), child)
 
 
-def _left(path: str, files: int, size: int, newest_ns: int) -> Left:
+def _left(path: str, files: int, size: int, newest_ns: int) -> LeftBehind:
     shown = os.fsencode(path).decode(errors="backslashreplace")
-    return Left(shown, files, size, newest_ns / 1e9)
+    return LeftBehind(shown, files, size, newest_ns / 1e9)

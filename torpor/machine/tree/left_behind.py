@@ -26,7 +26,7 @@ from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.groups import Groups
 from torpor.machine.tree.owned import RECORDS, Owned
 from torpor.shared.values import learned
-from torpor.shared.wire.losses import Left
+from torpor.shared.wire.losses import LeftBehind
 
 MOST_S: Final = 60.0
 SENT: Final = 20
@@ -120,16 +120,16 @@ class Found(msgspec.Struct):
     """As ``torpor.shared.wire.losses.Losses`` has it."""
 
     complete: bool
-    total: Left
-    folders: list[Left]
-    caches: list[Left]
+    total: LeftBehind
+    folders: list[LeftBehind]
+    caches: list[LeftBehind]
     settings: list[str]
     setting_count: int
     packages: list[str]
     package_count: int
     unseen: list[str]
-    own: list[Left]
-    own_total: Left
+    own: list[LeftBehind]
+    own_total: LeftBehind
     own_unseen: list[str]
     own_mark: str = ""
 
@@ -179,7 +179,7 @@ class Look:
         disks = mounts.disks() if where.top == "/" else [where.top]
         self._other_disks = disks[1:]
         self._folders = Groups({*self._homes, *disks})
-        self._caches: list[Left] = []
+        self._caches: list[LeftBehind] = []
         self._settings: list[str] = []
         self._unsure: list[tuple[str, str, int, int]] = []  # directory, name, size, changed
         self._unseen = [
@@ -226,7 +226,7 @@ class Look:
 
     def _found(self, complete: bool, packages: Sequence[str]) -> Found:
         own = [
-            Left(shown(path), files, size, newest / 1e9)
+            LeftBehind(shown(path), files, size, newest / 1e9)
             for path, (files, size, newest) in self._own.items()
         ]
         return Found(
@@ -240,7 +240,7 @@ class Look:
             len(packages),
             [*map(shown, self._unseen[:SENT])],
             sorted(own, key=lambda name: -name.bytes)[:SENT],
-            Left(
+            LeftBehind(
                 "/",
                 sum(name.files for name in own),
                 sum(name.bytes for name in own),
@@ -505,7 +505,7 @@ class Look:
             except OSError:
                 continue
         if files:
-            self._caches.append(Left(shown(top), files, size, newest / 1e9))
+            self._caches.append(LeftBehind(shown(top), files, size, newest / 1e9))
         if stopped:
             raise _Stopped
 

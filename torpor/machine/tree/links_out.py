@@ -15,7 +15,7 @@ from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.left_behind import CACHES, shown, taken_bytes
 from torpor.machine.tree.owned import Owned
 from torpor.shared.format.manifest import SYMLINK, Entry
-from torpor.shared.wire.losses import Left, LinkOut
+from torpor.shared.wire.losses import LeftBehind, LinkOut
 
 _MOST_LINKS: Final = 40  # as the kernel follows
 _IN_CACHE: Final = re.compile(f"({CACHES.pattern})(/.*)?")
@@ -47,7 +47,7 @@ class LinksOut:
         self._stop = stop
         self._top = top
         self._owned = Owned("", since_ns or 0)
-        self._seen: dict[str, Left | None] = {}
+        self._seen: dict[str, LeftBehind | None] = {}
 
     def find(self, entries: Sequence[Entry]) -> tuple[list[LinkOut], int]:
         """The first link to each place with data, most bytes first; and how many links there are
@@ -72,7 +72,7 @@ class LinksOut:
                 found.setdefault(data.path, LinkOut(shown(link), data))
         return sorted(found.values(), key=lambda link: -link.data.bytes), count
 
-    def _behind(self, link: str, target: str) -> Left | None:
+    def _behind(self, link: str, target: str) -> LeftBehind | None:
         names = target.split("/")
         climbs = next((n for n, name in enumerate(names) if name != ".."), len(names))
         place = os.path.normpath(os.path.join(os.path.dirname(link), target))
@@ -83,12 +83,12 @@ class LinksOut:
             self._seen[place] = self._look(os.path.join(os.path.dirname(link), target))
         return self._seen[place]
 
-    def _look(self, place: str) -> Left | None:
+    def _look(self, place: str) -> LeftBehind | None:
         try:
             real = self._resolve(place)
         except OSError:  # where it leads is unknown
             named = os.path.normpath(place)
-            return None if is_under(named, self._skipped) else Left(shown(named), 0, 0, 0.0)
+            return None if is_under(named, self._skipped) else LeftBehind(shown(named), 0, 0, 0.0)
         if (
             real is None
             or not is_under(real, [self._top])
@@ -133,7 +133,7 @@ class LinksOut:
             pending += [name for name in reversed(leads.split("/")) if name not in ("", ".")]
         return real
 
-    def _data(self, top: str) -> tuple[Left, bool]:
+    def _data(self, top: str) -> tuple[LeftBehind, bool]:
         """What came or changed at or below ``top``, and whether all of it was looked at."""
         since_ns = 0 if self._older and not is_under(top, _SYSTEM) else self._since_ns or 0
         files = size = newest = 0
@@ -156,7 +156,7 @@ class LinksOut:
                     files += 1
                     size += taken_bytes(facts)
                     newest = max(newest, facts.st_ctime_ns)
-        return Left(shown(top), files, size, newest / 1e9), whole
+        return LeftBehind(shown(top), files, size, newest / 1e9), whole
 
     def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
         """What is in a directory, or a file itself; nothing where it is gone. OSError where that is

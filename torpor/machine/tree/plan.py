@@ -1,4 +1,4 @@
-"""Cut what must be read into jobs of one chunk each, and share these out among workers."""
+"""Cut what must be read into units of one chunk each, and share these out among workers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Group(NamedTuple):
     length: int
 
 
-Job = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
+ReadUnit = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
 
 
-def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[Job]:
-    """Jobs in walk order. Empty files and all-hole files need none."""
-    jobs: list[Job] = []
+def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[ReadUnit]:
+    """What is read on its own, in walk order. Empty files and all-hole files need none."""
+    units: list[ReadUnit] = []
     group = array("L")
     group_bytes = 0
     for number, (size, is_sparse) in enumerate(unread.sizes()):
@@ -44,26 +44,26 @@ def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[Job]:
             if is_sparse:
                 entry = unread[number].entry
                 regions = data_regions(roots[entry.root], entry.path, size)
-            jobs.extend(p for at, length in regions for p in _pieces(number, at, length))
+            units.extend(p for at, length in regions for p in _pieces(number, at, length))
             continue
         if group and group_bytes + size > GROUP_BYTES:
-            jobs.append(Group(group, group_bytes))
+            units.append(Group(group, group_bytes))
             group, group_bytes = array("L"), 0
         group.append(number)
         group_bytes += size
     if group:
-        jobs.append(Group(group, group_bytes))
-    return jobs
+        units.append(Group(group, group_bytes))
+    return units
 
 
-def share_out(jobs: Sequence[Job], most: int, least_bytes: int) -> list[list[Job]]:
-    """At most ``most`` runs of neighbouring jobs, as part_ends cuts them."""
-    ends = part_ends(sum(job.length for job in jobs), most, least_bytes)
-    shares: list[list[Job]] = [[] for _ in ends]
+def share_out(units: Sequence[ReadUnit], most: int, least_bytes: int) -> list[list[ReadUnit]]:
+    """At most ``most`` runs of neighbouring units, as part_ends cuts them."""
+    ends = part_ends(sum(unit.length for unit in units), most, least_bytes)
+    shares: list[list[ReadUnit]] = [[] for _ in ends]
     done = 0
-    for job in jobs:
-        shares[min(bisect_right(ends, done + job.length // 2), len(ends) - 1)].append(job)
-        done += job.length
+    for unit in units:
+        shares[min(bisect_right(ends, done + unit.length // 2), len(ends) - 1)].append(unit)
+        done += unit.length
     return [share for share in shares if share]
 
 

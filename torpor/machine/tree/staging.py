@@ -16,7 +16,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from torpor.machine.tree.changes import Copy, Place, Staged
+from torpor.machine.tree.changes import Copy, Staged
 from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.names import Signature
@@ -25,7 +25,7 @@ from torpor.machine.tree.refusals import NO_ROOM, making, set_size, write_all
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput, StillChanging
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import HOLE, Chunk, Entry
+from torpor.shared.format.manifest import HOLE, Chunk, Entry, EntryId
 from torpor.shared.values import MIB
 
 TOKEN_BYTES: Final = 8
@@ -51,7 +51,7 @@ class Staging:
     def __init__(self, token: bytes, directories: Directories) -> None:
         self._token = token
         self._directories = directories
-        self._holders: dict[Place, bytes] = {}
+        self._holders: dict[EntryId, bytes] = {}
 
     def name(self, root: int, path: bytes) -> bytes:
         """The name that stands for ``path`` until it is in its place."""

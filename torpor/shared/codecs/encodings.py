@@ -44,6 +44,11 @@ ENCODINGS: Final[Mapping[int, Encoding]] = MappingProxyType({row.code: row for r
 """By the code that a manifest holds."""
 
 
+def is_of_gpu(code: int) -> bool:
+    """Whether a GPU has written it, and reads it faster."""
+    return code in ENCODINGS and ENCODINGS[code].written_by == "GPU"
+
+
 def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
     """The plain bytes, or SnapshotDamaged."""
     encoding = ENCODINGS.get(code)

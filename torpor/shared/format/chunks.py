@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from torpor.shared.codecs.codec import Buffer
-from torpor.shared.codecs.encodings import decode_chunk
-from torpor.shared.codecs.planes import RANS
+from torpor.shared.codecs.encodings import decode_chunk, is_of_gpu
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.keys import Seal, chunk_associated
@@ -17,7 +16,7 @@ def open_chunk(
     """The chunk's plain bytes, whose hash is its name. Raises SnapshotDamaged or WrongKey."""
     associated = chunk_associated(chunk.name, pack_id, chunk.encoding, chunk.plain)
     opened = seal.open(stored, associated)
-    if gpu is not None and chunk.encoding == RANS.code:
+    if gpu is not None and is_of_gpu(chunk.encoding):
         return gpu.decode(opened, chunk.plain, lambda plain: seal.name(plain) == chunk.name)
     plain = decode_chunk(chunk.encoding, opened, chunk.plain)
     if seal.name(plain) != chunk.name:

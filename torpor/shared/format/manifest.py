@@ -84,6 +84,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     changed: bool = False
 
 
+EntryId = tuple[int, bytes]
+"""A root's number and a path below it: an entry of a workspace."""
+
+
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The beginning of an entry."""
 

@@ -13,7 +13,7 @@ from torpor.shared.wire.request import MOST, Count, Names, OfRun, Words
 Moment = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 
 
-class Left(msgspec.Struct, frozen=True):
+class LeftBehind(msgspec.Struct, frozen=True):
     """Files at or below ``path`` that came or changed since the machine began, and that no package
     owns. ``newest_unix``: their newest change, by the machine's clock."""
 
@@ -23,7 +23,7 @@ class Left(msgspec.Struct, frozen=True):
     newest_unix: Moment
 
 
-Lefts = Annotated[list[Left], msgspec.Meta(max_length=100)]
+Lefts = Annotated[list[LeftBehind], msgspec.Meta(max_length=100)]
 """The largest of many. An agent sends 20 at most."""
 
 
@@ -31,7 +31,7 @@ class LinkOut(msgspec.Struct, frozen=True):
     """A symbolic link of the workspace that leads to data outside of it."""
 
     link: Words
-    data: Left
+    data: LeftBehind
 
 
 class Losses(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Losses(msgspec.Struct, frozen=True):
     """
 
     complete: bool
-    total: Left
+    total: LeftBehind
     folders: Lefts
     caches: Lefts
     links: Annotated[list[LinkOut], msgspec.Meta(max_length=100)]
@@ -59,7 +59,7 @@ class Losses(msgspec.Struct, frozen=True):
     package_count: Count
     unseen: Names
     own: Lefts = []
-    own_total: Left = Left("/", 0, 0, 0.0)
+    own_total: LeftBehind = LeftBehind("/", 0, 0, 0.0)
     own_unseen: Names = []
     own_mark: Words = ""
 

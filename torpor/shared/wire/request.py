@@ -61,13 +61,13 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """How many plain bytes a request has moved so far. ``away``: it waits for its store. ``turn``:
-    the pass of this request over the workspace, from 1; ``total``: the bytes that the pass stores,
-    0 while it only looks for them."""
+    """How many plain bytes a request has moved so far. ``away``: it waits for its store.
+    ``pass_number``: of this request's passes over the workspace, from 1; ``total``: the bytes that
+    the pass stores, 0 while it only looks for them."""
 
     bytes: Count
     away: Away | None = None
-    turn: Count = 0
+    pass_number: Count = 0
     total: Count = 0
 
 
