@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from deployments import parent, server, worker
-from deployments.earlier import end_earlier, served_by_earlier
 from deployments.installation import Installation
 from deployments.local_machines import running_machines, stop_machines
 from torpor.control.store import embedded
@@ -12,7 +11,7 @@ from torpor.control.supervision import STORE, living_parent
 
 def runs(installation: Installation) -> bool:
     """Whether anything runs that looks after machines, or knows of them."""
-    return parent.lives(installation) or served_by_earlier(installation) is not None
+    return parent.lives(installation)
 
 
 def own_server(installation: Installation) -> str | None:
@@ -25,7 +24,6 @@ def down(installation: Installation, *, machines: bool = False, wait_s: float = 
     """End workers, store and server, and local machines only with ``machines``: they hold work.
     ``wait_s``: how long another `make up` or `make down` may go on first."""
     with installation.locked(wait_s=wait_s):
-        end_earlier(installation)
         ended = parent.end_on_purpose(installation)
         if embedded.stop(installation.store):  # of an earlier version
             ended.append(STORE)

@@ -135,7 +135,7 @@ def _register(installation: Installation, believe: bool) -> None:
         register_types()
     made = make_first_blocks(installation)
     serve_store(installation)
-    signed = sign_stores(older=bool(found), believe=believe)
+    signed = sign_stores() if believe else []
     made += make_pools()
     deployed = deploy(installation, written)
     if not same or deployed.made:

@@ -142,9 +142,8 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
     return env
 
 
-def check(installation: Installation, server: Server, *, ours: bool = False) -> None:
-    """TorporError where begin_server() could not start the server. Ends nothing. ``ours``: its port
-    is taken by a server of this installation, which ends first."""
+def check(installation: Installation, server: Server) -> None:
+    """TorporError where begin_server() could not start the server. Ends nothing."""
     if not server.own:
         if not answers(server):
             raise InvalidInput(
@@ -153,7 +152,7 @@ def check(installation: Installation, server: Server, *, ours: bool = False) -> 
             )
         return
     postgres, parent = database.chosen(installation), living_parent(installation.folder)
-    if not ours and (parent is None or parent.api_url != server.api_url):
+    if parent is None or parent.api_url != server.api_url:
         _see_that_the_port_is_free(installation, server)
     block_key.block_key(installation)
     if postgres:
@@ -175,8 +174,6 @@ def begin_server(installation: Installation, server: Server) -> subprocess.Popen
     """Start our own server as a child of this process. InvalidInput where its port is taken."""
     port = _port(server)
     _see_that_the_port_is_free(installation, server)
-    if not database.chosen(installation):
-        block_key.move_blocks(installation)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]

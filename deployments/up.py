@@ -20,7 +20,6 @@ from typing import Final
 
 from deployments import database, lost_runs, parent, server, services
 from deployments.down import down
-from deployments.earlier import end_earlier, served_by_earlier
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
@@ -83,10 +82,8 @@ def up(
                     "leave out --database, or unset that variable"
                 )
             database.choose(installation, postgres)
-        earlier = served_by_earlier(installation)
-        server.check(installation, used, ours=earlier is not None and earlier == used)
-        end_earlier(installation)
-        before = earlier or _served(installation)
+        server.check(installation, used)
+        before = _served(installation)
         try:
             notes = _start(installation, used, believe)
         except (Exception, KeyboardInterrupt):
