@@ -19,6 +19,7 @@ from deployments.example import make_example
 from deployments.installation import Installation
 from deployments.inventory import Inventory
 from flows import create, hibernate, list_machines, wake
+from torpor.control.processes import ending_with_this_process
 from torpor.control.providers.local.folder import folder_of
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.embedded import EmbeddedStore
@@ -85,7 +86,8 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
 def _store(installation: Installation) -> Iterator[EmbeddedStore]:
     with _step("object store") as say:
         access, secret = f"demo-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
-        store = EmbeddedStore.start(installation.store, access, secret, BUCKET)
+        ends = ending_with_this_process()
+        store = EmbeddedStore.start(installation.store, access, secret, BUCKET, ends)
         say(f"SeaweedFS, S3 on {store.endpoint_url}")
     with store:
         yield store

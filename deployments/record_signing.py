@@ -1,5 +1,5 @@
-"""Signs the records of every store as they are, whoever wrote them, where a user asks for it after a
-key was lost (``--believe-records``). Otherwise a record that torpor did not sign is refused."""
+"""Signs the records of every store as they are, whoever wrote them, where a user asks for it after
+a key was lost (``--believe-records``). Otherwise a record that torpor did not sign is refused."""
 
 from __future__ import annotations
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import secrets
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import yaml
@@ -76,17 +72,13 @@ from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
 from torpor.control.store import embedded
-from torpor.control.store.s3 import S3Settings
-from torpor.control.supervision import LOCK, STORE, read_supervision
-from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, TorporError
+from torpor.control.supervision import STORE, children_of, read_supervision
+from torpor.shared.errors import InvalidInput, StoreUnavailable, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
 """The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
-KNOCK_S: Final = 2.0
-SILENT_S: Final = 60.0
-"""How long a store that runs may answer nothing before it is started again."""
 TYPES: Final[tuple[type[Block], ...]] = (
     ObjectStore,
     SSHIdentity,
@@ -134,7 +126,7 @@ def _register(installation: Installation, believe: bool) -> None:
     if not same or _lacks_types():
         register_types()
     made = make_first_blocks(installation)
-    serve_store(installation)
+    mended = serve_store(installation)
     signed = sign_stores() if believe else []
     made += make_pools()
     deployed = deploy(installation, written)
@@ -146,6 +138,7 @@ def _register(installation: Installation, believe: bool) -> None:
         _choose_again(installation, deployed)
     _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
     _say(deployed.asked_again, "the first one waited in a deleted work queue")
+    _say(mended, "it has the store's own keys again, which lie in the installation's folder")
     _note(signed)
     first_machine(installation)
 
@@ -200,12 +193,7 @@ def make_first_blocks(installation: Installation) -> list[str]:
         LocalProvider(folder=str(installation.machines)).save("default")
         made.append("block local-provider/default")
     if not exists(KEYS, EMBEDDED):
-        from prefect_aws.credentials import AwsCredentials
-
-        AwsCredentials(
-            aws_access_key_id=f"torpor-{secrets.token_hex(8)}",
-            aws_secret_access_key=SecretStr(secrets.token_urlsafe(32)),
-        ).save(EMBEDDED)
+        save_keys(installation)
         made.append(f"block aws-credentials/{EMBEDDED}")
     if not exists(ObjectStore, "default"):
         ObjectStore(
@@ -268,62 +256,57 @@ def first_key(installation: Installation) -> SecretStr:
     return SecretStr(key)
 
 
-def serve_store(installation: Installation) -> None:
-    """See that the embedded store can be used, if the default store block names it. It is a child
-    of the supervisor, which starts it once its credentials are chosen."""
-    block = load_named(ObjectStore, "default", of="make up")
+def save_keys(installation: Installation) -> None:
+    """Make the block of the embedded store's keys, which lie in the store's folder."""
+    from prefect_aws.credentials import AwsCredentials
+
+    access_key, secret_key = embedded.set_up(installation.store)
+    AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret_key)).save(
+        EMBEDDED, overwrite=True
+    )
+
+
+def serve_store(installation: Installation) -> list[str]:
+    """See that the embedded store can be used, if the default store block names it; returns what
+    was put right. The supervisor starts it once its folder has keys."""
+    block, folder = load_named(ObjectStore, "default", of="make up"), installation.store
     if block.credentials != f"aws-credentials/{EMBEDDED}":
-        return
-    keys = block.settings()
-    if _answers(block, keys.endpoint_url or ""):
-        return
-    if embedded.set_up(installation.store, keys.access_key, keys.secret_key):
-        embedded.stop(installation.store)  # with the earlier ones; the supervisor starts it again
-    try:
-        endpoint_url = _served(installation, keys, SILENT_S)
-    except StoreUnavailable:
-        if _store_trouble(installation):
-            raise
-        embedded.stop(installation.store)  # it hangs
-        endpoint_url = _served(installation, keys, embedded.READY_S)
+        return []
+    keys, found = embedded.set_up(folder), block.settings()
+    changed = (found.access_key, found.secret_key) != keys
+    if changed:
+        save_keys(installation)
+    _await_store(installation)
+    endpoint_url = embedded.endpoint_of(folder)
     if block.endpoint_url != endpoint_url:
         block.endpoint_url = endpoint_url
         block.save("default", overwrite=True)
+    embedded.make_bucket(
+        folder,
+        block.settings(),
+        wait_s=embedded.READY_S,
+        hopeless=lambda: _store_trouble(installation),
+    )
+    return [f"block aws-credentials/{EMBEDDED}"] if changed else []
 
 
-def _served(installation: Installation, keys: S3Settings, wait_s: float) -> str:
-    """Wait until the embedded store runs and has the bucket; returns its address."""
-    folder = installation.store
-    deadline = time.monotonic() + wait_s
-    while embedded.process_of(folder) is None:
-        why = _store_trouble(installation)
-        if why or time.monotonic() > deadline:
+def _await_store(installation: Installation) -> None:
+    """Wait until the supervisor has a store that listens."""
+    deadline = time.monotonic() + embedded.READY_S
+    while STORE not in children_of(installation.folder):
+        if time.monotonic() > deadline:
+            log = embedded.log_of(installation.store)
             raise StoreUnavailable(
-                f"the embedded store in {folder} was not started: "
-                f"{why or f'see {installation.log(LOCK)}'}"
+                f"the embedded store in {installation.store} was not started: "
+                f"{_store_trouble(installation) or f'see {log}'}"
             )
         time.sleep(_POLL_S)
-    there = replace(keys, endpoint_url=embedded.endpoint_of(folder))
-    hopeless = partial(_store_trouble, installation)
-    embedded.make_bucket(folder, there, wait_s=wait_s, hopeless=hopeless)
-    return str(there.endpoint_url)
 
 
 def _store_trouble(installation: Installation) -> str:
     """Why the supervisor cannot start the store; empty where it can."""
     seen = read_supervision(installation.folder)
     return "; ".join(seen.troubles.get(STORE, [])) if seen else ""
-
-
-def _answers(block: ObjectStore, endpoint_url: str) -> bool:
-    """Whether the store can be used. Its own retries would take half a minute if none listens."""
-    where = urlsplit(endpoint_url)
-    try:
-        socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
-        block.open().probe()
-    except (StoreError, OSError):
-        return False
-    return True
 
 
 def make_pools() -> list[str]:
