@@ -75,11 +75,11 @@ def _serving(url: str | None) -> Iterator[tuple[Server, Installation]]:
         if url is not None:
             database.choose(made, url)
         used = server.server_of(made, free_ports(1)[0])
-        parent.start(made, used)
+        began = parent.start(made, used)
         try:
             yield used, made
         finally:
-            parent.leave(made)
+            parent.stop(began)
 
 
 def _ask(used: Server, clients: int, runs: int) -> dict[str, float]:

@@ -37,7 +37,7 @@ from deployments.server import Server
 from deployments.up import up
 from torpor.control.measure.host import host_facts
 from torpor.control.ports import free_ports
-from torpor.control.supervision import LOCK, children_of, living_parent
+from torpor.control.supervision import LOCK, children_of, living
 
 TABLES: Final = (
     "flow_run",
@@ -104,7 +104,7 @@ def measure(days: int, every_s: int, runs: int, rest_s: float) -> dict[str, Any]
 
 def at_rest(installation: Installation, seconds: float) -> dict[str, dict[str, float]]:
     """Percent of one core and resident bytes of each role while nothing is asked for."""
-    parent = living_parent(installation.folder)
+    parent = living(installation.folder)
     pids = {**children_of(installation.folder), **({LOCK: parent.pid} if parent else {})}
     processes = {role: psutil.Process(pid) for role, pid in pids.items()}
     before = {role: _cpu_s(process) for role, process in processes.items()}

@@ -1,7 +1,7 @@
 """``make boot``: a unit of systemd that starts this installation when the host does.
 
-A system unit for root, a user unit for everybody else. Its process is ``make up`` itself, which
-stays: it starts a supervisor that was killed again, and ends everything when the unit is stopped.
+A system unit for root, a user unit for everybody else. Its process is the supervisor itself:
+systemd starts it again where it is killed. An `up` beside it registers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import users_own
+from deployments.supervisor import REFUSED
 from torpor.control.own_server import FOLDER_VARIABLE
+from torpor.control.supervision import LOCK, is_held
 from torpor.shared.errors import InvalidInput
 
 RUNS_SYSTEMD: Final = Path("/run/systemd/system")
@@ -28,13 +30,17 @@ StartLimitIntervalSec=0
 
 [Service]
 ExecStart="{python}" -m deployments.up --stay
+ExecStartPost=-"{python}" -m deployments.up --started
 WorkingDirectory={checkout}
 Environment="{variable}={folder}" "PATH={path}"
-# Its process ends server, store, workers and flow runs in order, as `make down` does. Local
-# machines go on, and after a crash the runs of flows too.
+# Its process ends server, store and workers. Flow runs and local machines go on; `torpor down` ends
+# flow runs in order. A flow run that the kernel kills for memory ends nothing else.
 KillMode=process
+OOMPolicy=continue
 Restart=on-failure
-RestartSec=10
+RestartPreventExitStatus={refused}
+RestartSec=2
+TimeoutStartSec=1800
 TimeoutStopSec=180
 
 [Install]
@@ -71,6 +77,8 @@ def set_up() -> None:
         return
     file = write_unit(installation, unit_folder(root), root)
     print(f"Wrote {file}. Now run:")
+    if is_held(installation.folder / LOCK):
+        print("  torpor down   # torpor is up, and not by systemd, which looks after its own alone")
     if root:
         print(f"  systemctl daemon-reload && systemctl enable --now {file.name}")
     else:
@@ -95,6 +103,7 @@ def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
         python=_literal(sys.executable),
         path=_literal(os.environ.get("PATH", os.defpath)),
         variable=FOLDER_VARIABLE,
+        refused=REFUSED,
         target="multi-user.target" if root else "default.target",
     )
     file.write_text(text)

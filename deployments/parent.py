@@ -1,13 +1,12 @@
-"""Start the supervisor of an installation, ask it for something, wait for it, and end it: what
-``up`` and ``down`` do with the one parent of server, store and workers."""
+"""Start the supervisor of an installation, and end it: what ``up`` and ``down`` do with the one
+parent of server, store and workers. Nobody changes one that runs."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from importlib import metadata
@@ -16,165 +15,197 @@ from typing import Final
 
 from deployments import server, worker
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import begin, flow_runs, printed_since
+from deployments.processes import MARK, begin, flow_runs, mark, printed_since
 from deployments.server import Server
 from torpor.control.own_server import API_URL
-from torpor.control.processes import end_processes, identify, is_alive
-from torpor.control.supervision import (
-    LOCK,
-    children_of,
-    last_parent,
-    living_parent,
-    read_supervision,
-)
-from torpor.shared.errors import TorporError
+from torpor.control.processes import end_processes
+from torpor.control.supervision import LOCK, Supervision, children_of, is_held, living
+from torpor.shared.errors import InvalidInput, TorporError
 
-WORK: Final = signal.SIGUSR1
-LEAVE: Final = signal.SIGUSR2
+DOWN: Final = "down"
+"""A lock that `down` holds while it asks the supervisor to end: end the flow runs too."""
 GONE_S: Final = 90.0
 """How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
-SILENT_S: Final = 60.0
-"""How long a server that runs may say nothing to `make up`: a busy or suspended host."""
-LOOK_S: Final = 1.0
+RUNS: Final = "runs"
+"""The role of flow runs, in what end() returns."""
+KILLED_S: Final = 10.0
 _POLL_S: Final = 0.2
 _USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
 """What of the environment says who we are at a server of the user's own."""
 
 
-def made_of(installation: Installation, used: Server) -> str:
-    """A digest of what the children are started with: where it changes, after an upgrade or with
-    another login, they must be started again."""
-    words = [used.api_url, used.login, str(CHECKOUT), sys.prefix, metadata.version("prefect")]
-    words += [os.environ.get(name, "") for name in _USERS if not used.own]
-    if used.own:
-        words += [f"{key}={it}" for key, it in server.demanded(installation, used).items()]
-    words += [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+def described(used: Server) -> Supervision:
+    """The record of a supervisor that this process would be."""
+    words = [used.login] if used.own else [os.environ.get(name, "") for name in _USERS]
+    login = hashlib.sha256("\0".join(words).encode()).hexdigest()
+    version = f"{metadata.version('torpor')} with Prefect {metadata.version('prefect')}"
+    return Supervision(os.getpid(), used.api_url, used.own, f"{version} in {CHECKOUT}", login)
 
 
-def start(installation: Installation, used: Server) -> bool:
-    """See that a supervisor serves ``used``: one that started its children as they are to be now,
-    and whose server answers. True if it was started, in place of another. Flow runs go on."""
-    parent = living_parent(installation.folder)
-    same = parent is not None and parent.made_of == made_of(installation, used)
-    if same and (not used.own or _answers_in_time(installation, used)):
-        return False
-    leave(installation)
-    env = server.environment(installation, used)
-    argv = [sys.executable, "-m", "deployments.supervisor"]
-    if used.own:
-        argv += ["--port", used.ui_url.rpartition(":")[2]]
-        del env[API_URL]  # or it would be a server of the user's
-    log = installation.log(LOCK)
+def see_that_nothing_else_runs(installation: Installation, used: Server) -> None:
+    """InvalidInput where the installation is up with another server, port, login or version: its
+    flow runs report there."""
+    there, wanted = living(installation.folder), described(used)
+    if there is None:
+        return
+    at = there.api_url.removesuffix("/api")
+    if there.api_url != wanted.api_url:
+        raise InvalidInput(f"torpor is up at {at}: run `torpor down` first, then `torpor up`")
+    if there.version != wanted.version:
+        raise InvalidInput(
+            f"torpor {there.version} is up at {at}, and this is {wanted.version}: run "
+            "`torpor down` first, then `torpor up`"
+        )
+    if there.login != wanted.login:
+        raise InvalidInput(
+            f"torpor is up at {at} with another login: run `torpor down` first, then `torpor up`"
+        )
+
+
+def start(
+    installation: Installation, used: Server, *, begins: bool = True
+) -> subprocess.Popen[bytes] | None:
+    """Wait for a supervisor whose server answers, and start one where none lives and it ``begins``.
+    Returns its process if it was started; ends that again if it does not come so far. Once it is
+    returned, the caller may forget it: it goes on."""
+    log, process = installation.log(LOCK), None
     said_bytes = log.stat().st_size if log.exists() else 0
-    process = identify(begin(installation, LOCK, argv, env, apart=True).pid)
-    deadline = time.monotonic() + server.READY_S + GONE_S
-    while not _began(installation, used):
-        if process is None or not is_alive(process) or time.monotonic() > deadline:
-            leave(installation)
-            said = printed_since(said_bytes, log).decode(errors="replace").strip()
-            raise TorporError(f"the supervisor has ended; {log} says:\n{said}")
-        time.sleep(_POLL_S)
-    return True
+    if begins and not is_held(installation.folder / LOCK):
+        argv = command(used)
+        process = begin(installation, LOCK, argv, environment(installation, used), apart=True)
+    deadline = time.monotonic() + server.READY_S
+    try:
+        while not _serves(installation, used, process):
+            if process is not None and process.poll() is not None:
+                said = printed_since(said_bytes, log).decode(errors="replace").strip()
+                raise TorporError(f"the supervisor has ended; {log} says:\n{said}")  # noqa: TRY301
+            if time.monotonic() > deadline:
+                raise TorporError(  # noqa: TRY301 - both end what was started
+                    f"no server of {installation.folder} answers at {used.api_url} after "
+                    f"{server.READY_S:.0f} s: {_trouble(installation) or f'see {log}'}"
+                )
+            time.sleep(_POLL_S)
+    except BaseException:
+        stop(process)
+        raise
+    if process is not None:
+        process.returncode = 0  # it goes on; this silences Popen's warning
+    return process
 
 
-def _began(installation: Installation, used: Server) -> bool:
-    there = living_parent(installation.folder)
-    if there is None or there.api_url != used.api_url:
+def _serves(
+    installation: Installation, used: Server, process: subprocess.Popen[bytes] | None
+) -> bool:
+    """Whether a supervisor lives whose server answers; our ``process`` where we started one, as the
+    record may still be of the one before. TorporError where our server cannot start."""
+    there = living(installation.folder)
+    if there is None or (process is not None and there.pid != process.pid):
         return False
-    return not used.own or server.ROLE in children_of(installation.folder)
+    if process is None:
+        see_that_nothing_else_runs(installation, used)
+    elif why := _trouble(installation):
+        raise TorporError(f"the {server.ROLE} {why}")
+    return not used.own or (server.ROLE in there.running and server.answers(used))
 
 
-def _answers_in_time(installation: Installation, used: Server) -> bool:
-    """Whether the server answers: one that is halted, or starts, gets time."""
-    began = time.monotonic()
-    while living_parent(installation.folder) is not None:
-        if server.answers(used):
-            return True
-        seen = read_supervision(installation.folder)
-        runs = server.ROLE in children_of(installation.folder)
-        if seen is not None and server.ROLE in seen.troubles:
-            return False  # the supervisor would wait before its next try
-        if time.monotonic() > began + (SILENT_S if runs else server.READY_S):
-            return False
-        time.sleep(_POLL_S)
-    return False
+def _trouble(installation: Installation) -> str:
+    there = living(installation.folder)
+    return "; ".join(there.troubles.get(server.ROLE, [])) if there else ""
 
 
-def work(installation: Installation) -> None:
-    """Let the supervisor start the workers, and wait for them. TorporError where one does not
-    start."""
-    seen = read_supervision(installation.folder)
-    before = seen.troubles if seen else {}
-    _ask(installation.folder, WORK)
-    while not children_of(installation.folder).keys() >= {*worker.ROLES}:
-        seen = read_supervision(installation.folder)
-        if living_parent(installation.folder) is None:
+def command(used: Server) -> list[str]:
+    argv = [sys.executable, "-m", "deployments.supervisor"]
+    return [*argv, "--port", used.ui_url.rpartition(":")[2]] if used.own else argv
+
+
+def environment(installation: Installation, used: Server) -> dict[str, str]:
+    """That of the supervisor."""
+    env = server.environment(installation, used) | mark(installation, LOCK)
+    if used.own:
+        del env[API_URL]  # or it would be a server of the user's
+    return env
+
+
+def stop(process: subprocess.Popen[bytes] | None) -> None:
+    """End the supervisor that this process has started, with its children, and no flow run."""
+    if process is None:
+        return
+    process.returncode = None
+    process.terminate()
+    try:
+        process.wait(GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def see_that_workers_run(installation: Installation) -> None:
+    """TorporError where a worker does not begin its work."""
+    folder, deadline = installation.folder, time.monotonic() + worker.READY_S
+    while missing := {*worker.ROLES} - children_of(folder).keys():
+        there = living(folder)
+        if there is None:
             raise TorporError(f"the supervisor has ended: see {installation.log(LOCK)}")
-        for role in worker.ROLES:
-            why = seen.troubles.get(role) if seen else None
-            if why and why != before.get(role):
-                raise TorporError(f"the {role} {'; '.join(why)}")
+        if time.monotonic() > deadline:
+            found = [one for role in missing for one in there.troubles.get(role, [])]
+            logs = ", ".join(str(installation.log(role)) for role in missing)
+            raise TorporError(
+                f"{' and '.join(sorted(missing))} did not begin within {worker.READY_S:.0f} s: "
+                f"{'; '.join(found) or f'see {logs}'}"
+            )
         time.sleep(_POLL_S)
 
 
-def works(installation: Installation) -> bool:
-    """Whether a worker runs; flow runs outlive a killed one."""
-    return not children_of(installation.folder).keys().isdisjoint(worker.ROLES)
-
-
-def lives(installation: Installation) -> bool:
-    return living_parent(installation.folder) is not None
-
-
-def wait(installation: Installation) -> bool:
-    """Wait until no supervisor lives; whether it was ended on purpose. `make up` replaces it while
-    it holds the installation's lock."""
-    while True:
-        while lives(installation):
-            time.sleep(LOOK_S)
-        with installation.locked(wait_s=math.inf):
-            if not lives(installation):
-                return last_parent(installation.folder) is None
-
-
-def leave(installation: Installation) -> None:
-    """End the supervisor and its children, but no flow run."""
-    _ask_to_end(installation.folder, LEAVE)
-
-
-def end_on_purpose(installation: Installation) -> list[str]:
-    """End the supervisor, its children and all flow runs, so that nothing starts them again until
-    `make up`; returns the roles of those that ran."""
-    ran = [*children_of(installation.folder)]
-    _ask_to_end(installation.folder, signal.SIGTERM)
-    end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
-    with contextlib.suppress(FileNotFoundError):
-        os.truncate(installation.folder / LOCK, 0)
+def end(installation: Installation) -> list[str]:
+    """End the supervisor, its children and all flow runs; returns the roles of those that ran."""
+    folder = installation.folder
+    ran = [*children_of(folder)]
+    ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
+    with installation.locked(DOWN):
+        _ask_to_end(folder)
+        _end_flow_runs(installation)
+        deadline = time.monotonic() + KILLED_S
+        while is_held(folder / LOCK):  # it is halted; its children end with it
+            if time.monotonic() > deadline:
+                raise TorporError(f"the supervisor of {folder} outlives SIGKILL (a hung disk?)")
+            _signal_supervisor(folder, signal.SIGKILL)
+            time.sleep(_POLL_S)
+        _end_flow_runs(installation)  # those that a worker has begun meanwhile
     return ran
 
 
-def _ask_to_end(folder: Path, how: signal.Signals) -> None:
-    parent = living_parent(folder)
-    if parent is None:
-        return
-    process, deadline = identify(parent.pid), time.monotonic() + GONE_S
-    _ask(folder, how)
-    while process is not None and is_alive(process):
-        if time.monotonic() > deadline:
-            _ask(folder, signal.SIGKILL)  # it is halted; its children end with it
+def _end_flow_runs(installation: Installation) -> None:
+    end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
+
+
+def _ask_to_end(folder: Path) -> None:
+    """Wait until the supervisor has ended, at most GONE_S. TorporError where it cannot be asked."""
+    asked, deadline = False, time.monotonic() + GONE_S
+    while is_held(folder / LOCK) and time.monotonic() < deadline:
+        asked = asked or _signal_supervisor(folder, signal.SIGTERM)
+        if not asked and time.monotonic() > deadline - GONE_S + KILLED_S:
+            break
         time.sleep(_POLL_S)
+    if is_held(folder / LOCK) and not asked:
+        raise TorporError(
+            f"a supervisor holds {folder / LOCK}, and none of {folder} is a process of this host: "
+            "end it on the host, or in the container, where it was started"
+        )
 
 
-def _ask(folder: Path, what: signal.Signals) -> None:
-    """Send the signal to the supervisor that lives, and to no process that has its pid after it."""
-    parent = living_parent(folder)
-    if parent is None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process = os.pidfd_open(parent.pid)
-        try:
-            if living_parent(folder) == parent:
-                signal.pidfd_send_signal(process, what)
-        finally:
-            os.close(process)
+def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
+    """Send the signal to the supervisor that lives; False where its record names no process here
+    that is one of this folder: it begins, or is on another host."""
+    there = living(folder)
+    wanted = f"{MARK}={LOCK}@{folder}".encode()
+    try:
+        if there is None or wanted not in _environment(there.pid):
+            return False
+        os.kill(there.pid, what)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

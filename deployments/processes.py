@@ -61,8 +61,6 @@ def begin(
         )
     finally:
         os.close(log)
-    if apart:
-        child.returncode = 0  # this silences Popen's warning
     return child
 
 
@@ -114,7 +112,8 @@ def trim(log: Path) -> None:
 def printed_since(said_bytes: int, log: Path) -> bytes:
     """What a log holds beyond so many bytes."""
     with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
-        file.seek(said_bytes)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(said_bytes if said_bytes <= size else 0)  # it was trimmed
         return file.read()
     return b""
 

@@ -28,7 +28,7 @@ from torpor.control.own_server import (
     recorded_port,
 )
 from torpor.control.ports import free_ports, holder, is_free
-from torpor.control.supervision import last_parent, living_parent
+from torpor.control.supervision import living, read_supervision
 from torpor.shared.errors import InvalidInput
 
 ROLE: Final = "server"
@@ -151,34 +151,31 @@ def check(installation: Installation, server: Server) -> None:
                 f"start it, or unset {server.named_by.partition('=')[0]} to let torpor start one"
             )
         return
-    postgres, parent = database.chosen(installation), living_parent(installation.folder)
-    if parent is None or parent.api_url != server.api_url:
-        _see_that_the_port_is_free(installation, server)
+    postgres, folder = database.chosen(installation), installation.folder
+    if living(folder) is None:
+        before = read_supervision(folder)
+        killed = before is not None and bool(before.running)
+        _see_that_the_port_is_free(server, wait_s=GONE_S * killed)
     block_key.block_key(installation)
     if postgres:
         database.check(installation, postgres)
 
 
-def demanded(installation: Installation, server: Server) -> dict[str, str]:
-    """The variables of our own server, beyond those of every process that talks to it."""
+def begin_server(installation: Installation, server: Server) -> subprocess.Popen[bytes]:
+    """Start our own server as a child of this process. InvalidInput where its port is taken."""
+    port = _port(server)
+    _see_that_the_port_is_free(server)
+    installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    installation.port_file.write_text(f"{port}\n")
+    argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
+    argv += ["--port", str(port)]
     postgres = database.chosen(installation)
-    return {
+    env = environment(installation, server) | {
         _DEMANDED: server.login,
         block_key.VARIABLE: block_key.block_key(installation),
         **SETTINGS,
         **(database.settings(postgres) if postgres else {}),
     }
-
-
-def begin_server(installation: Installation, server: Server) -> subprocess.Popen[bytes]:
-    """Start our own server as a child of this process. InvalidInput where its port is taken."""
-    port = _port(server)
-    _see_that_the_port_is_free(installation, server)
-    installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    installation.port_file.write_text(f"{port}\n")
-    argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
-    argv += ["--port", str(port)]
-    env = environment(installation, server) | demanded(installation, server)
     return begin(installation, ROLE, argv, env)
 
 
@@ -190,11 +187,10 @@ def serves(server: Server, said: bytes) -> bool:
     return answers(server)
 
 
-def _see_that_the_port_is_free(installation: Installation, server: Server) -> None:
+def _see_that_the_port_is_free(server: Server, wait_s: float = 0.0) -> None:
     """A server that was killed with its parent may hold it for a moment."""
-    port, last = _port(server), last_parent(installation.folder)
-    killed = last is not None and last.api_url == server.api_url
-    deadline = time.monotonic() + GONE_S * killed
+    port = _port(server)
+    deadline = time.monotonic() + wait_s
     while not is_free(port):
         if time.monotonic() >= deadline:
             raise InvalidInput(_taken(port))

@@ -2,13 +2,9 @@
 ends them with itself, also where it is killed.
 
 It holds them by its own handles. Everybody else reads its lock and its record
-(torpor/control/supervision.py), and asks it by a signal (deployments/parent.py):
-
-    SIGTERM    end everything, flow runs too: `torpor down`
-    LEAVE      end everything but flow runs: `torpor up` puts another supervisor in its place
-    WORK       start the workers: everything is registered
-
-Flow runs are no children of its: they outlive their worker, and report to the next server.
+(torpor/control/supervision.py), and knows one signal: SIGTERM ends it with its children. Flow runs
+are no children of its: they outlive their worker, and report to the next server. Only where `down`
+asks (it holds a lock meanwhile: deployments/parent.py) do they end too.
 """
 
 from __future__ import annotations
@@ -28,36 +24,36 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil
 from msgspec import structs
 
 from deployments import server, worker
 from deployments.installation import Installation
 from deployments.lost_runs import end_lost_runs
-from deployments.parent import LEAVE, WORK, made_of, works
+from deployments.parent import DOWN, described
 from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.control.processes import end_processes, ending_with_this_process, is_running
+from torpor.control.processes import end_processes, ending_with_this_process
 from torpor.control.store import embedded
 from torpor.control.supervision import (
     KEPT_EVENTS,
     LOCK,
     STORE,
     Event,
-    Parent,
     Supervision,
+    is_held,
     read_supervision,
 )
 from torpor.shared.errors import TorporError
 
-_AWAITED: Final = (signal.SIGTERM, signal.SIGINT, WORK, LEAVE, signal.SIGCHLD)
+_AWAITED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 LOOK_S: Final = 1.0
 WRITE_S: Final = 30.0
-FIRST_WAIT_S: Final = 2.0
-LONGEST_WAIT_S: Final = 300.0
-STEADY_S: Final = 600.0
-"""What ran for so long is restarted at once when it ends; what ends sooner waits twice as long."""
+STEADY_S: Final = 60.0
+PAUSE_S: Final = 10.0
+"""What ran for STEADY_S is restarted at once when it ends; what ends sooner, after this pause."""
+REFUSED: Final = 3
+"""The status where another supervisor lives: systemd does not try again."""
 LOCK_S: Final = 5.0
 """Who looks whether a supervisor lives holds its lock for a moment."""
 ASK_S: Final = 60.0
@@ -77,21 +73,22 @@ class Check(NamedTuple):
 
     name: str
     every_s: float
-    look: Callable[[Installation, Server], list[str]]
+    look: Callable[[Supervisor, Installation, Server], list[str]]
 
 
-def _disks(installation: Installation, _: Server) -> list[str]:
+def _disks(_: Supervisor, installation: Installation, __: Server) -> list[str]:
     return full_disks([installation.folder])
 
 
-def _logs(installation: Installation, _: Server) -> list[str]:
+def _logs(_: Supervisor, installation: Installation, __: Server) -> list[str]:
     for log in [*installation.folder.glob("*.log"), *installation.store.glob("*.log")]:
         trim(log)
     return []
 
 
-def _lost_runs(installation: Installation, used: Server) -> list[str]:
-    return end_lost_runs(used, workers=works(installation))
+def _lost_runs(supervisor: Supervisor, _: Installation, used: Server) -> list[str]:
+    workers = any(part.child for part in supervisor.parts if part.role in worker.ROLES)
+    return end_lost_runs(used, workers=workers)
 
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -99,7 +96,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("disk", 60.0, _disks),
     Check("logs", 60.0, _logs),
 )
-"""Periodic checks of the installation, in this order, once the workers may work."""
+"""Periodic checks of the installation, in this order, once its server answers."""
 
 
 @dataclass
@@ -121,10 +118,8 @@ class Part:
     ask_s: float = math.inf
     child: Child | None = None
     ready: bool = False
-    before: bool = False
     said_bytes: int = 0
     started: float = 0.0
-    wait_s: float = 0.0
     due: float = 0.0
     asked: float = 0.0
     silent: int = 0
@@ -132,16 +127,12 @@ class Part:
 
 @dataclass
 class Supervisor:
-    """Looks at everything once per ``look``. Its clocks are ``monotonic`` and ``unix``.
-
-    ``working``: whether everything is registered, so that workers find their pools.
-    """
+    """Looks at everything once per ``look``. Its clocks are ``monotonic`` and ``unix``."""
 
     parts: Sequence[Part]
     checks: Sequence[tuple[str, float, Callable[[], list[str]]]]
     write: Callable[[Supervision], None]
-    record: Supervision = field(default_factory=lambda: Supervision(0.0))
-    working: bool = False
+    record: Supervision
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
     _next: dict[str, float] = field(default_factory=dict)
@@ -157,18 +148,21 @@ class Supervisor:
                     self._fails(part, str(error))
                 else:
                     self._trouble(part.role, [f"could not be looked at: {error}"])
-        for name, every_s, check in self.checks if self.working else ():
+        for name, every_s, check in self.checks if self.serves else ():
             if self.monotonic() >= self._next.get(name, 0.0):
                 self._check(name, check)
                 self._next[name] = self.monotonic() + every_s
-        self._save()
+        self.save()
 
-    def work(self) -> None:
-        """Everything is registered: start now what does not run, however often that failed."""
-        self.working = True
-        for part in self.parts:
-            if part.child is None:
-                part.due, part.wait_s = 0.0, 0.0
+    @property
+    def serves(self) -> bool:
+        """Whether the server does its work; one of the user's own always does."""
+        return not self.record.own or server.ROLE in self.record.running
+
+    @property
+    def has_checked(self) -> bool:
+        """Whether lost runs were looked for. Before that no worker may take a run."""
+        return bool(self._next)
 
     @property
     def starts(self) -> bool:
@@ -199,16 +193,15 @@ class Supervisor:
         running = self.record.running | {part.role: child.pid}
         self.record = structs.replace(self.record, running=running)
         self._trouble(part.role, [])
-        if part.before:
-            self._say(part.role, f"restarted as process {child.pid}")
-        part.before = True
+        if part.due:
+            self.say(part.role, f"restarted as process {child.pid}")
 
     def _ask(self, part: Part) -> None:
         part.asked = self.monotonic()
         part.silent = 0 if part.answers(b"") else part.silent + 1
         self._trouble(part.role, [])
         if part.silent >= MOST_SILENT and part.child is not None:
-            self._say(
+            self.say(
                 part.role,
                 f"it lived and did not answer, {MOST_SILENT} times in a row: it was ended",
             )
@@ -216,9 +209,9 @@ class Supervisor:
 
     def _ended(self, part: Part, how: str) -> None:
         if part.ready:
-            self._say(part.role, how)
+            self.say(part.role, how)
             steady = self.monotonic() - part.started > STEADY_S
-            self._forget(part, 0.0 if steady else part.wait_s)
+            self._forget(part, 0.0 if steady else PAUSE_S)
         else:
             self._fails(part, how)
 
@@ -227,10 +220,8 @@ class Supervisor:
         if part.child is not None:
             _end(part.child, part.stop_s)
             why += f"; the last of {part.log}:\n{last_words(part.log)}"
-        self._forget(part, max(FIRST_WAIT_S, part.wait_s))
-        wait_s = part.due - self.monotonic()
-        part.before = True
-        self._trouble(part.role, [f"cannot be started; next try in {wait_s:.0f} s: {why}"])
+        self._forget(part, PAUSE_S)
+        self._trouble(part.role, [f"cannot be started; next try in {PAUSE_S:.0f} s: {why}"])
 
     def _forget(self, part: Part, wait_s: float) -> None:
         """The child is gone; the next one is due after ``wait_s``."""
@@ -238,7 +229,6 @@ class Supervisor:
         self.record = structs.replace(self.record, running=running)
         part.child, part.ready = None, False
         part.due = self.monotonic() + wait_s
-        part.wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * wait_s))
 
     def _check(self, name: str, check: Callable[[], list[str]]) -> None:
         try:
@@ -254,21 +244,21 @@ class Supervisor:
         self.record = structs.replace(self.record, troubles=others | ({who: what} if what else {}))
         for one in what:
             if one not in before:
-                self._say(who, one)
+                self.say(who, one)
 
-    def _say(self, who: str, what: str) -> None:
+    def say(self, who: str, what: str) -> None:
         _log.warning("%s: %s", who, what)
         events = [*self.record.events, Event(self.unix(), who, what)]
         self.record = structs.replace(self.record, events=events[-KEPT_EVENTS:])
 
-    def _save(self) -> None:
+    def save(self) -> None:
         old = self.record.looked_unix + WRITE_S < self.unix()
         if self.record is self._written and not old:
             return
         self.record = structs.replace(self.record, looked_unix=self.unix())
         try:
             self.write(self.record)
-        except OSError as error:  # a full disk
+        except Exception as error:  # noqa: BLE001 - a full disk, or a path that is no UTF-8
             _log.warning("the record of the supervisor cannot be written: %s", error)
         self._written = self.record
 
@@ -289,18 +279,20 @@ def _end_of(child: Child, status: int, log: Path) -> str:
 
 
 def parts_of(installation: Installation, used: Server, may_work: Callable[[], bool]) -> list[Part]:
-    """What is kept running: our own server, the store that is served here, and the workers. They
-    end in the opposite order: flow runs still report."""
+    """What is kept running: our own server, the store that is served here, and the workers, which
+    begin where they ``may_work``. They end in the opposite order: flow runs still report."""
     parts = []
     if used.own:
         begin: Callable[[], Child] = partial(server.begin_server, installation, used)
         log, serves = installation.log(server.ROLE), partial(server.serves, used)
         stop_s, ready_s = server.STOP_S, server.READY_S
         parts.append(Part(server.ROLE, begin, serves, log, stop_s, ready_s, ask_s=ASK_S))
-    begin = partial(_begin_store, installation)
-    log, stop_s = embedded.log_of(installation.store), embedded.STOP_S
-    wanted = partial(embedded.is_set_up, installation.store)
-    parts.append(Part(STORE, begin, lambda said: True, log, stop_s, wanted=wanted))
+    folder = installation.store
+    begin, wanted = partial(_begin_store, installation), partial(embedded.is_set_up, folder)
+    log, stop_s, ready_s = embedded.log_of(folder), embedded.STOP_S, embedded.READY_S
+    parts.append(
+        Part(STORE, begin, lambda _: embedded.answers(folder), log, stop_s, ready_s, wanted)
+    )
     for pool in worker.POOLS:
         begin = partial(worker.begin_worker, installation, used, pool)
         log, ready_s = installation.log(pool.role), worker.READY_S
@@ -310,7 +302,7 @@ def parts_of(installation: Installation, used: Server, may_work: Callable[[], bo
 
 def _begin_store(installation: Installation) -> Child:
     env = {**os.environ, **mark(installation, STORE)}
-    return embedded.restart(installation.store, env, ending_with_this_process()).process
+    return embedded.begin(installation.store, env, ending_with_this_process()).process
 
 
 def main() -> int:
@@ -321,59 +313,59 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(message)s")
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     installation = Installation.here()
-    used = server.server_of(installation, port)
     folder = installation.folder
-    with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
-        seen = read_supervision(folder)
-        record = Supervision(0.0, events=seen.events if seen else [])
-        supervisor = Supervisor(
-            [],
-            [(one.name, one.every_s, partial(one.look, installation, used)) for one in CHECKS],
-            lambda record: record.write(folder),
-            record,
-        )
-        supervisor.parts = parts_of(installation, used, lambda: supervisor.working)
-        record.write(folder)  # nothing of an earlier one runs
-        made = made_of(installation, used)
-        Parent(os.getpid(), used.api_url, used.own, made).write(folder)
-        return _supervise(installation, supervisor)
-
-
-def _supervise(installation: Installation, supervisor: Supervisor) -> int:
-    served = False
-    while True:
-        supervisor.look()
-        served = served or server.ROLE in supervisor.record.running
-        if not served and (why := supervisor.record.troubles.get(server.ROLE)):
-            _end_all(installation, supervisor, flow_runs_too=False)
-            print(f"the {server.ROLE} {'; '.join(why)}", flush=True)
-            return 1  # whoever started it reads that; later, it tries again
-        wait_s = _POLL_S if supervisor.starts else LOOK_S
-        asked = signal.sigtimedwait(_AWAITED, wait_s)
-        what = asked.si_signo if asked else signal.SIGCHLD
-        if what == WORK:
-            supervisor.work()
-        elif what != signal.SIGCHLD:
-            _end_all(installation, supervisor, flow_runs_too=what != LEAVE)
-            if what != LEAVE:
-                (installation.folder / LOCK).write_bytes(b"")  # nobody starts it again
-            return 0
-
-
-def _end_all(installation: Installation, supervisor: Supervisor, *, flow_runs_too: bool) -> None:
-    """End the children, and flow runs where that is asked for: with their workers, as these would
-    start others."""
-    children = [(part, part.child) for part in reversed(supervisor.parts) if part.child is not None]
-    workers = [psutil.Process(it.pid) for one, it in children if one.role in worker.ROLES]
     try:
-        if flow_runs_too:
-            end_processes(
-                lambda: [*filter(is_running, workers), *flow_runs(installation, *worker.ROLES)],
-                polite_s=worker.STOP_S,
-            )
+        with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
+            _supervise(installation, server.server_of(installation, port))
+    except TorporError as error:
+        print(f"torpor: {error}", file=sys.stderr, flush=True)
+        return REFUSED if is_held(folder / LOCK) else 1
+    return 0
+
+
+def _supervise(installation: Installation, used: Server) -> None:
+    folder, before = installation.folder, read_supervision(installation.folder)
+    record = structs.replace(described(used), events=before.events if before else [])
+    record.write(folder)  # nothing of an earlier one runs
+    looking = Supervisor([], [], lambda record: record.write(folder), record)
+    looking.checks = [
+        (one.name, one.every_s, partial(one.look, looking, installation, used)) for one in CHECKS
+    ]
+    looking.parts = parts_of(
+        installation,
+        used,
+        lambda: looking.serves and looking.has_checked and installation.is_registered(used.api_url),
+    )
+    if before and before.running:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(before.looked_unix))
+        looking.say(LOCK, f"the one before was killed; nothing was watched since about {at} UTC")
+    asked = None
+    while asked is None or asked.si_signo == signal.SIGCHLD:
+        try:
+            looking.look()
+        except Exception:  # noqa: BLE001 - the parent of all must not end by a fault of one look
+            _log.exception("a look has failed")
+        asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else LOOK_S)
+    _end_all(installation, looking)
+
+
+def _end_all(installation: Installation, looking: Supervisor) -> None:
+    """End the children. Where `down` asks, flow runs too: with their workers, as these would start
+    others, and before the server, to which they report."""
+    children = [(part, part.child) for part in reversed(looking.parts) if part.child is not None]
+    try:
+        if is_held(installation.folder / DOWN):
+            workers = [child for part, child in children if part.role in worker.ROLES]
+            for child in workers:
+                child.kill()
+            end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
+    except TorporError as error:  # `down` looks again, and says so
+        _log.warning("%s", error)
     finally:
         for part, child in children:
             _end(child, part.stop_s)
+        looking.record = structs.replace(looking.record, running={}, troubles={})
+        looking.save()
 
 
 if __name__ == "__main__":

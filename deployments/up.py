@@ -1,25 +1,23 @@
 """``make up``: a Prefect server, a store, a worker, blocks and deployments, all on this host.
 
 The supervisor starts the server, the store and the workers as its children; blocks and deployments
-are registered in between. Everything listens on loopback only. Running it again starts only what
-is missing. ``make down`` ends everything.
+are registered in between. Everything listens on loopback only. Running it again registers again,
+and changes nothing that runs. ``make down`` ends everything.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from deployments import database, lost_runs, parent, server, services
-from deployments.down import down
+from deployments import database, parent, server, services
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
@@ -27,12 +25,8 @@ from torpor.control.disk_space import full_disks
 from torpor.control.own_server import announce, state_folder
 from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
-from torpor.control.supervision import living_parent
 from torpor.shared.errors import InvalidInput, TorporError
 
-RETRY_S: Final = 10.0
-LOCK_S: Final = 60.0
-"""How long `make up` or `make down` may go on after SIGTERM to a process that stays."""
 REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
 
@@ -40,23 +34,26 @@ REGISTER_S: Final = 1200.0
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
-    parser.add_argument(
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--stay",
         action="store_true",
-        help="stay until SIGTERM or `make down`, and start a supervisor that ends again (systemd)",
+        help="be the supervisor, in the foreground; an `up` beside it registers (systemd)",
     )
-    parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
+    how.add_argument(
+        "--started", action="store_true", help="wait for a supervisor, and start none (systemd)"
+    )
+    how.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
-    if options.stay and options.believe_records:
-        parser.error(f"{BELIEVE} is for one `up`: run it without --stay")
     installation = Installation.here()
     try:
         if options.stay:
             stay(installation, options.port)
         else:
-            up(installation, options.port, believe=options.believe_records)
+            begins = not options.started
+            up(installation, options.port, believe=options.believe_records, begins=begins)
     except TorporError as error:
-        _complain(error)
+        print(f"torpor: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
@@ -66,15 +63,18 @@ def up(
     port: int | None = None,
     postgres: str | None = None,
     believe: bool = False,
+    begins: bool = True,
 ) -> Server:
-    """Start what is missing and print the UI's address. ``postgres`` as for database.choose(),
-    ``believe`` as for sign_stores()."""
+    """Start a supervisor where none lives, register, and print the UI's address. What runs is not
+    changed: InvalidInput where it is another server, port, login or version. ``postgres`` as for
+    database.choose(), ``begins`` as for parent.start(). ``believe``: sign the stores' records."""
     with installation.locked():
         if full := full_disks([installation.folder]):
             raise TorporError("; ".join(full))
         used = server.server_of(installation, port)
         if choice := server.choice_for(installation, used):
             announce(choice)
+        parent.see_that_nothing_else_runs(installation, used)
         if postgres is not None:
             if not used.own:
                 raise InvalidInput(
@@ -82,13 +82,9 @@ def up(
                     "leave out --database, or unset that variable"
                 )
             database.choose(installation, postgres)
-        server.check(installation, used)
-        before = _served(installation)
-        try:
-            notes = _start(installation, used, believe)
-        except (Exception, KeyboardInterrupt):
-            _put_back(installation, before)
-            raise
+        if begins:
+            server.check(installation, used)
+        notes = _start(installation, used, believe, begins)
     print(
         _WELCOME.format(
             ui=used.ui_url,
@@ -102,21 +98,23 @@ def up(
     return used
 
 
-def _start(installation: Installation, used: Server, believe: bool) -> str:
+def _start(installation: Installation, used: Server, believe: bool, begins: bool) -> str:
     """Start what is missing; returns what registering printed."""
     _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
-    before = _served(installation)
-    if parent.start(installation, used) and before is not None:
-        _say("supervisor", "another one, with server, store and workers; flow runs go on")
+    began = parent.start(installation, used, begins=begins)
     _say("blocks, store, flows", "registering (half a minute the first time)")
-    notes = register(installation, used, believe)
-    for words in lost_runs.end_lost_runs(used, workers=parent.works(installation)):
-        _say("lost runs", words)
+    try:
+        notes = register(installation, used, believe)
+        installation.registered_file.write_text(used.api_url)
+    except BaseException:
+        if not installation.is_registered(used.api_url):  # else its workers look after machines
+            parent.stop(began)
+        raise
     with ThreadPoolExecutor(1, thread_name_prefix="scheduler") as aside:
         # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
         checked = aside.submit(services.check_scheduler, used) if used.own else None
         _say("workers", "starting")
-        parent.work(installation)
+        parent.see_that_workers_run(installation)
         for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
             _say("smoke", words)
         if checked is not None:
@@ -128,51 +126,13 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
     return notes
 
 
-def _served(installation: Installation) -> Server | None:
-    """The server that the supervisor of now serves."""
-    there = living_parent(installation.folder)
-    if there is None:
-        return None
-    return Server(there.api_url, there.own, installation.login() if there.own else "")
-
-
-def _put_back(installation: Installation, before: Server | None) -> None:
-    """After a failure: what ran before runs again, and nothing else. What fails once all runs ends
-    nothing."""
-    try:
-        if before is not None:
-            if _served(installation) != before:
-                parent.start(installation, before)
-            parent.work(installation)
-        elif not parent.works(installation):
-            parent.leave(installation)
-    except TorporError as error:
-        _complain(error)
-
-
-def stay(installation: Installation, port: int | None = None) -> None:
-    """Start everything, and return after `make down`. SIGTERM does the same."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        try:
-            up(installation, port)
-        except TorporError as error:
-            if not parent.lives(installation):
-                raise
-            _complain(error)  # all runs, or another `make up` is at it
-        while not parent.wait(installation):
-            try:
-                up(installation)
-            except TorporError as error:
-                _complain(error)
-                time.sleep(RETRY_S)
-    except SystemExit:
-        down(installation, wait_s=LOCK_S)
-        raise
-
-
-def _complain(error: TorporError) -> None:
-    print(f"torpor: {error}", file=sys.stderr, flush=True)
+def stay(installation: Installation, port: int | None = None) -> NoReturn:
+    """Become the supervisor. It ends by SIGTERM or `torpor down`, and no flow run with it but by
+    the latter."""
+    used = server.server_of(installation, port)
+    argv = parent.command(used)
+    os.chdir(CHECKOUT)
+    os.execve(argv[0], argv, parent.environment(installation, used))  # noqa: S606 - no shell
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:
@@ -248,7 +208,7 @@ torpor is up.
   files     {folder}
   terminal  {torpor} --help
   stop      {torpor} down
-  at boot   {torpor} boot
+  at boot   {torpor} boot    also starts torpor again where its supervisor is killed
 {notes}"""
 
 

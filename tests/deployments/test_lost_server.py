@@ -15,7 +15,7 @@ from tests.fixtures.own_installation import Alone, kill_all
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.processes import is_running
-from torpor.control.supervision import children_of, living_parent
+from torpor.control.supervision import children_of, living
 
 WORK = "until test -e go; do date >> ticks; sleep 0.1; done"
 COMMAND = f"echo started; touch begun; {WORK}; echo done"
@@ -87,7 +87,7 @@ def _runs(alone: Alone, run: str) -> list[psutil.Process]:
 def _see_that_each_child_comes_back(alone: Alone) -> None:
     """The supervisor, the other children, the worker's runs and the machines go on."""
     folder = alone.installation.folder
-    parent, machines = living_parent(folder), _machines(alone)
+    pid, machines = _pid(alone), _machines(alone)
     for role in ("store", "server", "worker", "job-worker"):
         before = children_of(folder)
         kill_all([psutil.Process(before[role])])
@@ -99,8 +99,14 @@ def _see_that_each_child_comes_back(alone: Alone) -> None:
         until(restarted, f"the {role} alone was restarted", every_s=0.2)
         if role == "server":
             assert server.answers(alone.server)
-    assert living_parent(folder) == parent
+    assert _pid(alone) == pid
     assert _machines(alone) == machines
+
+
+def _pid(alone: Alone) -> int:
+    found = living(alone.installation.folder)
+    assert found
+    return found.pid
 
 
 def _machines(alone: Alone) -> list[str]:
@@ -109,12 +115,10 @@ def _machines(alone: Alone) -> list[str]:
 
 def _kill_the_parent(alone: Alone, *roles: str) -> None:
     """And these children in the same moment. All of them end, and nothing else."""
-    folder, machines = alone.installation.folder, _machines(alone)
-    parent, children = living_parent(folder), children_of(folder)
-    assert parent
+    machines, children = _machines(alone), children_of(alone.installation.folder)
     assert children.keys() == {"store", "server", "worker", "job-worker"}
     processes = {role: psutil.Process(pid) for role, pid in children.items()}
-    kill_all([psutil.Process(parent.pid), *(processes[role] for role in roles)])
+    kill_all([psutil.Process(_pid(alone)), *(processes[role] for role in roles)])
     until(lambda: not any(map(is_running, processes.values())), "all have ended", every_s=0.05)
     assert not server.answers(alone.server)
     assert _machines(alone) == machines

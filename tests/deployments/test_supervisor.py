@@ -9,30 +9,34 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 from deployments import parent, supervisor, worker
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import LOG_BYTES, begin, running, trim
+from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server
-from deployments.supervisor import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Part, Supervisor
+from deployments.supervisor import PAUSE_S, REFUSED, STEADY_S, Part, Supervisor
 from tests.fixtures.waiting import PATIENCE_S, until
-from torpor.control.processes import identify, is_running
+from torpor.control.processes import is_running
 from torpor.control.supervision import (
     LOCK,
-    Parent,
     Supervision,
-    last_parent,
-    living_parent,
+    is_held,
+    living,
+    read_supervision,
     told,
 )
 from torpor.shared.errors import InvalidInput, TorporError
+
+ELSEWHERE = Server("http://127.0.0.1:9/api", own=False)
+"""Its supervisor has no server, and no workers before everything is registered."""
+OWN = Server("http://127.0.0.1:9/api", own=True, login="torpor:secret")
 
 
 @dataclass
@@ -79,7 +83,7 @@ class World:
             [part],
             [("disk", 60.0, self.check)],
             lambda record: record.write(self.folder),
-            working=True,
+            Supervision(os.getpid(), OWN.api_url, own=True),
             monotonic=lambda: self.now,
             unix=lambda: self.now,
         )
@@ -109,7 +113,6 @@ class World:
 
     def holds_the_lock(self) -> None:
         self.held.enter_context(Installation(self.folder).locked(LOCK))
-        Parent(os.getpid(), "http://127.0.0.1:9/api", own=True).write(self.folder)
 
 
 @pytest.fixture
@@ -126,49 +129,35 @@ def _looks(world: World, looking: Supervisor, count: int) -> None:
         world.now += 1.0
 
 
-def test_what_ends_is_restarted_at_once_and_then_less_and_less_often(world: World) -> None:
+def test_what_ran_well_is_restarted_at_once_and_what_ended_soon_after_a_pause(
+    world: World,
+) -> None:
     looking = world.supervisor()
     _looks(world, looking, 2)
     assert (world.started, world.told()) == ([1000.0], [])
     assert looking.record.running == {"server": 2**22 + 1}
     (world.folder / "server.log").write_text("Traceback\nMemoryError\n")
     world.dies()
-    _looks(world, looking, 2)
-    assert world.started == [1000.0, 1002.0]
+    _looks(world, looking, 12)
+    assert world.started == [1000.0, 1002.0 + PAUSE_S]
     ended, restarted = world.told()
     assert ended.startswith(
         "server 1970-01-01 00:16:42 UTC: process 4194305 has ended by signal 9;"
     )
     assert ended.endswith("server.log: MemoryError")
     assert "restarted as process 4194305" in restarted
-    world.breaks = "the disk is gone"
-    world.dies()
-    while len(world.started) < 13:
-        _looks(world, looking, 1)
-    tries = world.started[2:]
-    waits = [b - a for a, b in pairwise(tries)]
-    assert tries[0] - 1004.0 == FIRST_WAIT_S
-    assert waits == sorted(waits)
-    assert waits[-1] == LONGEST_WAIT_S
-    assert "server: cannot be started; next try in 300 s: the disk is gone" in world.told()
-    world.breaks = ""
-    world.now += LONGEST_WAIT_S
-    _looks(world, looking, 2)
-    assert not any(line.startswith("server: ") for line in world.told())
     world.now += STEADY_S + 1
     world.dies()
     looking.look()
-    assert world.started[-1] == world.now  # it ran well for long enough: at once again
-
-
-def test_up_tries_at_once_again_what_failed_often(world: World) -> None:
-    looking = world.supervisor()
+    assert world.started[-1] == world.now
     world.breaks = "the disk is gone"
-    _looks(world, looking, 300)
+    world.dies()
+    _looks(world, looking, 100)
+    assert "server: cannot be started; next try in 10 s: the disk is gone" in world.told()
+    assert len(world.started) == 3 + 100 // PAUSE_S - 1
     world.breaks = ""
-    looking.work()
-    _looks(world, looking, 2)
-    assert looking.record.running == {"server": 2**22 + 1}
+    _looks(world, looking, 12)
+    assert not any(line.startswith("server: ") for line in world.told())
 
 
 def test_what_ends_right_after_each_start_is_not_started_without_pause(world: World) -> None:
@@ -176,7 +165,7 @@ def test_what_ends_right_after_each_start_is_not_started_without_pause(world: Wo
     (world.folder / "server.log").write_text("no such module\n")
     looking = world.supervisor()
     _looks(world, looking, 100)
-    assert 3 < len(world.started) < 8
+    assert 3 < len(world.started) < 12
     (said,) = [line for line in world.told() if line.startswith("server: ")]
     assert "cannot be started; next try in" in said
     assert "has ended with status 1" in said
@@ -186,7 +175,7 @@ def test_what_ends_right_after_each_start_is_not_started_without_pause(world: Wo
 def test_a_child_that_never_does_its_work_is_ended_and_started_again(world: World) -> None:
     looking = world.supervisor()
     world.answers = False
-    _looks(world, looking, 305)
+    _looks(world, looking, 315)
     assert world.begun[0].asked == ["terminate", "kill"]
     assert "did not begin its work within 300 s" in world.told()[0]
     assert len(world.begun) == 2
@@ -195,11 +184,8 @@ def test_a_child_that_never_does_its_work_is_ended_and_started_again(world: Worl
 def test_a_worker_is_killed_as_one_that_is_asked_to_end_would_end_its_flow_runs(
     tmp_path: Path, world: World
 ) -> None:
-    used = Server("http://127.0.0.1:9/api", own=True)
-    stop_s = {
-        part.role: part.stop_s
-        for part in supervisor.parts_of(Installation(tmp_path), used, lambda: True)
-    }
+    parts = supervisor.parts_of(Installation(tmp_path), OWN, lambda: True)
+    stop_s = {part.role: part.stop_s for part in parts}
     assert [role for role, polite_s in stop_s.items() if not polite_s] == [*worker.ROLES]
     looking = world.supervisor()
     looking.parts[0].stop_s, world.answers = 0.0, False
@@ -223,12 +209,25 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     assert all("UTC" in line for line in world.told())  # what was, and nothing that is
 
 
-def test_nothing_is_checked_before_everything_is_registered(world: World) -> None:
-    world.found = ["disk full"]
+def test_nothing_is_checked_before_the_server_answers(world: World) -> None:
+    world.found, world.answers = ["disk full"], False
     looking = world.supervisor()
-    looking.working = False
+    _looks(world, looking, 3)
+    assert (world.told(), looking.has_checked) == ([], False)
+    world.answers = True
     looking.look()
-    assert world.told() == []
+    assert (world.told()[0], looking.has_checked) == ("disk: disk full", True)
+
+
+def test_a_record_that_cannot_be_written_ends_nothing(world: World) -> None:
+    looking = world.supervisor()
+
+    def surrogate(_: Supervision) -> None:
+        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
+
+    looking.write = surrogate
+    looking.look()
+    assert looking.record.running == {} and len(world.begun) == 1
 
 
 def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(world: World) -> None:
@@ -270,32 +269,58 @@ def test_a_server_that_hangs_is_ended_and_one_that_is_slow_once_is_not(world: Wo
     assert any("did not answer, 5 times in a row: it was ended" in line for line in world.told())
 
 
-def test_a_supervisor_that_has_gone_is_told(world: World) -> None:
-    assert "has no supervisor: run `make up`" in world.told()[0]
+def test_a_supervisor_that_has_gone_or_is_halted_is_told(world: World) -> None:
+    assert "has no supervisor: run `torpor up`" in world.told()[0]
     looking = world.supervisor()
     looking.look()
     assert world.told() == []
     world.now += 2000.0
     assert "has looked at nothing for 2000 s" in world.told()[0]
     world.held.close()  # as the kernel does when it dies
-    assert living_parent(world.folder) is None
-    assert f"(process {os.getpid()}) has ended: run `make up`" in world.told()[0]
-    down(Installation(world.folder))
-    assert last_parent(world.folder) is None
-    assert "has no supervisor: run `make up`" in world.told()[0]
+    assert living(world.folder) is None
+    assert "has no supervisor: run `torpor up`" in world.told()[0]
 
 
-def test_a_second_supervisor_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_supervisor_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TORPOR_STATE", str(world.folder))
     monkeypatch.setattr(supervisor, "LOCK_S", 0.0)
     monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["supervisor"])
-    with pytest.raises(InvalidInput, match="another supervisor looks after"):
-        supervisor.main()
+    assert supervisor.main() == REFUSED
+    assert "another supervisor looks after" in capsys.readouterr().err
 
 
-ELSEWHERE = Server("http://127.0.0.1:9/api", own=False)
-"""Its supervisor has no server, and no workers before everything is registered."""
+@pytest.mark.parametrize("other", ["server", "version", "login"])
+def test_what_runs_with_another_server_version_or_login_is_left_alone(
+    world: World, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Installation(world.folder)
+    parent.described(OWN).write(world.folder)
+    parent.see_that_nothing_else_runs(made, OWN)
+    wanted = OWN
+    if other == "server":
+        wanted = Server("http://127.0.0.1:10/api", own=True, login=OWN.login)
+    if other == "login":
+        wanted = Server(OWN.api_url, own=True, login="torpor:another")
+    if other == "version":
+        monkeypatch.setattr(parent.metadata, "version", lambda name: "99")
+    with pytest.raises(InvalidInput, match=r"is up at http://127.0.0.1:9.*`torpor down` first"):
+        parent.see_that_nothing_else_runs(made, wanted)
+
+
+def test_down_says_where_a_supervisor_of_another_host_is_to_be_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts with one home: the lock is there, and the pid is another process's here."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as neighbour:
+        Supervision(neighbour.pid, OWN.api_url, own=True).write(world.folder)
+        monkeypatch.setattr(parent, "KILLED_S", 0.0)
+        with pytest.raises(TorporError, match=r"none of .* is a process of this host"):
+            down(Installation(world.folder))
+        assert neighbour.poll() is None
+        neighbour.kill()
 
 
 @pytest.fixture
@@ -307,87 +332,114 @@ def alone(needs_server: None, tmp_path: Path) -> Iterator[Installation]:
     assert not running(made, LOCK, *worker.ROLES)
 
 
-def _parent(made: Installation) -> int:
-    found = living_parent(made.folder)
+def _pid(made: Installation) -> int:
+    found = living(made.folder)
     assert found
     return found.pid
 
 
-def test_a_supervisor_stays_as_long_as_what_it_serves_and_is_made_of_is_the_same(
+def _has_ended(made: Installation) -> None:
+    until(lambda: not is_held(made.folder / LOCK), "it has ended", every_s=0.05)
+
+
+def test_a_supervisor_that_lives_is_kept(alone: Installation) -> None:
+    assert parent.start(alone, ELSEWHERE)
+    first = _pid(alone)
+    assert parent.start(alone, ELSEWHERE) is None
+    with pytest.raises(InvalidInput, match="run `torpor down` first"):
+        parent.start(alone, Server("http://127.0.0.1:10/api", own=False))
+    assert _pid(alone) == first
+
+
+def test_a_start_that_is_broken_off_leaves_no_supervisor(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def ctrl_c(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "living", ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            parent.start(alone, ELSEWHERE)
+    assert not running(alone, LOCK)
     assert parent.start(alone, ELSEWHERE)
-    first = _parent(alone)
-    assert not parent.start(alone, ELSEWHERE)
-    assert _parent(alone) == first
-    assert parent.start(alone, Server("http://127.0.0.1:10/api", own=False))
-    second = _parent(alone)
-    assert (identify(first), second != first) == (None, True)
-    monkeypatch.setattr(parent, "made_of", lambda *_: "of a new version")
-    assert parent.start(alone, Server("http://127.0.0.1:10/api", own=False))
-    assert identify(second) is None
 
 
-def test_only_what_asks_it_to_end_ends_it_on_purpose(alone: Installation) -> None:
-    """Else systemd's process would not start it again. `make up` replaces it, too."""
-    for how in (signal.SIGKILL, parent.LEAVE):
-        parent.start(alone, ELSEWHERE)
-        os.kill(_parent(alone), how)
-        until(lambda: not parent.lives(alone), "it has ended", every_s=0.05)
-        assert last_parent(alone.folder) is not None
+def test_a_supervisor_that_was_killed_is_told_by_the_next_and_one_that_ended_is_not(
+    alone: Installation,
+) -> None:
     parent.start(alone, ELSEWHERE)
-    os.kill(_parent(alone), signal.SIGTERM)
-    until(lambda: not parent.lives(alone), "it has ended", every_s=0.05)
-    assert last_parent(alone.folder) is None
-    assert parent.wait(alone)
+    os.kill(_pid(alone), signal.SIGKILL)
+    _has_ended(alone)
+    structs.replace(record_of(alone), running={"worker": 1}).write(alone.folder)
+    parent.start(alone, ELSEWHERE)
+
+    def words() -> list[str]:
+        return [one.what for one in record_of(alone).events]
+
+    until(lambda: "nothing was watched since" in "".join(words()), "it is told", every_s=0.05)
+    down(alone)
+    parent.start(alone, ELSEWHERE)
+    assert len(words()) == 1
+
+
+def record_of(made: Installation) -> Supervision:
+    found = read_supervision(made.folder)
+    assert found
+    return found
 
 
 def test_a_supervisor_that_is_halted_is_killed(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent.start(alone, ELSEWHERE)
-    os.kill(_parent(alone), signal.SIGSTOP)
+    os.kill(_pid(alone), signal.SIGSTOP)
     monkeypatch.setattr(parent, "GONE_S", 0.5)
     down(alone)
-    assert not parent.lives(alone)
+    assert living(alone.folder) is None
 
 
-def test_a_worker_that_does_not_start_is_told_to_up(
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, signal.SIGKILL, None], ids=["asked", "killed", "down"]
+)
+def test_only_down_ends_flow_runs(alone: Installation, how: signal.Signals | None) -> None:
+    """They outlive their worker, and so their parent's parent, also one that systemd ends."""
+    env = {"PREFECT__FLOW_RUN_ID": "1"}
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with begin(alone, worker.POOLS[0].role, waits, env, apart=True) as run:
+        parent.start(alone, ELSEWHERE)
+        if how is not None:
+            os.kill(_pid(alone), how)
+            _has_ended(alone)
+            assert run.poll() is None
+            parent.start(alone, ELSEWHERE)
+        assert run.poll() is None
+        down(alone)
+        assert run.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_workers_begin_once_everything_is_registered_at_this_server(tmp_path: Path) -> None:
+    made = Installation(tmp_path)
+    assert not made.is_registered(OWN.api_url)
+    made.registered_file.write_text(OWN.api_url)
+    assert made.is_registered(OWN.api_url)
+    assert not made.is_registered("http://127.0.0.1:10/api")
+
+
+def test_a_worker_that_does_not_begin_is_told_to_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, role = Installation(world.folder), worker.POOLS[0].role
-    Supervision(0.0, {role: ["of an hour ago"]}).write(world.folder)
-    asked = signal.signal(parent.WORK, lambda *_: None)  # the lock is ours
-    steps = [
-        Supervision(0.0, {role: ["of an hour ago"]}),
-        Supervision(0.0, {}),
-        Supervision(0.0, {role: ["cannot be started; next try in 2 s"]}),
-    ]
-    monkeypatch.setattr(parent.time, "sleep", lambda _: steps.pop(0).write(world.folder))
-    with pytest.raises(TorporError, match=r"the worker cannot be started; next try in 2 s"):
-        parent.work(made)
-    running = dict.fromkeys(worker.ROLES, 1)
-    steps.append(Supervision(0.0, running=running))
-    parent.work(made)
-    signal.signal(parent.WORK, asked)
-    assert steps == []
-
-
-@pytest.mark.parametrize("how", [parent.LEAVE, signal.SIGKILL, signal.SIGTERM])
-def test_only_down_ends_flow_runs(alone: Installation, how: signal.Signals) -> None:
-    """They outlive their worker, and so their parent's parent."""
-    role = worker.POOLS[0].role
-    env = {"PREFECT__FLOW_RUN_ID": "1"}
-    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
-    run = begin(alone, role, waits, env, apart=True)
-    parent.start(alone, ELSEWHERE)
-    os.kill(_parent(alone), how)
-    until(lambda: not parent.lives(alone), "it has ended", every_s=0.05)
-    assert (identify(run.pid) is None) == (how == signal.SIGTERM)
-    parent.start(alone, ELSEWHERE)
-    assert (identify(run.pid) is None) == (how == signal.SIGTERM)
-    down(alone)
-    assert identify(run.pid) is None
+    record = Supervision(1, OWN.api_url, own=True, troubles={role: ["cannot be started"]})
+    record.write(world.folder)
+    monkeypatch.setattr(worker, "READY_S", -1.0)
+    with pytest.raises(TorporError, match=r"did not begin within .*: cannot be started"):
+        parent.see_that_workers_run(made)
+    structs.replace(record, running=dict.fromkeys(worker.ROLES, 1)).write(world.folder)
+    parent.see_that_workers_run(made)
+    world.held.close()
+    with pytest.raises(TorporError, match="the supervisor has ended"):
+        parent.see_that_workers_run(made)
 
 
 _PARENT = """if True:
@@ -461,6 +513,7 @@ def test_the_log_of_a_crash_is_kept(tmp_path: Path) -> None:
         trim(made.log("x"))
         log.write(b"after")
     assert made.log("x").read_bytes() == b"after"
+    assert printed_since(LOG_BYTES, made.log("x")) == b"after"
     kept = tmp_path / "x.log.1"
     assert kept.read_bytes().startswith(b"the crash\nagain\n")
     assert kept.stat().st_mode & 0o777 == made.log("x").stat().st_mode & 0o777

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deployments import parent, server, worker
+from deployments import server, worker
 from deployments.down import down
 from deployments.installation import Installation
 from deployments.processes import running
@@ -20,7 +20,7 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control import disk_space
 from torpor.control.ports import free_ports
-from torpor.control.supervision import LOCK, STORE, Parent, Supervision, children_of, living_parent
+from torpor.control.supervision import LOCK, STORE, Supervision, children_of, living
 from torpor.shared.errors import InvalidInput, TorporError
 
 pytestmark = pytest.mark.together("automations and make up")
@@ -66,7 +66,7 @@ def test_up_brings_everything_that_a_first_click_needs(
 
 
 def test_up_again_changes_nothing(torpor_up: Server, installation: Installation) -> None:
-    before = living_parent(installation.folder), children_of(installation.folder)
+    before = _parent(installation), children_of(installation.folder)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
     identity = _document(torpor_up, "ssh-identity", "default")
     machines = machines_of(installation, "demo")
@@ -95,7 +95,7 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert differ <= {"updated", "version", "schedules", "last_polled", "status"}
     ask("PATCH", mine, {"paused": False, "concurrency_limit": 8})
     ask("PATCH", url, {"active": False})
-    assert (living_parent(installation.folder), children_of(installation.folder)) == before
+    assert (_parent(installation), children_of(installation.folder)) == before
     assert {"store", "server", *worker.ROLES} == before[1].keys()
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
@@ -210,6 +210,12 @@ def test_a_second_make_up_is_refused(tmp_path: Path, capfd: pytest.CaptureFixtur
     down(made)  # the lock died with its holder
 
 
+def _parent(installation: Installation) -> int:
+    there = living(installation.folder)
+    assert there
+    return there.pid
+
+
 def _all(server: Server, path: str) -> Any:
     return ask("POST", f"{server.api_url}/{path}", {})
 
@@ -231,10 +237,14 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
     return {"id": document["id"], "data": document["data"]}
 
 
+class Began:
+    """A supervisor that `make up` has started, as far as it looks at one."""
+
+
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """An installation whose supervisor runs, as far as `make up` can see; what it ends and starts
-    is written down."""
+    """An installation that is up at OLD, as far as `make up` can see. What it starts and ends is
+    written down; `register` fails."""
     from deployments import up
 
     made = Installation(tmp_path / "state")
@@ -242,115 +252,69 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
     made.port_file.write_text("4321\n")
     done: list[str] = []
 
-    def start(_: Installation, used: Server) -> bool:
+    def start(_: Installation, used: Server, *, begins: bool) -> Began:
         done.append(f"start {used.api_url}")
-        Parent(os.getpid(), used.api_url, used.own).write(made.folder)
-        return True
-
-    monkeypatch.setenv("TORPOR_STATE", str(made.folder))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(up.parent, "start", start)
-    monkeypatch.setattr(up.parent, "work", lambda _: done.append("work"))
-    monkeypatch.setattr(up.parent, "leave", lambda _: done.append("leave"))
-    with made.locked(LOCK):
-        Parent(os.getpid(), OLD, own=True).write(made.folder)
-        yield {"installation": made, "done": done}
-
-
-def test_up_to_a_port_that_is_taken_ends_nothing(
-    ran: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    from deployments import up
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert up.main(["--port", str(taken.getsockname()[1])]) == 1
-    assert "is taken by" in capfd.readouterr().err
-    assert ran["done"] == []
-    assert ran["installation"].port_file.read_text() == "4321\n"
-
-
-def test_up_to_a_server_of_the_users_own_that_does_not_answer_ends_nothing(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from deployments import up
-
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert up.main([]) == 1
-    assert ran["done"] == []
-
-
-@pytest.mark.parametrize("port", [[], ["--port"]], ids=["the same port", "another port"])
-def test_what_ran_before_runs_again_after_an_up_that_fails(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, port: list[str]
-) -> None:
-    from deployments import up
+        return Began()
 
     def fails(*_: object) -> str:
         raise TorporError("a team has a deployment of that name")
 
+    monkeypatch.setenv("TORPOR_STATE", str(made.folder))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(up.parent, "start", start)
+    monkeypatch.setattr(up.parent, "stop", lambda began: done.append(type(began).__name__))
     monkeypatch.setattr(up, "register", fails)
-    asked = [*port, *(str(free_ports(1)[0]) for _ in port)]
-    assert up.main(asked) == 1
-    first, *others = ran["done"]
-    assert (first == f"start {OLD}") == (not port)
-    assert others == [*[f"start {OLD}" for _ in port], "work"]
+    with made.locked(LOCK):
+        Supervision(os.getpid(), OLD, own=True).write(made.folder)
+        yield {"installation": made, "done": done}
 
 
-@pytest.mark.parametrize("works", [False, True], ids=["before", "after"])
-def test_a_first_up_that_fails_leaves_nothing_that_does_not_work(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, works: bool
+@pytest.mark.parametrize("how", ["another port", "the user's own server"])
+def test_up_ends_nothing_and_says_what_to_do_where_another_server_is_wanted(
+    ran: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """What it meets once all runs, as that no schedule runs, ends nothing."""
     from deployments import up
 
-    (ran["installation"].folder / LOCK).write_bytes(b"")  # none runs
-    monkeypatch.setattr(up.parent, "works", lambda _: works)
-    monkeypatch.setattr(up.lost_runs, "end_lost_runs", lambda *_, **__: [])
-
-    def fails(*_: object) -> str:
-        raise TorporError("it runs no schedules")
-
-    monkeypatch.setattr(up, "register", fails)
-    assert up.main(["--port", str(free_ports(1)[0])]) == 1
-    assert ran["done"][1:] == ([] if works else ["leave"])
+    port = ["--port", str(free_ports(1)[0])] if how == "another port" else []
+    if not port:
+        monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert up.main(port) == 1
+    said = capfd.readouterr().err
+    assert "torpor is up at http://127.0.0.1:4321: run `torpor down` first" in said
+    assert ran["done"] == []
+    assert ran["installation"].port_file.read_text() == "4321\n"
 
 
-def test_a_server_that_is_halted_for_a_while_is_not_ended(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("registered", [False, True], ids=["first", "after a crash"])
+def test_an_up_that_cannot_register_ends_the_supervisor_that_nobody_had_before(
+    ran: dict[str, Any], registered: bool
 ) -> None:
-    made, answers = ran["installation"], [False, False, True]
-    monkeypatch.undo()
-    monkeypatch.setattr(server, "answers", lambda _: answers.pop(0))
-    monkeypatch.setattr(parent.time, "sleep", lambda _: None)
-    used = Server(OLD, True, made.login())
-    made_of = parent.made_of(made, used)
-    Parent(os.getpid(), OLD, own=True, made_of=made_of).write(made.folder)
-    assert not parent.start(made, used)
-    assert answers == []
+    """One that comes back after a crash stays: its workers look after machines."""
+    from deployments import up
+
+    made, port = ran["installation"], free_ports(1)[0]
+    (made.folder / "supervision.json").unlink()  # none runs
+    if registered:
+        made.registered_file.write_text(f"http://127.0.0.1:{port}/api")
+    assert up.main(["--port", str(port)]) == 1
+    assert ran["done"][1:] == ([] if registered else ["Began"])
 
 
-@pytest.mark.parametrize("how", ["silent", "in trouble", "of another version"])
-def test_a_supervisor_whose_server_does_not_serve_is_replaced(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, how: str
+def test_stay_becomes_the_supervisor_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = ran["installation"]
-    monkeypatch.undo()
-    monkeypatch.setattr(server, "answers", lambda _: how == "of another version")
-    monkeypatch.setattr(parent, "SILENT_S", 0.0)
-    left: list[Installation] = []
-    monkeypatch.setattr(parent, "leave", left.append)
+    """systemd's process is the parent: it is told of its end, and starts it again."""
+    from deployments import up
 
-    def begins(*_: object, **__: object) -> None:
-        raise TorporError("another begins")
-
-    monkeypatch.setattr(parent, "begin", begins)
-    used = Server(OLD, True, made.login())
-    made_of = "older" if how == "of another version" else parent.made_of(made, used)
-    Parent(os.getpid(), OLD, own=True, made_of=made_of).write(made.folder)
-    troubles = {"server": ["cannot be started; next try in 300 s"]} if how == "in trouble" else {}
-    Supervision(0.0, troubles, running={} if troubles else {"server": 1}).write(made.folder)
-    with pytest.raises(TorporError, match="another begins"):
-        parent.start(made, used)
-    assert left == [made]
+    became: list[tuple[Any, ...]] = []
+    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setattr(up.os, "execve", lambda *given: became.append(given))
+    monkeypatch.setattr(up.os, "chdir", lambda _: None)
+    up.main(["--stay"])
+    ((_, argv, env),) = became
+    assert argv[1:] == ["-m", "deployments.supervisor"]
+    assert env["TORPOR_STARTED_BY"] == f"supervisor@{tmp_path}"  # by which `down` knows it

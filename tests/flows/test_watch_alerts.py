@@ -40,7 +40,7 @@ from torpor.control.rental.records import Rentals
 from torpor.control.reports import moment
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.store_prices import StorePrice
-from torpor.control.supervision import LOCK, Event, Parent, Supervision
+from torpor.control.supervision import LOCK, Event, Supervision
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import (
     InvalidInput,
@@ -642,13 +642,15 @@ def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     Supervision(
+        os.getpid(),
+        "http://127.0.0.1:9/api",
+        own=True,
         looked_unix=time.time(),
         troubles={"server": ["cannot be started"], "disk": ["disk full: 3 bytes"]},
         events=[Event(time.time() - 60, "worker", "has ended and was restarted")],
     ).write(tmp_path)
     lock = (tmp_path / LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    Parent(os.getpid(), "http://127.0.0.1:9/api", own=True).write(tmp_path)
     monkeypatch.setattr(looks, "full_disks", lambda folders: ["disk full: / has 3 bytes free"])
     _, runs, sent = _watch(lab.opened, server)
     (full, restarted) = sent

@@ -12,8 +12,7 @@ import psutil
 from tests.fixtures.own_installation import kill_all
 from tests.fixtures.postgres import Postgres
 from tests.load.crowd import Crowd
-from torpor.control.store import embedded
-from torpor.control.supervision import children_of
+from torpor.control.supervision import STORE, children_of
 
 AWAY_S = 20.0
 """How long the store answers nobody."""
@@ -81,10 +80,10 @@ class Strikes:
         return pid is not None and bool(kill_all([psutil.Process(pid)]))
 
     def _store_away(self) -> bool:
-        process = embedded.process_of(self.crowd.alone.installation.store)
-        if process is None:
+        pid = children_of(self.crowd.alone.installation.folder).get(STORE)
+        if pid is None:
             return False
-        store = psutil.Process(process.pid)
+        store = psutil.Process(pid)
         store.suspend()
         try:
             time.sleep(AWAY_S)

@@ -69,11 +69,10 @@ def ending_with_this_process() -> Callable[[], None]:
     parent = os.getpid()
 
     def before_exec() -> None:
-        signal.pthread_sigmask(
-            signal.SIG_SETMASK, ()
-        )  # a parent that waits for signals blocks some
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent has ended before the kernel was asked
+        # A parent that waits for signals blocks some.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        refused = _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if refused or os.getppid() != parent:  # the parent ended before the kernel was asked
             os._exit(1)
 
     return before_exec
