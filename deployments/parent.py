@@ -68,7 +68,8 @@ def start(
     """Wait for a supervisor whose server answers, and start one where none lives and it ``begins``.
     Returns its process if it was started; ends that again if it does not come so far. Once it is
     returned, the caller may forget it: it goes on."""
-    log, process = installation.log(LOCK), None
+    log = installation.log(LOCK)
+    process: subprocess.Popen[bytes] | None = None
     said_bytes = log.stat().st_size if log.exists() else 0
     if begins and not is_held(installation.folder / LOCK):
         argv = command(used)

@@ -339,7 +339,7 @@ def _supervise(installation: Installation, used: Server) -> None:
     if before and before.running:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(before.looked_unix))
         looking.say(LOCK, f"the one before was killed; nothing was watched since about {at} UTC")
-    asked = None
+    asked: signal.struct_siginfo | None = None
     while asked is None or asked.si_signo == signal.SIGCHLD:
         try:
             looking.look()
