@@ -29,6 +29,8 @@ GONE_S: Final = 90.0
 RUNS: Final = "runs"
 """The role of flow runs, in what end() returns."""
 KILLED_S: Final = 10.0
+COMES_S: Final = 60.0
+"""From the start of a supervisor's process to its record; 0.5 to 2 s."""
 _POLL_S: Final = 0.2
 _USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
 """What of the environment says who we are at a server of the user's own."""
@@ -92,6 +94,18 @@ def start(
     if process is not None:
         process.returncode = 0  # it goes on; this silences Popen's warning
     return process
+
+
+def wait(installation: Installation) -> None:
+    """Wait for a supervisor that somebody else starts, and so for the port that it has chosen."""
+    deadline = time.monotonic() + COMES_S
+    while living(installation.folder) is None:
+        if time.monotonic() > deadline:
+            raise TorporError(
+                f"no supervisor of {installation.folder} began within {COMES_S:.0f} s: see the "
+                "log of whoever starts it (`journalctl -u torpor`)"
+            )
+        time.sleep(_POLL_S)
 
 
 def _serves(

@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stay(installation, options.port)
         else:
             begins = not options.started
+            if not begins:
+                parent.wait(installation)
             up(installation, options.port, believe=options.believe_records, begins=begins)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
@@ -130,6 +132,8 @@ def stay(installation: Installation, port: int | None = None) -> NoReturn:
     """Become the supervisor. It ends by SIGTERM or `torpor down`, and no flow run with it but by
     the latter."""
     used = server.server_of(installation, port)
+    if used.own:  # before it lives: an `up --started` waits for that, and must know the port
+        installation.port_file.write_text(f"{used.ui_url.rpartition(':')[2]}\n")
     argv = parent.command(used)
     os.chdir(CHECKOUT)
     os.execve(argv[0], argv, parent.environment(installation, used))  # noqa: S606 - no shell

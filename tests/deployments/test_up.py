@@ -303,6 +303,24 @@ def test_an_up_that_cannot_register_ends_the_supervisor_that_nobody_had_before(
     assert ran["done"][1:] == ([] if registered else ["Began"])
 
 
+def test_stay_notes_its_port_before_it_lives_and_started_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or the `up` of systemd's unit would choose another port at the very first start."""
+    from deployments import up
+
+    made, port = Installation(tmp_path / "state"), free_ports(1)[0]
+    monkeypatch.setenv("TORPOR_STATE", str(made.folder))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(up.parent, "COMES_S", -1.0)
+    assert up.main(["--started"]) == 1
+    assert f"no supervisor of {made.folder} began" in capsys.readouterr().err
+    monkeypatch.setattr(up.os, "execve", lambda *_: None)
+    monkeypatch.setattr(up.os, "chdir", lambda _: None)
+    up.main(["--stay", "--port", str(port)])
+    assert server.server_of(made).ui_url.endswith(f":{port}")
+
+
 def test_stay_becomes_the_supervisor_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
