@@ -25,6 +25,7 @@ from torpor.control.disk_space import full_disks
 from torpor.control.own_server import announce, state_folder
 from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
+from torpor.control.supervision import LOCK, is_held
 from torpor.shared.errors import InvalidInput, TorporError
 
 REGISTER_S: Final = 1200.0
@@ -132,7 +133,8 @@ def stay(installation: Installation, port: int | None = None) -> NoReturn:
     """Become the supervisor. It ends by SIGTERM or `torpor down`, and no flow run with it but by
     the latter."""
     used = server.server_of(installation, port)
-    if used.own:  # before it lives: an `up --started` waits for that, and must know the port
+    if used.own and not is_held(installation.folder / LOCK):  # else it is refused at once
+        # Before it lives: an `up --started` waits for that, and must know the port.
         installation.port_file.write_text(f"{used.ui_url.rpartition(':')[2]}\n")
     argv = parent.command(used)
     os.chdir(CHECKOUT)

@@ -319,6 +319,9 @@ def test_stay_notes_its_port_before_it_lives_and_started_waits_for_it(
     monkeypatch.setattr(up.os, "chdir", lambda _: None)
     up.main(["--stay", "--port", str(port)])
     assert server.server_of(made).ui_url.endswith(f":{port}")
+    with made.locked(LOCK):  # it is refused at once, and clients find the one that lives
+        up.main(["--stay", "--port", str(port + 1)])
+    assert server.server_of(made).ui_url.endswith(f":{port}")
 
 
 def test_stay_becomes_the_supervisor_itself(
