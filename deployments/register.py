@@ -272,8 +272,9 @@ def serve_store(installation: Installation) -> list[str]:
     block, folder = load_named(ObjectStore, "default", of="make up"), installation.store
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return []
-    keys, found = embedded.set_up(folder), block.settings()
-    changed = (found.access_key, found.secret_key) != keys
+    settings = block.settings()
+    found = settings.access_key, settings.secret_key
+    changed = embedded.set_up(folder, first=found) != found
     if changed:
         save_keys(installation)
     _await_store(installation)

@@ -42,7 +42,10 @@ def test_a_folder_gets_keys_once_which_nobody_else_reads(tmp_path: Path) -> None
     keys = embedded.set_up(tmp_path)
     assert embedded.is_set_up(tmp_path)
     assert embedded.set_up(tmp_path) == keys
+    assert embedded.set_up(tmp_path, first=("AKONE", "secret-one")) == keys
     assert embedded.set_up(tmp_path / "another") != keys
+    known = ("AKONE", "secret-one")  # of a block on a server that others use too
+    assert embedded.set_up(tmp_path / "third", first=known) == known
     file = tmp_path / "identities.json"
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text('{"identities": []}')

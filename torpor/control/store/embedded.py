@@ -114,10 +114,12 @@ class EmbeddedStore:
         self.stop()
 
 
-def set_up(folder: Path) -> tuple[str, str]:
-    """The access key and the secret key of the server on ``folder``. Made at the first use."""
+def set_up(folder: Path, first: tuple[str, str] | None = None) -> tuple[str, str]:
+    """The access key and the secret key of the server on ``folder``. At the first use they are
+    made, or they are the ``first`` ones, which somebody knows already."""
     if not is_set_up(folder):
-        _write_keys(folder, f"torpor-{secrets.token_hex(8)}", secrets.token_urlsafe(32))
+        made = f"torpor-{secrets.token_hex(8)}", secrets.token_urlsafe(32)
+        _write_keys(folder, *(first or made))
     return _keys(folder)
 
 
