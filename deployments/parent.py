@@ -50,18 +50,16 @@ def see_that_nothing_else_runs(installation: Installation, used: Server) -> None
     there, wanted = living(installation.folder), described(used)
     if there is None:
         return
-    at = there.api_url.removesuffix("/api")
     if there.api_url != wanted.api_url:
-        raise InvalidInput(f"torpor is up at {at}: run `torpor down` first, then `torpor up`")
-    if there.version != wanted.version:
-        raise InvalidInput(
-            f"torpor {there.version} is up at {at}, and this is {wanted.version}: run "
-            "`torpor down` first, then `torpor up`"
-        )
-    if there.login != wanted.login:
-        raise InvalidInput(
-            f"torpor is up at {at} with another login: run `torpor down` first, then `torpor up`"
-        )
+        other = ""
+    elif there.version != wanted.version:
+        other = f" in version {there.version}, and this is {wanted.version}"
+    elif there.login != wanted.login:
+        other = " with another login"
+    else:
+        return
+    at = there.api_url.removesuffix("/api")
+    raise InvalidInput(f"torpor is up at {at}{other}: run `torpor down` first, then `torpor up`")
 
 
 def start(
@@ -173,39 +171,36 @@ def see_that_workers_run(installation: Installation) -> None:
 
 def end(installation: Installation) -> list[str]:
     """End the supervisor, its children and all flow runs; returns the roles of those that ran."""
-    folder = installation.folder
-    ran = [*children_of(folder)]
+    ran = [*children_of(installation.folder)]
     ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
     with installation.locked(DOWN):
-        _ask_to_end(folder)
-        _end_flow_runs(installation)
-        deadline = time.monotonic() + KILLED_S
-        while is_held(folder / LOCK):  # it is halted; its children end with it
-            if time.monotonic() > deadline:
-                raise TorporError(f"the supervisor of {folder} outlives SIGKILL (a hung disk?)")
-            _signal_supervisor(folder, signal.SIGKILL)
-            time.sleep(_POLL_S)
-        _end_flow_runs(installation)  # those that a worker has begun meanwhile
+        _end_supervisor(installation)
+        _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
     return ran
+
+
+def _end_supervisor(installation: Installation) -> None:
+    """Ask it to end, and kill one that is halted: its children end with it. TorporError where it
+    cannot be asked."""
+    folder, began, asked = installation.folder, time.monotonic(), False
+    while is_held(folder / LOCK):
+        seconds = time.monotonic() - began
+        halted = asked and seconds > GONE_S
+        if halted:
+            _end_flow_runs(installation)  # while the server, to which they report, still lives
+        if halted or not asked:
+            how = signal.SIGKILL if halted else signal.SIGTERM
+            asked = _signal_supervisor(folder, how) or asked
+        if seconds > KILLED_S + GONE_S * asked:
+            raise TorporError(
+                f"the supervisor that holds {folder / LOCK} does not end, or none of {folder} is a "
+                "process of this host: end it on the host, or in the container, where it runs"
+            )
+        time.sleep(_POLL_S)
 
 
 def _end_flow_runs(installation: Installation) -> None:
     end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
-
-
-def _ask_to_end(folder: Path) -> None:
-    """Wait until the supervisor has ended, at most GONE_S. TorporError where it cannot be asked."""
-    asked, deadline = False, time.monotonic() + GONE_S
-    while is_held(folder / LOCK) and time.monotonic() < deadline:
-        asked = asked or _signal_supervisor(folder, signal.SIGTERM)
-        if not asked and time.monotonic() > deadline - GONE_S + KILLED_S:
-            break
-        time.sleep(_POLL_S)
-    if is_held(folder / LOCK) and not asked:
-        raise TorporError(
-            f"a supervisor holds {folder / LOCK}, and none of {folder} is a process of this host: "
-            "end it on the host, or in the container, where it was started"
-        )
 
 
 def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
@@ -214,13 +209,9 @@ def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
     there = living(folder)
     wanted = f"{MARK}={LOCK}@{folder}".encode()
     try:
-        if there is None or wanted not in _environment(there.pid):
-            return False
-        os.kill(there.pid, what)
-    except (OSError, ValueError):
+        if there and wanted in Path(f"/proc/{there.pid}/environ").read_bytes().split(b"\0"):
+            os.kill(there.pid, what)
+            return True
+    except OSError:  # it has ended, or belongs to another account
         return False
-    return True
-
-
-def _environment(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
