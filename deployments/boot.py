@@ -93,6 +93,17 @@ def unit_folder(root: bool) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
 
 
+def starts(installation: Installation) -> str:
+    """The command by which systemd starts this installation; empty where it has no unit."""
+    root = os.geteuid() == 0
+    try:
+        text = (unit_folder(root) / _NAME).read_text()
+    except OSError:
+        return ""
+    ours = f'"{FOLDER_VARIABLE}={_literal(installation.folder)}"' in text
+    return f"systemctl {'' if root else '--user '}start torpor" if ours else ""
+
+
 def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
     """Write the unit; returns its file."""
     folder.mkdir(parents=True, exist_ok=True)

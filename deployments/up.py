@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NoReturn
 
-from deployments import database, parent, server, services
+from deployments import boot, database, parent, server, services
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
@@ -126,6 +126,11 @@ def _start(installation: Installation, used: Server, believe: bool, begins: bool
     if used.own:
         for words in services.check_served(used):
             _say("work pools", words)
+    if began is not None and (start := boot.starts(installation)):
+        notes += (
+            "  note      systemd starts again only what it has started itself: `torpor down`, then "
+            f"`{start}`\n"
+        )
     return notes
 
 

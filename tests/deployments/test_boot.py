@@ -42,6 +42,18 @@ def test_systemd_accepts_the_unit(
     assert unit.name not in done.stderr, done.stderr
 
 
+def test_an_installation_with_a_unit_is_started_by_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody starts its supervisor again: `up` says so."""
+    made = Installation(tmp_path / "50% state")
+    monkeypatch.setattr(boot, "unit_folder", lambda _: tmp_path / "units")
+    assert boot.starts(made) == ""
+    boot.write_unit(made, tmp_path / "units", root=True)
+    assert boot.starts(made).startswith("systemctl ")
+    assert boot.starts(Installation(tmp_path / "another")) == ""
+
+
 def test_without_systemd_cron_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
