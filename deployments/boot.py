@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
+from deployments.parent import REFUSED
 from deployments.server import users_own
-from deployments.supervisor import REFUSED
 from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.supervision import LOCK, is_held
 from torpor.shared.errors import InvalidInput

@@ -24,6 +24,8 @@ from torpor.shared.errors import InvalidInput, TorporError
 
 DOWN: Final = "down"
 """A lock that `down` holds while it asks the supervisor to end: end the flow runs too."""
+REFUSED: Final = 3
+"""The status of a supervisor where another supervisor lives: systemd does not try again."""
 GONE_S: Final = 90.0
 """How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
 RUNS: Final = "runs"

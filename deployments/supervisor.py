@@ -29,7 +29,7 @@ from msgspec import structs
 from deployments import server, worker
 from deployments.installation import Installation
 from deployments.lost_runs import end_lost_runs
-from deployments.parent import DOWN, described
+from deployments.parent import DOWN, REFUSED, described
 from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
@@ -52,8 +52,6 @@ WRITE_S: Final = 30.0
 STEADY_S: Final = 60.0
 PAUSE_S: Final = 10.0
 """What ran for STEADY_S is restarted at once when it ends; what ends sooner, after this pause."""
-REFUSED: Final = 3
-"""The status where another supervisor lives: systemd does not try again."""
 LOCK_S: Final = 5.0
 """Who looks whether a supervisor lives holds its lock for a moment."""
 ASK_S: Final = 60.0

@@ -21,7 +21,7 @@ from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server
-from deployments.supervisor import PAUSE_S, REFUSED, STEADY_S, Part, Supervisor
+from deployments.supervisor import PAUSE_S, STEADY_S, Part, Supervisor
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.processes import is_running
 from torpor.control.supervision import (
@@ -288,7 +288,7 @@ def test_a_second_supervisor_is_refused(
     monkeypatch.setattr(supervisor, "LOCK_S", 0.0)
     monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["supervisor"])
-    assert supervisor.main() == REFUSED
+    assert supervisor.main() == parent.REFUSED
     assert "another supervisor looks after" in capsys.readouterr().err
 
 
