@@ -67,7 +67,7 @@ def hibernate(
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
     probe_store(opened)
     try:
-        live = chosen_machine(opened, machine, to_store=True)
+        live = chosen_machine(opened, machine, to_store=True, sweeps=not dry_run)
         if destroy:
             check_rented(live)
         with open_session(opened, live, sleeps=True) as session:
@@ -114,7 +114,7 @@ def _preview(
     stored_bytes, price = held + found.unread, opened.store_price()
     freezer = NEVER
     if opened.spec.freezes:
-        freezer = prove_freezing(opened, session, rental, strict=False)
+        freezer = prove_freezing(opened, session, rental, strict=False, kept=False)
     programs, unfrozen = list[str](), list[str]()
     if opened.spec.programs:
         programs, unfrozen = look_at_programs(opened, session, freezer)

@@ -52,10 +52,10 @@ def _remember(alerts: Sequence[Alert]) -> None:
 def tell(
     alerts: Sequence[Alert], blocks: Sequence[str], doubt: Doubt, mended: Collection[Key]
 ) -> Delivered:
-    """Send what is due: the event of an alert once, and messages by these notification blocks. Each
-    is remembered right after it was sent: a run that is killed in between leaves one that is sent
-    twice, and none that is never sent. A block that refuses a message gets no other in this
-    look."""
+    """Send what is due: the event of an alert once, which may be lost as any event, and messages by
+    these notification blocks. A message is remembered right after its block accepted it: a run that
+    is killed in between leaves one that is sent twice, and none that is never sent. A block that
+    refuses one gets no other in this look."""
     server, now_unix = runner().alerts, time.time()
     memory = {one.key: one for one in server.remembered()}
     wanted = plan(alerts, [*memory.values()], blocks, doubt, now_unix, mended=mended)
@@ -63,17 +63,18 @@ def tell(
         server.remember(one)
         memory[one.key] = one
     for one in wanted.raised:
-        raised = AlertRaised(
-            workspace=WorkspaceName(one.workspace),
-            kind=one.kind,
-            subject=one.subject,
-            title=one.title,
-            message=one.words,
-            name=one.name,
+        emit(
+            AlertRaised(
+                workspace=WorkspaceName(one.workspace),
+                kind=one.kind,
+                subject=one.subject,
+                title=one.title,
+                message=one.words,
+                name=one.name,
+            )
         )
-        if emit(raised):
-            memory[one.key] = replace(one, raised=True)
-            server.remember(memory[one.key])
+        memory[one.key] = replace(one, raised=True)
+        server.remember(memory[one.key])
     for one in wanted.forgotten:
         server.forget(one)
         del memory[one.key]

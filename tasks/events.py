@@ -163,8 +163,8 @@ class AlertRaised(WorkspaceEvent, frozen=True, kw_only=True):
         return f"torpor.alert.{self.kind.replace(' ', '-')}.{self.name}"
 
 
-def emit(happened: WorkspaceEvent) -> bool:
-    """Send an event; whether it was sent. A failure is a warning in the log."""
+def emit(happened: WorkspaceEvent) -> None:
+    """Send an event; a failure is a warning in the log."""
     try:
         payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}
         resource = {"prefect.resource.id": happened.resource()}
@@ -183,8 +183,6 @@ def emit(happened: WorkspaceEvent) -> bool:
         )
     except Exception as error:  # noqa: BLE001 - an event tells of work, and must not undo it
         runner().log.warning("the event %s was not sent: %s", happened.event, error)
-        return False
-    return True
 
 
 def _short(value: object) -> object:

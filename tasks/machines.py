@@ -148,14 +148,16 @@ def end_scratch_machines(
     end_scratch(renter(opened), before_unix=before_unix, spared=spared)
 
 
-def chosen_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
+def chosen_machine(
+    opened: OpenWorkspace, wanted: str, to_store: bool = False, *, sweeps: bool = True
+) -> Machine:
     """The machine that the user chose: its id, user@host:port, or nothing for the workspace's only
-    machine. Where a machine shows that nobody will use, or none, the sweep comes first. The rest is
-    as in ``pick_machine``."""
+    machine. Where a machine shows that nobody will use, or none, the sweep comes first, unless the
+    caller only looks (``sweeps``). The rest is as in ``pick_machine``."""
     if "@" in wanted:
         return own_machine(wanted)
     shown = find_machines(opened)
-    if shown.unsettled:
+    if sweeps and shown.unsettled:
         end_abandoned(renting(opened), AT_ONCE_S)
     return pick_machine(opened, shown, wanted, to_store)
 

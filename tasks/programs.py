@@ -99,16 +99,22 @@ def check_frozen(images: Sequence[str], verified: Verified) -> None:
 
 @step("prove freezing", retries=ONCE, says="trying whether the machine can freeze programs")
 def prove_freezing(
-    opened: OpenWorkspace, session: Agent, rental: Rental | None, *, strict: bool = True
+    opened: OpenWorkspace,
+    session: Agent,
+    rental: Rental | None,
+    *,
+    strict: bool = True,
+    kept: bool = True,
 ) -> Freezer:
     """Freeze a small process tree of torpor's own and let it go on: nothing else proves that this
-    machine can. Kept for later rankings under the machine's ``rental``. With ``strict``,
+    machine can. ``kept`` for later rankings under the machine's ``rental``. With ``strict``,
     MachineUnfit where it has to, and cannot."""
     spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
     if opened.seal.sealed:
         try:
             freezer, told = _tried(session, flies=True)
-            keep_canary(opened, rental, told)
+            if kept:
+                keep_canary(opened, rental, told)
         except TorporError as error:
             freezer = Freezer(why_not=str(error))
     if freezer.why_not and spec.process == "require" and strict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -50,19 +50,17 @@ def check_asleep(block: Workspace, done: str) -> tuple[OpenWorkspace, RunsOfBloc
     return opened, uses
 
 
-class BlockGone(InvalidInput):
-    """Somebody has deleted the block meanwhile: it is not put back."""
-
-
 def check_unchanged(block: Workspace, done: str) -> None:
-    """BlockGone or WorkspaceAwake where somebody has deleted or changed the block since it was
+    """InvalidInput or WorkspaceAwake where somebody has deleted or changed the block since it was
     read."""
     from blocks import Workspace
     from blocks.reference import saved_names
 
     workspace = name_of(block)
     if workspace not in saved_names(Workspace):
-        raise BlockGone(f"workspace {workspace} was not {done}: somebody has deleted it meanwhile")
+        raise InvalidInput(
+            f"workspace {workspace} was not {done}: somebody has deleted it meanwhile"
+        )
     now = Workspace.of(workspace)
     if (now._block_document_id, now.model_dump()) != (
         block._block_document_id,
@@ -91,43 +89,53 @@ def put_back(block: Workspace, *, overwrite: bool = False, lost: str = "") -> It
     """Save the block again as it was where this context fails, and say so. ``overwrite``: also over
     a block of its name that is there by then. ``lost``: what does not come back with it, in
     words. A terminal that is closed and a SIGTERM count as a failure, too."""
+    with _ended_by_signals():
+        try:
+            yield
+        except BaseException:
+            said = _saved_again(block, overwrite, lost)
+            print(f"torpor: block workspace/{name_of(block)} {said}", file=sys.stderr)
+            raise
+
+
+def _saved_again(block: Workspace, overwrite: bool, lost: str) -> str:
+    """Save the block; what became of it, in words."""
+    from blocks import Workspace
+    from blocks.reference import saved_names
+
     workspace = name_of(block)
     try:
-        with _ended_by_signals():
-            yield
-    except BlockGone:
-        raise
-    except BaseException:
-        said = f"is there as it was{lost}"
-        try:
-            with suppress(ValueError):  # a block of that name is there
-                block.save(workspace, overwrite=overwrite)
-        except BaseException as error:  # noqa: BLE001 - the first error is raised
-            said = (
-                f"could not be saved again as it was ({error!r}). It had the name {block.name}, "
-                f"the store {block.store} and the identity {block.identity}: save it on the UI's "
-                "page Blocks"
-            )
-        print(f"torpor: block workspace/{workspace} {said}", file=sys.stderr)
-        raise
+        if overwrite or workspace not in saved_names(Workspace):
+            block.save(workspace, overwrite=overwrite)
+        elif Workspace.of(workspace)._block_document_id != block._block_document_id:
+            return "was saved anew by somebody meanwhile, and stays so"
+    except BaseException as error:  # noqa: BLE001 - the first error is raised
+        return (
+            f"could not be saved again as it was ({error!r}). It had the name {block.name}, the "
+            f"store {block.store} and the identity {block.identity}: save it on the UI's page "
+            "Blocks"
+        )
+    return f"is there as it was{lost}"
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SystemExit where a terminal is closed or somebody ends this process, as Ctrl-C raises."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    heard = {
-        number: before
+    """SystemExit where a terminal is closed or somebody ends this process, as Ctrl-C raises. What
+    comes after the first of them, as a second SIGHUP of a terminal does, ends nothing more."""
+    numbers = [
+        number
         for number in (signal.SIGHUP, signal.SIGTERM)
-        if (before := signal.getsignal(number)) is not signal.SIG_IGN  # as nohup has it
-    }
+        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
+    ]
+
+    def end(first: int, _: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + first)
+
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
-        for number in heard:
-            signal.signal(number, end)
         yield
     finally:
-        for number, before in heard.items():
-            signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -17,7 +17,6 @@ from torpor.shared.errors import (
 )
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor_cli.asleep import (
-    BlockGone,
     check_asleep,
     check_can_be_put_back,
     check_unchanged,
@@ -81,11 +80,12 @@ def delete(
             _check_not_listed(workspace, found.uses)
             if snapshots:
                 _check_only_block(block)
+                _check_not_pinned(opened, found)
         check_unchanged(block, "deleted")
-        for schedule in found.uses.schedules:
-            delete_schedule(schedule)
         with put_back(block, lost=_lost(found, snapshots=snapshots)):
-            _delete_block(workspace)  # no wake begins with a snapshot that is to go
+            for schedule in found.uses.schedules:
+                delete_schedule(schedule)
+            _delete_block(block)  # no wake begins with a snapshot that is to go
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)
             if snapshots:
@@ -94,20 +94,20 @@ def delete(
         print(f"workspace {workspace} is deleted{_next_step(block, opened, found, snapshots)}")
 
 
-def _delete_block(workspace: str) -> None:
-    from blocks import Workspace
+def _delete_block(block: Workspace) -> None:
+    """By its id, so that a block which somebody has saved under its name stays."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
 
-    try:
-        Workspace.delete(workspace)
-    except ValueError as error:  # Prefect finds none
-        raise BlockGone(
-            f"workspace {workspace} was not deleted: somebody has done so meanwhile"
-        ) from error
+    if block._block_document_id is None:
+        raise InvalidInput(f"workspace {block.name} is no saved block")
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # it is gone already
+        client.delete_block_document(block._block_document_id)
 
 
 def _lost(found: _Found, *, snapshots: bool) -> str:
     """What does not come back with a block that is put back."""
-    lost = ". Its schedules are deleted" if found.uses.schedules else ""
+    lost = ". Its schedules may be deleted" if found.uses.schedules else ""
     lost += ". Some of its snapshots may be deleted" if snapshots else ""
     if found.uses.deployments:
         lost += (
@@ -244,7 +244,8 @@ def _forget_logins(workspace: str) -> None:
 
 def _next_step(block: Workspace, opened: OpenWorkspace, found: _Found, snapshots: bool) -> str:
     if not snapshots:
-        return f". `torpor init {block.name} --store {block.store}` brings its snapshots back"
+        brings = f". `torpor init {block.name} --store {block.store}` brings its snapshots back"
+        return brings if any(found.snapshots.values()) else ""
     if not found.packs:
         return ""
     return (

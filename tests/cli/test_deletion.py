@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from prefect.states import Completed, Running
 import blocks
 from blocks import Workspace
 from blocks.reference import saved_names
-from flows import hibernate, list_snapshots
+from flows import hibernate, list_snapshots, pin
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
@@ -73,16 +74,14 @@ def test_delete_saves_the_block_again_where_something_began_meanwhile_or_nobody_
 ) -> None:
     _with_snapshots(asleep, 1)
     before = Workspace.load(NAME)
-    real = Workspace.delete
 
-    def meanwhile(name: str) -> None:
+    def meanwhile() -> None:
         if known:
             handed_over(asleep.opened)  # a wake from another terminal
         else:
             monkeypatch.setattr("tasks.in_use.listed", _fails)
-        real(name)
 
-    monkeypatch.setattr(Workspace, "delete", meanwhile)
+    _before_it_goes(monkeypatch, meanwhile)
     why = "as it has machine" if known else "nobody can say .* no answer"
     with pytest.raises(WorkspaceAwake, match=f"was not deleted.* {why}"):
         delete(NAME, snapshots=True, yes=True)
@@ -93,25 +92,36 @@ def test_delete_saves_the_block_again_where_something_began_meanwhile_or_nobody_
     asleep.lose_machines()
 
 
+def _before_it_goes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do that right before the block is deleted, once."""
+    real = SyncPrefectClient.delete_block_document
+
+    def meanwhile(client: SyncPrefectClient, block: UUID) -> None:
+        monkeypatch.setattr(SyncPrefectClient, "delete_block_document", real)
+        act()
+        real(client, block)
+
+    monkeypatch.setattr(SyncPrefectClient, "delete_block_document", meanwhile)
+
+
 def _fails(*_: object) -> object:
     raise StoreError("no answer")
 
 
 def test_delete_leaves_a_block_that_somebody_has_saved_under_its_name_meanwhile(
-    asleep: World, monkeypatch: pytest.MonkeyPatch
+    asleep: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = Workspace.delete
-
-    def meanwhile(name: str) -> None:
-        real(name)
+    def meanwhile() -> None:
+        Workspace.delete(NAME)
         other = Workspace(name=NAME, store=NAME, paths=["~/another"])
         other.save(NAME)
         monkeypatch.setattr("tasks.in_use.listed", _fails)
 
-    monkeypatch.setattr(Workspace, "delete", meanwhile)
+    _before_it_goes(monkeypatch, meanwhile)
     with pytest.raises(WorkspaceAwake):
         delete(NAME, yes=True)
     assert Workspace.load(NAME).paths == ["~/another"]
+    assert "was saved anew by somebody meanwhile, and stays so" in capsys.readouterr().err
 
 
 def test_delete_does_nothing_where_somebody_has_changed_the_settings_before_the_answer(
@@ -139,16 +149,43 @@ def test_delete_does_nothing_where_somebody_has_changed_the_settings_before_the_
 def test_a_delete_that_is_the_second_one_brings_nothing_back(
     asleep: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Workspace.delete
-
-    def twice(name: str) -> None:
-        real(name)  # from another terminal
-        real(name)
-
-    monkeypatch.setattr(Workspace, "delete", twice)
-    with pytest.raises(InvalidInput, match="somebody has done so meanwhile"):
-        delete(NAME, yes=True)
+    """Also where the answer to the first request is lost, and the client sends it again."""
+    _before_it_goes(monkeypatch, lambda: Workspace.delete(NAME))  # from another terminal
+    delete(NAME, yes=True)
     assert NAME not in saved_names(Workspace)
+
+
+def test_nothing_is_deleted_where_the_block_went_before_the_answer(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: str) -> str:
+        Workspace.delete(NAME)
+        return "y"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", gone)
+    with pytest.raises(InvalidInput, match="somebody has deleted it meanwhile"):
+        delete(NAME)
+    assert NAME not in saved_names(Workspace)
+
+
+def test_nothing_is_deleted_where_a_snapshot_is_pinned_before_the_answer(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_snapshots(asleep, 2)
+    newest = list_snapshots(NAME)[0].snapshot
+
+    def pinned(_: str) -> str:
+        pin(NAME, newest, "the paper")
+        return NAME
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", pinned)
+    with pytest.raises(SnapshotKept, match=newest):
+        delete(NAME, snapshots=True)
+    assert NAME in saved_names(Workspace)
+    assert len(list_snapshots(NAME)) == 2
+    pin(NAME, newest, remove=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -159,11 +196,21 @@ def test_a_delete_whose_terminal_is_closed_saves_the_block_again(
     number: signal.Signals,
 ) -> None:
     _with_snapshots(asleep, 2)
-    before = signal.getsignal(number)
+    ours = signal.signal(number, signal.SIG_DFL)  # nohup's Python ignores a SIGHUP
     monkeypatch.setattr("tasks.retention.tell_of_deletion", lambda *_: os.kill(os.getpid(), number))
-    with pytest.raises(SystemExit):
-        delete(NAME, snapshots=True, yes=True)
-    assert signal.getsignal(number) == before
+    save = Workspace.save
+
+    def hurried(block: Workspace, name: str, **how: Any) -> Any:
+        os.kill(os.getpid(), number)  # a terminal says it twice
+        return save(block, name, **how)
+
+    monkeypatch.setattr(Workspace, "save", hurried)
+    try:
+        with pytest.raises(SystemExit):
+            delete(NAME, snapshots=True, yes=True)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, ours)
     assert NAME in saved_names(Workspace)
     assert "Some of its snapshots may be deleted" in capsys.readouterr().err
     assert len(list_snapshots(NAME)) == 1

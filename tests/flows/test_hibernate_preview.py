@@ -14,6 +14,7 @@ from flows import backup, hibernate
 from tests.fixtures.driver import attempt_on, left_job
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from tests.fixtures.rentals import standing
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernatePreview
 from torpor.control.store_prices import StorePrice
@@ -137,6 +138,17 @@ def test_what_would_keep_a_machine_that_is_not_idle_or_freezes_nothing_is_named(
     assert isinstance(report, HibernatePreview)
     (kept,) = report.keeps
     assert kept.startswith("`process` requires that its programs are frozen: jupyter: ")
+
+
+def test_a_machine_that_nobody_will_use_stands_after_a_dry_run(lab: Lab, work: Path) -> None:
+    """A hibernation ends it first."""
+    run_plainly(lab.opened, backup)  # whose login records the machine's host key
+    left, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, state="abandoned", why="SSH did not answer")
+    before = _objects(lab)
+    _preview(lab)
+    assert left.id in {machine.id for machine in lab.machines()}
+    assert _objects(lab) == before
 
 
 def test_a_job_and_a_half_restored_workspace_are_named(lab: Lab, work: Path) -> None:

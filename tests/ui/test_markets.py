@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 import blocks
 from blocks import LambdaProvider, RunpodProvider, VastProvider, Workspace
@@ -99,8 +100,8 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     page.get_by_role("tab", name="Artifacts").click()
     expect(page.get_by_role("link").filter(has_text=f"wake-{NAME}").first).to_be_visible()
     forms.picture("wake-market-artifacts")
-    page.get_by_role("link").filter(has_text=f"offers-{NAME}").first.click()
-    page.locator("a[href*='/artifacts/artifact/']").first.click()
+    _follow(page, page.get_by_role("link").filter(has_text=f"offers-{NAME}").first)
+    _follow(page, page.locator("a[href*='/artifacts/artifact/']").first)
     (machine,) = fakes["vast"].market.alive()
     expect(page.get_by_role("cell", name=f"machine {machine.id}", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name="RunPod refused").first).to_be_visible()
@@ -110,3 +111,9 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     assert box["x"] + 100 < 850, "the outcome is not in the part of the table that a page shows"
     forms.picture("wake-market-offers")
     hibernate(NAME)
+
+
+def _follow(page: Page, link: Locator) -> None:
+    """Go where it leads. The list moves while it is drawn: a click may meet its neighbour."""
+    expect(link).to_be_visible()
+    page.goto(urljoin(page.url, str(link.get_attribute("href"))))

@@ -228,7 +228,7 @@ class HibernatePreview(WorkspaceReport, frozen=True):
         return f"{self.yours}. At a terminal you are asked; elsewhere they are stored, or keep it"
 
     def _saves(self) -> str:
-        if not self.destroys:
+        if self.keeps or not self.destroys:
             return "nothing: the machine would be kept"
         hour = f"{self.price_usd_h:.2f} $ an hour"
         most = f"storing it, at most {self.stored_bytes:,} bytes,"

@@ -13,6 +13,7 @@ from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
 from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, begun, lasting, rows
 from torpor.control.alerts.runs import Schedule
+from torpor.control.idleness import OWN_WORK
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.supervision import installation_folder
@@ -111,7 +112,7 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     unjudged: set[Key] = {
         ("machine idle", f"{one.provider} {one.machine}")
         for one in report.watched
-        if one.kind == "unknown"
+        if one.kind == "unknown" or one.reason == OWN_WORK
     }
     doubt = Doubt(
         frozenset(kinds),
