@@ -315,10 +315,10 @@ def main() -> int:
     try:
         with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
             _supervise(installation, server.server_of(installation, port))
+            os._exit(0)  # the lock ends with the process, and not before it
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
         return REFUSED if is_held(folder / LOCK) else 1
-    return 0
 
 
 def _supervise(installation: Installation, used: Server) -> None:

@@ -196,9 +196,9 @@ def test_a_worker_is_killed_as_one_that_is_asked_to_end_would_end_its_flow_runs(
 def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     world.found = ["disk full"]
     looking = world.supervisor()
-    looking.look()
+    _looks(world, looking, 2)
     assert world.told()[0] == "disk: disk full"
-    world.found, world.now = [], world.now + 59.0
+    world.found, world.now = [], world.now + 58.0
     looking.look()
     assert world.told()[0] == "disk: disk full"  # it was not due
     world.breaks, world.now = "statvfs failed", world.now + 1.0

@@ -171,10 +171,10 @@ def make_bucket(
             return
 
 
-def endpoint_of(folder: Path) -> str | None:
-    """Where the newest server on ``folder`` serves; None before the first start."""
+def endpoint_of(folder: Path) -> str:
+    """Where the newest server on ``folder`` serves; empty before the first start."""
     state = _state(folder)
-    return None if state is None else _endpoint(state["ports"])
+    return _endpoint(state["ports"]) if state else ""
 
 
 def log_of(folder: Path) -> Path:
