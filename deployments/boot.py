@@ -1,7 +1,7 @@
 """``make boot``: a unit of systemd that starts this installation when the host does.
 
 A system unit for root, a user unit for everybody else. Its process is the supervisor itself:
-systemd starts it again where it is killed. An `up` beside it registers.
+systemd starts it again where it is killed. Once it lives, an `up` beside it registers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
-from deployments.parent import REFUSED
+from deployments.parent import REFUSED, SUPERVISOR
 from deployments.server import users_own
 from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.supervision import LOCK, is_held
@@ -29,8 +29,9 @@ After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart="{python}" -m deployments.up --stay
-ExecStartPost=-"{python}" -m deployments.up --started
+Type=notify
+ExecStart="{python}" -m {supervisor}
+ExecStartPost=-"{python}" -m deployments.up
 WorkingDirectory={checkout}
 Environment="{variable}={folder}" "PATH={path}"
 # Its process ends server, store and workers. Flow runs and local machines go on; `torpor down` ends
@@ -114,6 +115,7 @@ def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
         python=_literal(sys.executable),
         path=_literal(os.environ.get("PATH", os.defpath)),
         variable=FOLDER_VARIABLE,
+        supervisor=SUPERVISOR,
         refused=REFUSED,
         target="multi-user.target" if root else "default.target",
     )

@@ -15,7 +15,7 @@ from typing import Final
 
 from deployments import server, worker
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import MARK, begin, flow_runs, mark, printed_since
+from deployments.processes import begin, flow_runs, printed_since
 from deployments.server import Server
 from torpor.control.own_server import API_URL
 from torpor.control.processes import end_processes
@@ -23,17 +23,19 @@ from torpor.control.supervision import LOCK, Supervision, children_of, is_held, 
 from torpor.shared.errors import InvalidInput, TorporError
 
 DOWN: Final = "down"
-"""A lock that `down` holds while it asks the supervisor to end: end the flow runs too."""
+"""A lock that `down` holds while it asks the supervisor to end: end the flow runs too, and start no
+other supervisor."""
 REFUSED: Final = 3
-"""The status of a supervisor where another supervisor lives: systemd does not try again."""
+"""The status of one where another supervisor lives, or `down` runs: systemd does not try again."""
 GONE_S: Final = 90.0
 """How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
 RUNS: Final = "runs"
 """The role of flow runs, in what end() returns."""
 KILLED_S: Final = 10.0
-COMES_S: Final = 60.0
-"""From the start of a supervisor's process to its record; 0.5 to 2 s."""
+RESTART_S: Final = 10.0
+"""systemd starts a supervisor again that was killed, 2 s later."""
 _POLL_S: Final = 0.2
+SUPERVISOR: Final = "deployments.supervisor"
 _USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
 """What of the environment says who we are at a server of the user's own."""
 
@@ -64,18 +66,19 @@ def see_that_nothing_else_runs(installation: Installation, used: Server) -> None
     raise InvalidInput(f"torpor is up at {at}{other}: run `torpor down` first, then `torpor up`")
 
 
-def start(
-    installation: Installation, used: Server, *, begins: bool = True
-) -> subprocess.Popen[bytes] | None:
-    """Wait for a supervisor whose server answers, and start one where none lives and it ``begins``.
-    Returns its process if it was started; ends that again if it does not come so far. Once it is
-    returned, the caller may forget it: it goes on."""
+def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] | None:
+    """Wait for a supervisor whose server answers, and start one where none lives. Returns its
+    process if it was started; ends that again if it does not come so far. Once it is returned, the
+    caller may forget it: it goes on."""
     log = installation.log(LOCK)
     process: subprocess.Popen[bytes] | None = None
     said_bytes = log.stat().st_size if log.exists() else 0
-    if begins and not is_held(installation.folder / LOCK):
-        argv = command(used)
-        process = begin(installation, LOCK, argv, environment(installation, used), apart=True)
+    if not is_held(installation.folder / LOCK):
+        argv, env = [sys.executable, "-m", SUPERVISOR], server.environment(installation, used)
+        if used.own:
+            argv += ["--port", str(used.port)]
+            del env[API_URL]  # or it would be a server of the user's
+        process = begin(installation, LOCK, argv, env, apart=True)
     deadline = time.monotonic() + server.READY_S
     try:
         while not _serves(installation, used, process):
@@ -96,18 +99,6 @@ def start(
     return process
 
 
-def wait(installation: Installation) -> None:
-    """Wait for a supervisor that somebody else starts, and so for the port that it has chosen."""
-    deadline = time.monotonic() + COMES_S
-    while living(installation.folder) is None:
-        if time.monotonic() > deadline:
-            raise TorporError(
-                f"no supervisor of {installation.folder} began within {COMES_S:.0f} s: see the "
-                "log of whoever starts it (`journalctl -u torpor`)"
-            )
-        time.sleep(_POLL_S)
-
-
 def _serves(
     installation: Installation, used: Server, process: subprocess.Popen[bytes] | None
 ) -> bool:
@@ -126,19 +117,6 @@ def _serves(
 def _trouble(installation: Installation) -> str:
     there = living(installation.folder)
     return "; ".join(there.troubles.get(server.ROLE, [])) if there else ""
-
-
-def command(used: Server) -> list[str]:
-    argv = [sys.executable, "-m", "deployments.supervisor"]
-    return [*argv, "--port", used.ui_url.rpartition(":")[2]] if used.own else argv
-
-
-def environment(installation: Installation, used: Server) -> dict[str, str]:
-    """That of the supervisor."""
-    env = server.environment(installation, used) | mark(installation, LOCK)
-    if used.own:
-        del env[API_URL]  # or it would be a server of the user's
-    return env
 
 
 def stop(process: subprocess.Popen[bytes] | None) -> None:
@@ -175,7 +153,7 @@ def end(installation: Installation) -> list[str]:
     """End the supervisor, its children and all flow runs; returns the roles of those that ran."""
     ran = [*children_of(installation.folder)]
     ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
-    with installation.locked(DOWN):
+    with installation.locked(DOWN, wait_s=KILLED_S):
         _end_supervisor(installation)
         _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
     return ran
@@ -184,7 +162,8 @@ def end(installation: Installation) -> list[str]:
 def _end_supervisor(installation: Installation) -> None:
     """Ask it to end, and kill one that is halted: its children end with it. TorporError where it
     cannot be asked."""
-    folder, began, asked = installation.folder, time.monotonic(), False
+    folder, began = installation.folder, time.monotonic()
+    asked = halted = False
     while is_held(folder / LOCK):
         seconds = time.monotonic() - began
         halted = asked and seconds > GONE_S
@@ -199,6 +178,8 @@ def _end_supervisor(installation: Installation) -> None:
                 "process of this host: end it on the host, or in the container, where it runs"
             )
         time.sleep(_POLL_S)
+    if halted:
+        time.sleep(RESTART_S)  # the one that systemd starts is refused
 
 
 def _end_flow_runs(installation: Installation) -> None:
@@ -206,14 +187,14 @@ def _end_flow_runs(installation: Installation) -> None:
 
 
 def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
-    """Send the signal to the supervisor that lives; False where its record names no process here
-    that is one of this folder: it begins, or is on another host."""
-    there = living(folder)
-    wanted = f"{MARK}={LOCK}@{folder}".encode()
+    """Send the signal to the supervisor that lives; False where the process of its record has not
+    opened its lock: it begins, or is on another host."""
+    there, lock = living(folder), str((folder / LOCK).resolve())
     try:
-        if there and wanted in Path(f"/proc/{there.pid}/environ").read_bytes().split(b"\0"):
+        opened = Path(f"/proc/{there.pid}/fd").iterdir() if there else ()
+        if there and lock in map(os.readlink, opened):
             os.kill(there.pid, what)
             return True
-    except OSError:  # it has ended, or belongs to another account
+    except OSError:  # it has ended, has just closed a file, or belongs to another account
         return False
     return False

@@ -72,6 +72,11 @@ class Server:
     def ui_url(self) -> str:
         return self.api_url.removesuffix("/api")
 
+    @property
+    def port(self) -> int:
+        """Of our own server."""
+        return int(self.ui_url.rpartition(":")[2])
+
 
 def server_of(installation: Installation, port: int | None = None) -> Server:
     """The server to use: the one that the environment names, otherwise our own."""
@@ -163,12 +168,10 @@ def check(installation: Installation, server: Server) -> None:
 
 def begin_server(installation: Installation, server: Server) -> subprocess.Popen[bytes]:
     """Start our own server as a child of this process. InvalidInput where its port is taken."""
-    port = _port(server)
     _see_that_the_port_is_free(server)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
-    argv += ["--port", str(port)]
+    argv += ["--port", str(server.port)]
     postgres = database.chosen(installation)
     env = environment(installation, server) | {
         _DEMANDED: server.login,
@@ -183,13 +186,13 @@ def serves(server: Server, said: bytes) -> bool:
     """Whether the server that has printed ``said`` answers. InvalidInput where another program was
     faster, and has its port."""
     if any(word in said for word in _IN_USE):
-        raise InvalidInput(_taken(_port(server)))
+        raise InvalidInput(_taken(server.port))
     return answers(server)
 
 
 def _see_that_the_port_is_free(server: Server, wait_s: float = 0.0) -> None:
     """A server that was killed with its parent may hold it for a moment."""
-    port = _port(server)
+    port = server.port
     deadline = time.monotonic() + wait_s
     while not is_free(port):
         if time.monotonic() >= deadline:
@@ -212,10 +215,6 @@ def answers(server: Server) -> bool:
             return bool(got.status == 200)
     except (OSError, urllib.error.URLError, http.client.HTTPException):
         return False
-
-
-def _port(server: Server) -> int:
-    return int(server.ui_url.rpartition(":")[2])
 
 
 def _choose_port() -> int:

@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -318,13 +319,18 @@ def main() -> int:
             os._exit(0)  # the lock ends with the process, and not before it
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
-        return REFUSED if is_held(folder / LOCK) else 1
+        return REFUSED if any(is_held(folder / one) for one in (LOCK, DOWN)) else 1
 
 
 def _supervise(installation: Installation, used: Server) -> None:
     folder, before = installation.folder, read_supervision(installation.folder)
+    if is_held(folder / DOWN):
+        raise TorporError(f"`torpor down` ends what runs in {folder}: wait until it has ended")
     record = structs.replace(described(used), events=before.events if before else [])
+    if used.own:
+        installation.port_file.write_text(f"{used.port}\n")
     record.write(folder)  # nothing of an earlier one runs
+    _tell_systemd()
     looking = Supervisor([], [], lambda record: record.write(folder), record)
     looking.checks = [
         (one.name, one.every_s, partial(one.look, looking, installation, used)) for one in CHECKS
@@ -345,6 +351,13 @@ def _supervise(installation: Installation, used: Server) -> None:
             _log.exception("a look has failed")
         asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else LOOK_S)
     _end_all(installation, looking)
+
+
+def _tell_systemd() -> None:
+    """That it lives: the unit's `up` finds it, and its port."""
+    where = os.environ.pop("NOTIFY_SOCKET", "")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.sendto(b"READY=1", where.replace("@", "\0", 1) if where.startswith("@") else where)
 
 
 def _end_all(installation: Installation, looking: Supervisor) -> None:

@@ -8,14 +8,13 @@ and changes nothing that runs. ``make down`` ends everything.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from deployments import boot, database, parent, server, services
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
@@ -25,7 +24,6 @@ from torpor.control.disk_space import full_disks
 from torpor.control.own_server import announce, state_folder
 from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
-from torpor.control.supervision import LOCK, is_held
 from torpor.shared.errors import InvalidInput, TorporError
 
 REGISTER_S: Final = 1200.0
@@ -35,26 +33,10 @@ REGISTER_S: Final = 1200.0
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--stay",
-        action="store_true",
-        help="be the supervisor, in the foreground; an `up` beside it registers (systemd)",
-    )
-    how.add_argument(
-        "--started", action="store_true", help="wait for a supervisor, and start none (systemd)"
-    )
-    how.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
+    parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
-    installation = Installation.here()
     try:
-        if options.stay:
-            stay(installation, options.port)
-        else:
-            begins = not options.started
-            if not begins:
-                parent.wait(installation)
-            up(installation, options.port, believe=options.believe_records, begins=begins)
+        up(Installation.here(), options.port, believe=options.believe_records)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
         return 1
@@ -66,11 +48,10 @@ def up(
     port: int | None = None,
     postgres: str | None = None,
     believe: bool = False,
-    begins: bool = True,
 ) -> Server:
     """Start a supervisor where none lives, register, and print the UI's address. What runs is not
     changed: InvalidInput where it is another server, port, login or version. ``postgres`` as for
-    database.choose(), ``begins`` as for parent.start(). ``believe``: sign the stores' records."""
+    database.choose(). ``believe``: sign the stores' records."""
     with installation.locked():
         if full := full_disks([installation.folder]):
             raise TorporError("; ".join(full))
@@ -85,9 +66,8 @@ def up(
                     "leave out --database, or unset that variable"
                 )
             database.choose(installation, postgres)
-        if begins:
-            server.check(installation, used)
-        notes = _start(installation, used, believe, begins)
+        server.check(installation, used)
+        notes = _start(installation, used, believe)
     print(
         _WELCOME.format(
             ui=used.ui_url,
@@ -101,10 +81,10 @@ def up(
     return used
 
 
-def _start(installation: Installation, used: Server, believe: bool, begins: bool) -> str:
+def _start(installation: Installation, used: Server, believe: bool) -> str:
     """Start what is missing; returns what registering printed."""
     _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
-    began = parent.start(installation, used, begins=begins)
+    began = parent.start(installation, used)
     _say("blocks, store, flows", "registering (half a minute the first time)")
     try:
         notes = register(installation, used, believe)
@@ -132,18 +112,6 @@ def _start(installation: Installation, used: Server, believe: bool, begins: bool
             f"`{start}`\n"
         )
     return notes
-
-
-def stay(installation: Installation, port: int | None = None) -> NoReturn:
-    """Become the supervisor. It ends by SIGTERM or `torpor down`, and no flow run with it but by
-    the latter."""
-    used = server.server_of(installation, port)
-    if used.own and not is_held(installation.folder / LOCK):  # else it is refused at once
-        # Before it lives: an `up --started` waits for that, and must know the port.
-        installation.port_file.write_text(f"{used.ui_url.rpartition(':')[2]}\n")
-    argv = parent.command(used)
-    os.chdir(CHECKOUT)
-    os.execve(argv[0], argv, parent.environment(installation, used))  # noqa: S606 - no shell
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:

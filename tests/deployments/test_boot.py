@@ -27,7 +27,7 @@ def test_systemd_accepts_the_unit(
     assert f"{FOLDER_VARIABLE}={tmp_path}/50%% state" in text
     assert f"WantedBy={'multi-user' if root else 'default'}.target" in text
     # Its process is the supervisor itself. A flow run never ends with it.
-    assert '/python" -m deployments.up --stay\n' in text
+    assert "Type=notify" in text and '/python" -m deployments.supervisor\n' in text
     assert "KillMode=process\nOOMPolicy=continue\nRestart=on-failure\n" in text
     if not shutil.which("systemd-analyze"):
         return  # a host without systemd has no use for the unit

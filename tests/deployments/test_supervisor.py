@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +22,10 @@ from deployments import parent, supervisor, worker
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
-from deployments.server import Server
+from deployments.server import Server, server_of
 from deployments.supervisor import PAUSE_S, STEADY_S, Part, Supervisor
 from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.control.ports import free_ports
 from torpor.control.processes import is_running
 from torpor.control.supervision import (
     LOCK,
@@ -281,15 +284,18 @@ def test_a_supervisor_that_has_gone_or_is_halted_is_told(world: World) -> None:
     assert "has no supervisor: run `torpor up`" in world.told()[0]
 
 
-def test_a_second_supervisor_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("held", [LOCK, parent.DOWN])
+def test_a_supervisor_is_refused_where_another_lives_or_down_runs(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TORPOR_STATE", str(world.folder))
+    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
     monkeypatch.setattr(supervisor, "LOCK_S", 0.0)
     monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["supervisor"])
-    assert supervisor.main() == parent.REFUSED
-    assert "another supervisor looks after" in capsys.readouterr().err
+    with Installation(tmp_path).locked(held):
+        assert supervisor.main() == parent.REFUSED
+    words = {LOCK: "another supervisor looks after", parent.DOWN: "`torpor down` ends what runs"}
+    assert words[held] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("other", ["server", "version", "login"])
@@ -389,14 +395,44 @@ def record_of(made: Installation) -> Supervision:
     return found
 
 
-def test_a_supervisor_that_is_halted_is_killed(
+def test_a_supervisor_that_is_halted_is_killed_and_systemd_starts_no_other(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It starts one that was killed again, which is refused for as long as `down` runs."""
     parent.start(alone, ELSEWHERE)
     os.kill(_pid(alone), signal.SIGSTOP)
+    waited: list[bool] = []
+
+    def sleeps(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        if seconds == parent.RESTART_S:
+            waited.append(is_held(alone.folder / parent.DOWN))
+        else:
+            sleep(seconds)
+
     monkeypatch.setattr(parent, "GONE_S", 0.5)
+    monkeypatch.setattr(parent.time, "sleep", sleeps)
     down(alone)
-    assert living(alone.folder) is None
+    assert (living(alone.folder), waited) == (None, [True])
+
+
+def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
+    alone: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the unit's `up` begins: it must neither start another, nor choose another port."""
+    port = free_ports(1)[0]
+    env = {**os.environ, "TORPOR_STATE": str(alone.folder), "NOTIFY_SOCKET": f"@torpor-{port}"}
+    env.pop("PREFECT_API_URL", None)
+    argv = [sys.executable, "-m", parent.SUPERVISOR, "--port", str(port)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0torpor-{port}")
+        systemd.settimeout(PATIENCE_S)
+        with subprocess.Popen(argv, cwd=CHECKOUT, env=env) as started:
+            try:
+                assert systemd.recv(100) == b"READY=1"
+                assert _pid(alone) == started.pid
+                assert server_of(alone).port == port
+            finally:
+                started.kill()
 
 
 @pytest.mark.parametrize(

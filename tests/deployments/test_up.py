@@ -252,7 +252,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
     made.port_file.write_text("4321\n")
     done: list[str] = []
 
-    def start(_: Installation, used: Server, *, begins: bool) -> Began:
+    def start(_: Installation, used: Server) -> Began:
         done.append(f"start {used.api_url}")
         return Began()
 
@@ -301,41 +301,3 @@ def test_an_up_that_cannot_register_ends_the_supervisor_that_nobody_had_before(
         made.registered_file.write_text(f"http://127.0.0.1:{port}/api")
     assert up.main(["--port", str(port)]) == 1
     assert ran["done"][1:] == ([] if registered else ["Began"])
-
-
-def test_stay_notes_its_port_before_it_lives_and_started_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Or the `up` of systemd's unit would choose another port at the very first start."""
-    from deployments import up
-
-    made, port = Installation(tmp_path / "state"), free_ports(1)[0]
-    monkeypatch.setenv("TORPOR_STATE", str(made.folder))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(up.parent, "COMES_S", -1.0)
-    assert up.main(["--started"]) == 1
-    assert f"no supervisor of {made.folder} began" in capsys.readouterr().err
-    monkeypatch.setattr(up.os, "execve", lambda *_: None)
-    monkeypatch.setattr(up.os, "chdir", lambda _: None)
-    up.main(["--stay", "--port", str(port)])
-    assert server.server_of(made).ui_url.endswith(f":{port}")
-    with made.locked(LOCK):  # it is refused at once, and clients find the one that lives
-        up.main(["--stay", "--port", str(port + 1)])
-    assert server.server_of(made).ui_url.endswith(f":{port}")
-
-
-def test_stay_becomes_the_supervisor_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """systemd's process is the parent: it is told of its end, and starts it again."""
-    from deployments import up
-
-    became: list[tuple[Any, ...]] = []
-    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(up.os, "execve", lambda *given: became.append(given))
-    monkeypatch.setattr(up.os, "chdir", lambda _: None)
-    up.main(["--stay"])
-    ((_, argv, env),) = became
-    assert argv[1:] == ["-m", "deployments.supervisor"]
-    assert env["TORPOR_STARTED_BY"] == f"supervisor@{tmp_path}"  # by which `down` knows it
