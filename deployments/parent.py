@@ -15,11 +15,11 @@ from typing import Final
 
 from deployments import server, worker
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import begin, flow_runs, printed_since
+from deployments.processes import begin, flow_runs, last_words
 from deployments.server import Server
 from torpor.control.own_server import API_URL
 from torpor.control.processes import end_processes
-from torpor.control.supervision import LOCK, Supervision, children_of, is_held, living
+from torpor.control.supervision import LOCK, Supervision, children_of, is_held, living, trouble_of
 from torpor.shared.errors import InvalidInput, TorporError
 
 DOWN: Final = "down"
@@ -72,7 +72,6 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
     caller may forget it: it goes on."""
     log = installation.log(LOCK)
     process: subprocess.Popen[bytes] | None = None
-    said_bytes = log.stat().st_size if log.exists() else 0
     if not is_held(installation.folder / LOCK):
         argv, env = [sys.executable, "-m", SUPERVISOR], server.environment(installation, used)
         if used.own:
@@ -83,13 +82,12 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
     try:
         while not _serves(installation, used, process):
             if process is not None and process.poll() is not None:
-                said = printed_since(said_bytes, log).decode(errors="replace").strip()
-                raise TorporError(f"the supervisor has ended; {log} says:\n{said}")  # noqa: TRY301
+                why = f"the supervisor has ended; the last of {log}:\n{last_words(log)}"
+                raise TorporError(why)  # noqa: TRY301
             if time.monotonic() > deadline:
-                raise TorporError(  # noqa: TRY301 - both end what was started
-                    f"no server of {installation.folder} answers at {used.api_url} after "
-                    f"{server.READY_S:.0f} s: {_trouble(installation) or f'see {log}'}"
-                )
+                why = trouble_of(installation.folder, server.ROLE) or f"see {log}"
+                why = f"{used.api_url} does not answer after {server.READY_S:.0f} s: {why}"
+                raise TorporError(why)  # noqa: TRY301 - both end what was started
             time.sleep(_POLL_S)
     except BaseException:
         stop(process)
@@ -109,14 +107,9 @@ def _serves(
         return False
     if process is None:
         see_that_nothing_else_runs(installation, used)
-    elif why := _trouble(installation):
+    elif why := trouble_of(installation.folder, server.ROLE):
         raise TorporError(f"the {server.ROLE} {why}")
     return not used.own or (server.ROLE in there.running and server.answers(used))
-
-
-def _trouble(installation: Installation) -> str:
-    there = living(installation.folder)
-    return "; ".join(there.troubles.get(server.ROLE, [])) if there else ""
 
 
 def stop(process: subprocess.Popen[bytes] | None) -> None:
@@ -136,15 +129,13 @@ def see_that_workers_run(installation: Installation) -> None:
     """TorporError where a worker does not begin its work."""
     folder, deadline = installation.folder, time.monotonic() + worker.READY_S
     while missing := {*worker.ROLES} - children_of(folder).keys():
-        there = living(folder)
-        if there is None:
+        if living(folder) is None:
             raise TorporError(f"the supervisor has ended: see {installation.log(LOCK)}")
         if time.monotonic() > deadline:
-            found = [one for role in missing for one in there.troubles.get(role, [])]
-            logs = ", ".join(str(installation.log(role)) for role in missing)
+            said = [trouble_of(folder, one) or f"see {installation.log(one)}" for one in missing]
             raise TorporError(
                 f"{' and '.join(sorted(missing))} did not begin within {worker.READY_S:.0f} s: "
-                f"{'; '.join(found) or f'see {logs}'}"
+                f"{'; '.join(said)}"
             )
         time.sleep(_POLL_S)
 

@@ -72,7 +72,7 @@ from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
 from torpor.control.store import embedded
-from torpor.control.supervision import STORE, children_of, read_supervision
+from torpor.control.supervision import STORE, children_of, trouble_of
 from torpor.shared.errors import InvalidInput, StoreUnavailable, TorporError
 
 DEMO: Final = "demo"
@@ -286,7 +286,7 @@ def serve_store(installation: Installation) -> list[str]:
         folder,
         block.settings(),
         wait_s=embedded.READY_S,
-        hopeless=lambda: _store_trouble(installation),
+        hopeless=lambda: trouble_of(installation.folder, STORE),
     )
     return [f"block aws-credentials/{EMBEDDED}"] if changed else []
 
@@ -299,15 +299,9 @@ def _await_store(installation: Installation) -> None:
             log = embedded.log_of(installation.store)
             raise StoreUnavailable(
                 f"the embedded store in {installation.store} was not started: "
-                f"{_store_trouble(installation) or f'see {log}'}"
+                f"{trouble_of(installation.folder, STORE) or f'see {log}'}"
             )
         time.sleep(_POLL_S)
-
-
-def _store_trouble(installation: Installation) -> str:
-    """Why the supervisor cannot start the store; empty where it can."""
-    seen = read_supervision(installation.folder)
-    return "; ".join(seen.troubles.get(STORE, [])) if seen else ""
 
 
 def make_pools() -> list[str]:

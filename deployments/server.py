@@ -8,7 +8,6 @@ import http.client
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from torpor.control.own_server import (
     recorded_port,
 )
 from torpor.control.ports import free_ports, holder, is_free
-from torpor.control.supervision import living, read_supervision
+from torpor.control.supervision import living
 from torpor.shared.errors import InvalidInput
 
 ROLE: Final = "server"
@@ -36,9 +35,6 @@ USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
-GONE_S: Final = 10.0
-"""How long a server that was killed with its parent may still hold its port; 0.1 s, measured."""
-_POLL_S: Final = 0.2
 _IN_USE: Final = (b"address already in use", b"is already in use")
 """What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
 LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
@@ -156,11 +152,9 @@ def check(installation: Installation, server: Server) -> None:
                 f"start it, or unset {server.named_by.partition('=')[0]} to let torpor start one"
             )
         return
-    postgres, folder = database.chosen(installation), installation.folder
-    if living(folder) is None:
-        before = read_supervision(folder)
-        killed = before is not None and bool(before.running)
-        _see_that_the_port_is_free(server, wait_s=GONE_S * killed)
+    postgres = database.chosen(installation)
+    if living(installation.folder) is None:
+        _see_that_the_port_is_free(server)
     block_key.block_key(installation)
     if postgres:
         database.check(installation, postgres)
@@ -190,14 +184,9 @@ def serves(server: Server, said: bytes) -> bool:
     return answers(server)
 
 
-def _see_that_the_port_is_free(server: Server, wait_s: float = 0.0) -> None:
-    """A server that was killed with its parent may hold it for a moment."""
-    port = server.port
-    deadline = time.monotonic() + wait_s
-    while not is_free(port):
-        if time.monotonic() >= deadline:
-            raise InvalidInput(_taken(port))
-        time.sleep(_POLL_S)
+def _see_that_the_port_is_free(server: Server) -> None:
+    if not is_free(server.port):
+        raise InvalidInput(_taken(server.port))
 
 
 def answers(server: Server) -> bool:

@@ -72,30 +72,7 @@ class Check(NamedTuple):
 
     name: str
     every_s: float
-    look: Callable[[Supervisor, Installation, Server], list[str]]
-
-
-def _disks(_: Supervisor, installation: Installation, __: Server) -> list[str]:
-    return full_disks([installation.folder])
-
-
-def _logs(_: Supervisor, installation: Installation, __: Server) -> list[str]:
-    for log in [*installation.folder.glob("*.log"), *installation.store.glob("*.log")]:
-        trim(log)
-    return []
-
-
-def _lost_runs(supervisor: Supervisor, _: Installation, used: Server) -> list[str]:
-    workers = any(part.child for part in supervisor.parts if part.role in worker.ROLES)
-    return end_lost_runs(used, workers=workers)
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    Check("runs", 30.0, _lost_runs),
-    Check("disk", 60.0, _disks),
-    Check("logs", 60.0, _logs),
-)
-"""Periodic checks of the installation, in this order, once its server answers."""
+    look: Callable[[], list[str]]
 
 
 @dataclass
@@ -129,7 +106,7 @@ class Supervisor:
     """Looks at everything once per ``look``. Its clocks are ``monotonic`` and ``unix``."""
 
     parts: Sequence[Part]
-    checks: Sequence[tuple[str, float, Callable[[], list[str]]]]
+    checks: Sequence[Check]
     write: Callable[[Supervision], None]
     record: Supervision
     monotonic: Callable[[], float] = time.monotonic
@@ -299,6 +276,22 @@ def parts_of(installation: Installation, used: Server, may_work: Callable[[], bo
     return parts
 
 
+def checks_of(installation: Installation, used: Server, looking: Supervisor) -> list[Check]:
+    """What is looked at once the server answers, in this order."""
+
+    def lost_runs() -> list[str]:
+        workers = any(part.child for part in looking.parts if part.role in worker.ROLES)
+        return end_lost_runs(used, workers=workers)
+
+    def logs() -> list[str]:
+        for log in [*installation.folder.glob("*.log"), *installation.store.glob("*.log")]:
+            trim(log)
+        return []
+
+    disks = partial(full_disks, [installation.folder])
+    return [Check("runs", 30.0, lost_runs), Check("disk", 60.0, disks), Check("logs", 60.0, logs)]
+
+
 def _begin_store(installation: Installation) -> Child:
     env = {**os.environ, **mark(installation, STORE)}
     return embedded.begin(installation.store, env, ending_with_this_process()).process
@@ -332,9 +325,7 @@ def _supervise(installation: Installation, used: Server) -> None:
     record.write(folder)  # nothing of an earlier one runs
     _tell_systemd()
     looking = Supervisor([], [], lambda record: record.write(folder), record)
-    looking.checks = [
-        (one.name, one.every_s, partial(one.look, looking, installation, used)) for one in CHECKS
-    ]
+    looking.checks = checks_of(installation, used, looking)
     looking.parts = parts_of(
         installation,
         used,

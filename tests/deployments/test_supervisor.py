@@ -23,7 +23,7 @@ from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server, server_of
-from deployments.supervisor import PAUSE_S, STEADY_S, Part, Supervisor
+from deployments.supervisor import PAUSE_S, STEADY_S, Check, Part, Supervisor
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.ports import free_ports
 from torpor.control.processes import is_running
@@ -84,7 +84,7 @@ class World:
         part.ask_s = 60.0
         return Supervisor(
             [part],
-            [("disk", 60.0, self.check)],
+            [Check("disk", 60.0, self.check)],
             lambda record: record.write(self.folder),
             Supervision(os.getpid(), OWN.api_url, own=True),
             monotonic=lambda: self.now,

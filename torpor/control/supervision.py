@@ -96,6 +96,12 @@ def children_of(folder: Path) -> dict[str, int]:
     return record.running if record else {}
 
 
+def trouble_of(folder: Path, role: str) -> str:
+    """Why the supervisor cannot start this child; empty where it can, or has not tried."""
+    record = read_supervision(folder)
+    return "; ".join(record.troubles.get(role, [])) if record else ""
+
+
 def told(folder: Path, *, since_unix: float, now_unix: float | None = None) -> list[str]:
     """The sentences that a person should read: what is wrong now, and what was restarted since."""
     now = time.time() if now_unix is None else now_unix
