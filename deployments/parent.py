@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -125,17 +126,18 @@ def stop(process: subprocess.Popen[bytes] | None) -> None:
         process.wait()
 
 
-def see_that_workers_run(installation: Installation) -> None:
-    """TorporError where a worker does not begin its work."""
-    folder, deadline = installation.folder, time.monotonic() + worker.READY_S
-    while missing := {*worker.ROLES} - children_of(folder).keys():
+def see_that_they_run(installation: Installation, roles: Iterable[str], ready_s: float) -> None:
+    """Wait until these children of the supervisor do their work. TorporError says why one does
+    not."""
+    folder, deadline = installation.folder, time.monotonic() + ready_s
+    while missing := {*roles} - children_of(folder).keys():
         if living(folder) is None:
             raise TorporError(f"the supervisor has ended: see {installation.log(LOCK)}")
         if time.monotonic() > deadline:
-            said = [trouble_of(folder, one) or f"see {installation.log(one)}" for one in missing]
+            said = "; ".join(filter(None, (trouble_of(folder, role) for role in missing)))
             raise TorporError(
-                f"{' and '.join(sorted(missing))} did not begin within {worker.READY_S:.0f} s: "
-                f"{'; '.join(said)}"
+                f"{' and '.join(sorted(missing))} did not begin within {ready_s:.0f} s: "
+                f"{said or f'see the logs in {folder}'}"
             )
         time.sleep(_POLL_S)
 

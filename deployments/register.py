@@ -10,7 +10,6 @@ import contextlib
 import io
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -64,6 +63,7 @@ from deployments.installation import (
     secret_file,
 )
 from deployments.lost_parameters import remove_lost_parameters
+from deployments.parent import see_that_they_run
 from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
@@ -72,8 +72,8 @@ from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
 from torpor.control.store import embedded
-from torpor.control.supervision import STORE, children_of, trouble_of
-from torpor.shared.errors import InvalidInput, StoreUnavailable, TorporError
+from torpor.control.supervision import STORE, trouble_of
+from torpor.shared.errors import InvalidInput, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
@@ -92,7 +92,6 @@ TYPES: Final[tuple[type[Block], ...]] = (
 """Our own block types."""
 KEYS: Final = "aws-credentials"
 """The block type of the embedded store's key. prefect_aws, which has it, is slow to import."""
-_POLL_S: Final = 0.2
 _PAGE: Final = 200  # the most that the API answers at once
 _WAITING: Final = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 """States of runs that a worker has yet to take from a queue."""
@@ -277,7 +276,7 @@ def serve_store(installation: Installation) -> list[str]:
     changed = embedded.set_up(folder, first=found) != found
     if changed:
         save_keys(installation)
-    _await_store(installation)
+    see_that_they_run(installation, [STORE], embedded.READY_S)
     endpoint_url = embedded.endpoint_of(folder)
     if block.endpoint_url != endpoint_url:
         block.endpoint_url = endpoint_url
@@ -289,19 +288,6 @@ def serve_store(installation: Installation) -> list[str]:
         hopeless=lambda: trouble_of(installation.folder, STORE),
     )
     return [f"block aws-credentials/{EMBEDDED}"] if changed else []
-
-
-def _await_store(installation: Installation) -> None:
-    """Wait until the supervisor has a store that listens."""
-    deadline = time.monotonic() + embedded.READY_S
-    while STORE not in children_of(installation.folder):
-        if time.monotonic() > deadline:
-            log = embedded.log_of(installation.store)
-            raise StoreUnavailable(
-                f"the embedded store in {installation.store} was not started: "
-                f"{trouble_of(installation.folder, STORE) or f'see {log}'}"
-            )
-        time.sleep(_POLL_S)
 
 
 def make_pools() -> list[str]:

@@ -308,17 +308,18 @@ def main() -> int:
     folder = installation.folder
     try:
         with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
+            if is_held(folder / DOWN):
+                print(f"torpor: `torpor down` ends what runs in {folder}", file=sys.stderr)
+                return REFUSED
             _supervise(installation, server.server_of(installation, port))
             os._exit(0)  # the lock ends with the process, and not before it
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
-        return REFUSED if any(is_held(folder / one) for one in (LOCK, DOWN)) else 1
+        return REFUSED if is_held(folder / LOCK) else 1
 
 
 def _supervise(installation: Installation, used: Server) -> None:
     folder, before = installation.folder, read_supervision(installation.folder)
-    if is_held(folder / DOWN):
-        raise TorporError(f"`torpor down` ends what runs in {folder}: wait until it has ended")
     record = structs.replace(described(used), events=before.events if before else [])
     if used.own:
         installation.port_file.write_text(f"{used.port}\n")

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from deployments import boot, database, parent, server, services
+from deployments import boot, database, parent, server, services, worker
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
@@ -97,7 +97,7 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
         # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
         checked = aside.submit(services.check_scheduler, used) if used.own else None
         _say("workers", "starting")
-        parent.see_that_workers_run(installation)
+        parent.see_that_they_run(installation, worker.ROLES, worker.READY_S)
         for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
             _say("smoke", words)
         if checked is not None:

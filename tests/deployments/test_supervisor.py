@@ -462,20 +462,17 @@ def test_workers_begin_once_everything_is_registered_at_this_server(tmp_path: Pa
     assert not made.is_registered("http://127.0.0.1:10/api")
 
 
-def test_a_worker_that_does_not_begin_is_told_to_up(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_does_not_begin_is_told_to_up(world: World) -> None:
     made, role = Installation(world.folder), worker.POOLS[0].role
     record = Supervision(1, OWN.api_url, own=True, troubles={role: ["cannot be started"]})
     record.write(world.folder)
-    monkeypatch.setattr(worker, "READY_S", -1.0)
     with pytest.raises(TorporError, match=r"did not begin within .*: cannot be started"):
-        parent.see_that_workers_run(made)
+        parent.see_that_they_run(made, worker.ROLES, -1.0)
     structs.replace(record, running=dict.fromkeys(worker.ROLES, 1)).write(world.folder)
-    parent.see_that_workers_run(made)
+    parent.see_that_they_run(made, worker.ROLES, -1.0)
     world.held.close()
     with pytest.raises(TorporError, match="the supervisor has ended"):
-        parent.see_that_workers_run(made)
+        parent.see_that_they_run(made, worker.ROLES, -1.0)
 
 
 _PARENT = """if True:
