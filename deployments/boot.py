@@ -38,8 +38,9 @@ Environment="{variable}={folder}" "PATH={path}"
 # flow runs in order. A flow run that the kernel kills for memory ends nothing else.
 KillMode=process
 OOMPolicy=continue
-Restart=on-failure
+Restart=always
 RestartPreventExitStatus={refused}
+SuccessExitStatus={refused}
 RestartSec=2
 TimeoutStartSec=1800
 TimeoutStopSec=180

@@ -27,7 +27,8 @@ DOWN: Final = "down"
 """A lock that `down` holds while it asks the supervisor to end: end the flow runs too, and start no
 other supervisor."""
 REFUSED: Final = 3
-"""The status of one where another supervisor lives, or `down` runs: systemd does not try again."""
+"""The status of a supervisor that systemd must not start again: another one lives, or `down` has
+asked. One that a stray SIGTERM has ended is started again."""
 GONE_S: Final = 90.0
 """How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
 RUNS: Final = "runs"

@@ -312,7 +312,8 @@ def main() -> int:
                 print(f"torpor: `torpor down` ends what runs in {folder}", file=sys.stderr)
                 return REFUSED
             _supervise(installation, server.server_of(installation, port))
-            os._exit(0)  # the lock ends with the process, and not before it
+            # The lock ends with the process, and not before it.
+            os._exit(REFUSED if is_held(folder / DOWN) else 0)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
         return REFUSED if is_held(folder / LOCK) else 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments import boot
+from deployments import boot, parent
 from deployments.installation import Installation
 from torpor.control.own_server import FOLDER_VARIABLE
 
@@ -28,7 +28,8 @@ def test_systemd_accepts_the_unit(
     assert f"WantedBy={'multi-user' if root else 'default'}.target" in text
     # Its process is the supervisor itself. A flow run never ends with it.
     assert "Type=notify" in text and '/python" -m deployments.supervisor\n' in text
-    assert "KillMode=process\nOOMPolicy=continue\nRestart=on-failure\n" in text
+    assert "KillMode=process\nOOMPolicy=continue\nRestart=always\n" in text
+    assert f"RestartPreventExitStatus={parent.REFUSED}\n" in text
     if not shutil.which("systemd-analyze"):
         return  # a host without systemd has no use for the unit
     which = "--system" if root else "--user"

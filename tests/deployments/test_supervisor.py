@@ -435,6 +435,21 @@ def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
                 started.kill()
 
 
+@pytest.mark.parametrize("by_down", [True, False], ids=["down", "a stray signal"])
+def test_systemd_starts_no_supervisor_again_that_down_has_ended(
+    alone: Installation, by_down: bool
+) -> None:
+    """By its status: one that something else has asked to end is started again."""
+    env = {**os.environ, "TORPOR_STATE": str(alone.folder), "PREFECT_API_URL": ELSEWHERE.api_url}
+    with subprocess.Popen([sys.executable, "-m", parent.SUPERVISOR], cwd=CHECKOUT, env=env) as it:
+        until(lambda: living(alone.folder), "it lives", every_s=0.05)
+        if by_down:
+            down(alone)
+        else:
+            it.terminate()
+        assert it.wait(PATIENCE_S) == (parent.REFUSED if by_down else 0)
+
+
 @pytest.mark.parametrize(
     "how", [signal.SIGTERM, signal.SIGKILL, None], ids=["asked", "killed", "down"]
 )
