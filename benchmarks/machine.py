@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncssh
 
 from benchmarks.other_tools import Cost
-from flows.procedures.restore import begun, restore_parts
+from flows.procedures.restore import restore_parts, restore_run
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.deploy import note_ready
@@ -118,7 +118,7 @@ class BenchMachine:
                 roots=[str(target)],
                 first=first,
             )
-            with begun(remote):
+            with restore_run(remote):
                 restore_parts(remote, "benchmark", when_first=when_first)
                 finish_restore(remote)
                 check_restore(remote, True)

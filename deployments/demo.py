@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from typing import Final
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.local_machines import stop_machines
 from deployments.processes import end, mark
+from deployments.terminal import Waiting
 from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.providers.removal import remove_tree
 from torpor.shared.errors import TorporError
@@ -32,7 +34,15 @@ from torpor.shared.values import GIB
 NEEDED_BYTES: Final = 2 * GIB
 """The workspace, its snapshot and the woken workspace are 0.8 GB together."""
 STOP_S: Final = 5.0
+_LOOK_S: Final = 0.1
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+_INTRODUCTION: Final = """\
+A machine is hibernated into an object store, destroyed, and woken on a new one.
+Nothing is rented: all of it runs on this host, in a folder that is removed at
+the end, {folder}
+"""
 
 
 class _Stopped(Exception):
@@ -61,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in SIGNALS:  # clean-up takes a second or two and must not be interrupted
             signal.signal(number, signal.SIG_IGN)
         if folder is not None:
-            clear_up(Installation(folder))
+            with Waiting("removing what the demo made"):
+                clear_up(Installation(folder))
     return code
 
 
@@ -72,6 +83,22 @@ def clear_up(installation: Installation) -> None:
     remove_tree(installation.folder)
 
 
+def begun_in(installation: Installation) -> Path:
+    """What the child makes when it begins to tell: it has loaded Prefect."""
+    return installation.folder / "begun"
+
+
+def told_in(installation: Installation) -> Path:
+    """What the child makes when it has told everything: its servers end now."""
+    return installation.folder / "told"
+
+
+def _wait_for(child: subprocess.Popen[bytes], made: Path) -> None:
+    """Until the child has made that file, or has ended."""
+    while child.poll() is None and not made.exists():
+        time.sleep(_LOOK_S)
+
+
 def _tell(installation: Installation, verbose: bool) -> int:
     free = shutil.disk_usage(installation.folder).free
     if free < NEEDED_BYTES:
@@ -79,6 +106,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
             f"{installation.folder.parent} has {free / GIB:.1f} GiB free, but the demo needs "
             f"{NEEDED_BYTES / GIB:.0f}: make room, or set TMPDIR to a folder on a bigger disk"
         )
+    print(_INTRODUCTION.format(folder=installation.folder), flush=True)
     scratch = installation.folder / "tmp"
     scratch.mkdir()
     child = subprocess.Popen(
@@ -89,7 +117,11 @@ def _tell(installation: Installation, verbose: bool) -> int:
         start_new_session=True,  # only this process gets Ctrl-C; it ends the others
     )
     try:
-        code = child.wait()
+        with Waiting("loading Prefect"):
+            _wait_for(child, begun_in(installation))
+        _wait_for(child, told_in(installation))
+        with Waiting("ending the server and the store of the demo"):
+            code = child.wait()
     finally:
         if child.poll() is None:
             child.kill()

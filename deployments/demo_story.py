@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +16,19 @@ from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
 
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from deployments.demo import begun_in, told_in
 from deployments.example import make_example
 from deployments.installation import Installation
 from deployments.inventory import differences, inventory_of, sizes_of
+from deployments.terminal import CLEARED, Waiting, rewrites
 from flows import create, hibernate, list_machines, wake
+from tasks.progress import followed_by
 from torpor.control.processes import ending_with_this_process
 from torpor.control.providers.local.folder import folder_of
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import TorporError
+from torpor.shared.plain_text import short
 from torpor.shared.values import Endpoint, Machine
 
 NAME: Final = "demo"
@@ -31,17 +36,17 @@ BUCKET: Final = "torpor-demo"
 PRICE_USD_H: Final = 2.0
 SHOWN_DIFFERENCES: Final = 20
 _LABEL_WIDTH: Final = 15
+_COLUMNS: Final = 80
 
 
 def main() -> int:
     installation = Installation(Path(sys.argv[1]))
-    print(
-        "A machine is hibernated into an object store, destroyed, and woken on a new machine.\n"
-        f"All of it runs on this host, in {installation.folder}, which is removed at the end.\n"
-    )
+    begun_in(installation).touch()
     try:
         with _store(installation) as store:
-            return _tell(installation, store)
+            code = _tell(installation, store)
+            told_in(installation).touch()
+            return code
     except TorporError as error:
         print(f"\nThe demo failed: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -50,7 +55,7 @@ def main() -> int:
 def _tell(installation: Installation, store: EmbeddedStore) -> int:
     with _step("Prefect") as say:
         save_blocks(installation, store)
-        say("a temporary server; store, provider, SSH key and workspace saved as blocks")
+        say("a temporary server, with the settings of the demo")
     with _step("machine 1") as say:
         first = create(NAME)
         say(f"{first.id}: {_server(first)}")
@@ -66,7 +71,8 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
     with _step("hibernate") as say:
         slept = cast("HibernateReport", hibernate(NAME))  # its machine lives
         say(f"snapshot {slept.snapshot}")
-        say(f"{slept.bytes:,} bytes stored as {slept.total_stored_bytes:,}, {_sealed(slept)}")
+        say(f"{slept.bytes:,} bytes, stored as {slept.total_stored_bytes:,}")
+        say(_sealed(slept))
     with _step("machine 1") as say:
         for line in _gone(installation, first):
             say(line)
@@ -74,12 +80,13 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         woken = cast("WakeReport", wake(NAME))  # it is no dry run
         second = list_machines(NAME)[0]
         say(f"{second.id}: {_server(second)}")
-        say(f"{woken.bytes:,} bytes written, {woken.checked} checked by torpor")
+        say(f"{woken.bytes:,} bytes written; torpor has checked")
+        say(woken.checked)
     with _step("compare") as say:
         after = inventory_of(home_of(installation, second) / "workspace")
         differing = differences(before, after)
-        say("once more, by a walk of its own: the SHA-256 of every file, kind, mode, owner,")
-        say("mtime to the nanosecond, extended attributes, links, symlink targets, holes")
+        say("once more, by a walk of its own: SHA-256, kind, mode,")
+        say("owner, mtime, extended attributes, links, holes")
     return _end(sizes, differing, slept, woken)
 
 
@@ -129,8 +136,7 @@ def _gone(installation: Installation, machine: Machine) -> Iterator[str]:
     home, endpoint = home_of(installation, machine), machine.endpoint
     if endpoint is None or _answers(endpoint) or home.parent.exists() or list_machines(NAME):
         raise TorporError(f"machine {machine.id} should be gone, and something of it is left")
-    yield "destroyed: the provider lists no machine, its folder is gone, and"
-    yield f"port {endpoint.port} refuses connections"
+    yield f"destroyed: not listed, no folder, port {endpoint.port} is closed"
 
 
 def _answers(endpoint: Endpoint) -> bool:
@@ -162,11 +168,13 @@ def _end(
 
 def _phases(seconds: Mapping[str, float]) -> str:
     each = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
-    return f"{sum(seconds.values()):.1f} s: {each}"
+    whole = f"{sum(seconds.values()):.1f} s: {each}"
+    beside = "\n" + " " * (_LABEL_WIDTH + 2)
+    return beside.join(textwrap.wrap(whole, _COLUMNS - _LABEL_WIDTH - 2))
 
 
 def _sealed(report: HibernateReport) -> str:
-    return "sealed with AES-256-GCM" if report.sealed else "not sealed"
+    return "encrypted with AES-256-GCM" if report.sealed else "not encrypted"
 
 
 def _server(machine: Machine) -> str:
@@ -174,19 +182,38 @@ def _server(machine: Machine) -> str:
     return "no address" if where is None else f"ssh {where.user}@{where.host} -p {where.port}"
 
 
-class _Step:
-    """One step of the output: its name, its lines, and its seconds."""
+class _Step(Waiting):
+    """One step of the output: its name, its lines, and its seconds. A terminal shows meanwhile what
+    goes on."""
 
     def __init__(self, name: str) -> None:
+        super().__init__("", sys.stdout)
+        self._name = f"{name:<{_LABEL_WIDTH}}"
         self._lines: list[str] = []
-        print(f"{name:<{_LABEL_WIDTH}}", end="", flush=True)
+        print(self._name, end="", flush=True)
 
     def __call__(self, line: str) -> None:
         self._lines.append(line)
 
+    def line(self, took_s: float) -> str:
+        return f"{self._name}{f'{took_s:.0f} s':>7}  {self.words}"
+
+    def begins(self, thing: str, words: str) -> None:
+        self.words = short(words)
+
+    def ends(self, thing: str) -> None:
+        self.words = ""
+
+    def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
+        self.words = f"{what}: {done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB"
+
+    def prints(self, text: str) -> None:
+        """No command runs in the demo."""
+
     def close(self, seconds: float) -> None:
         first, *others = self._lines
-        print(f"{f'{seconds:.1f} s':>7}  {first}")
+        name = f"{CLEARED}{self._name}" if rewrites(sys.stdout) else ""
+        print(f"{name}{f'{seconds:.1f} s':>7}  {first}")
         for line in others:
             print(f"{'':<{_LABEL_WIDTH + 9}}{line}", flush=True)
 
@@ -197,7 +224,8 @@ def _step(name: str) -> Iterator[_Step]:
     step = _Step(name)
     began = time.monotonic()
     try:
-        yield step
+        with step, followed_by(step):
+            yield step
     except BaseException:
         print("failed", flush=True)
         raise

@@ -16,7 +16,7 @@ Idle = Literal["hibernate", "report", "off"]
 
 QUESTION: Final = (
     "watch can look at all machines every two minutes. What becomes of an idle one?\n"
-    "  hibernate  store it, verify it, destroy the machine (each workspace's block may say no)\n"
+    "  hibernate  store it, verify it, destroy the machine; a workspace may say no\n"
     "  report     say so, and leave it\n"
     "  off        nobody looks: nothing is hibernated, and no job continues by itself\n"
 )

@@ -31,7 +31,7 @@ from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.records import Rental
 from torpor.control.smoke.login import SshDoor
-from torpor.control.smoke.plan import MAX_USD, MINUTES, Plan, make_plan
+from torpor.control.smoke.plan import MAX_USD, MINUTES, SmokePlan, make_plan
 from torpor.control.smoke.recording import PLAN, Recorder
 from torpor.control.smoke.redact import Redactor
 from torpor.control.smoke.trial import OWNER, SmokeReport, Trial
@@ -48,7 +48,7 @@ def smoke(
     minutes: float = MINUTES,
     gpu: str = "",
     store: str = "",
-    agree: Callable[[Plan], None],
+    agree: Callable[[SmokePlan], None],
     say: Callable[[str], None] = print,
 ) -> SmokeReport:
     """Run the test. ``agree`` sees the plan before anything is rented, and raises to stop.
@@ -107,7 +107,7 @@ def _workspace(
     watchdog: Watchdog,
     store: ObjectStore,
     identity: Identity,
-    plan: Plan,
+    plan: SmokePlan,
     name: str,
 ) -> OpenWorkspace:
     """A workspace of this test alone, under a name that holds nobody's work."""
@@ -124,7 +124,7 @@ def _workspace(
     )
 
 
-def _with_sleep(report: SmokeReport, opened: OpenWorkspace, plan: Plan) -> SmokeReport:
+def _with_sleep(report: SmokeReport, opened: OpenWorkspace, plan: SmokePlan) -> SmokeReport:
     checks, began, fault = [*report.checks], time.monotonic(), ""
     try:
         sleep_and_wake(opened, checks.append)
@@ -160,7 +160,7 @@ def _secrets(block: Block) -> list[str]:
     return found + [text for of in variables for text in of.values()]
 
 
-def ask(plan: Plan) -> None:
+def ask(plan: SmokePlan) -> None:
     """InvalidInput if nobody can answer, RunCancelled after a no."""
     asked = f"Rent it? It costs {plan.worst_usd:.4f} $ at most."
     if not sys.stdin.isatty():

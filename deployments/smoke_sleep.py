@@ -18,7 +18,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import clear
 from torpor.control.providers.seam import Order, Provider
 from torpor.control.rental.records import Rental
-from torpor.control.smoke.trial import Check, asked
+from torpor.control.smoke.trial import AdapterCheck, asked
 from torpor.shared.errors import MachineError
 from torpor.shared.values import Machine
 
@@ -72,7 +72,7 @@ class ToldProvider:
         return machine
 
 
-def sleep_and_wake(opened: OpenWorkspace, note: Callable[[Check], None]) -> None:
+def sleep_and_wake(opened: OpenWorkspace, note: Callable[[AdapterCheck], None]) -> None:
     """Create, write, hibernate, wake, compare, hibernate, and clear the store. ``note`` gets each
     outcome at once. Raises what the flows raise: then the objects stay in the store."""
     name = opened.spec.name
@@ -81,7 +81,7 @@ def sleep_and_wake(opened: OpenWorkspace, note: Callable[[Check], None]) -> None
 
         def noted(what: str, assumed: str, seen: str, *, differs: bool = False) -> None:
             nonlocal began
-            note(Check(what, assumed, f"{seen}, {time.monotonic() - began:.0f} s", differs))
+            note(AdapterCheck(what, assumed, f"{seen}, {time.monotonic() - began:.0f} s", differs))
             began = time.monotonic()
 
         create.fn(name)

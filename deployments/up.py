@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from deployments import boot, database, parent, server, services, worker
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
+from deployments.terminal import folded
 from torpor.control.disk_space import full_disks
 from torpor.control.own_server import announce, state_folder
 from torpor.control.processes import ending_with_this_process
@@ -72,9 +74,9 @@ def up(
         _WELCOME.format(
             ui=used.ui_url,
             interpreter=shlex.quote(sys.executable),
-            torpor=shlex.quote(str(Path(sys.executable).with_name("torpor"))),
+            torpor=_command(),
             folder=installation.folder,
-            notes=notes + _key(installation),
+            notes=folded(notes + _key(installation), sys.stdout),
             **_login(installation, used),
         )
     )
@@ -124,6 +126,13 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
         "login": f"the whole line in {installation.login_file}",
         "python": f'{python} {server.LOGIN_VARIABLE}="$(cat {file})"',
     }
+
+
+def _command() -> str:
+    """How this shell calls torpor: by its name, where that finds this one."""
+    here = Path(sys.executable).with_name("torpor")
+    found = shutil.which("torpor")
+    return "torpor" if found and Path(found).resolve() == here.resolve() else shlex.quote(str(here))
 
 
 def _key(installation: Installation) -> str:
@@ -178,12 +187,14 @@ torpor is up.
 
   UI        {ui}
   password  {login}
-  first     Deployments, search for hibernate, Run > Custom run, choose `demo`, Submit.
+  next      {torpor} init mywork
+            It asks for bucket, market and directories. `default` and `local`
+            mean this host: nothing is rented.
+  in the UI Deployments, hibernate, Run > Custom run, choose `demo`, Submit.
             torpor stores its files, verifies them, and destroys its machine.
             Then run `wake` the same way: the files are back on a new machine.
   Python    {python}
             {interpreter} -c "from flows import hibernate; hibernate('demo')"
-  blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}
   terminal  {torpor} --help
   stop      {torpor} down

@@ -20,6 +20,7 @@ from tasks.adoption import (
 )
 from tasks.autosave import start_autosave
 from tasks.flow import flow
+from tasks.jobs import check_no_job
 from tasks.runner import runner
 from tasks.snapshot import begin_snapshot, look_for_losses, look_for_new
 from tasks.workspace import OpenWorkspace
@@ -125,6 +126,8 @@ def _released(opened: OpenWorkspace, machine: str, dry_run: bool) -> AdoptReport
     if machine:
         wanted = machine.strip().rpartition(":")[2]
         mine = [rental for rental in mine if rental.machine == wanted]
+    for rental in mine:
+        check_no_job(opened, rental.machine)  # its driver would hand it another book
     warnings: list[str] = []
     for rental in mine if not dry_run else ():
         warnings += end_saves(opened, rental)  # while its mark still lets torpor in

@@ -45,6 +45,5 @@ def create(
         hand_over(tenancy, alone=True, starting=bool(spec.programs))
         if spec.programs:
             programs = start_programs(opened, session, tenancy, freezer)
-        if spec.save_minutes or spec.programs:
-            start_autosave(opened, session, tenancy.machine)
+        start_autosave(opened, session, tenancy.machine)
     return CreateReport(**asdict(tenancy.machine), programs=programs)

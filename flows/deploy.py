@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from blocks import Stack, Workspace
-from flows.procedures.deploy.deployment import Chosen, Trial, deployment_on_a_machine
+from flows.procedures.deploy.deployment import DeployRequest, Trial, deployment_on_a_machine
 from flows.procedures.rounds import rounds
 from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
@@ -87,8 +87,8 @@ def deploy_stack(
     holds an unfinished restore of another snapshot, it is destroyed, and a second round rents
     another one. So it does where the server has started too early; there it starts last."""
     for number, again in enumerate(rounds(2, RestoreUnfinished, StartedTooEarly)):
-        chosen = Chosen(stack, strategy, full_check, trial, early=not number)
-        with again, deployment_on_a_machine(opened, chosen, snapshot) as deployment:
+        request = DeployRequest(stack, strategy, full_check, trial, early=not number)
+        with again, deployment_on_a_machine(opened, request, snapshot) as deployment:
             deployment.stop_earlier()
             deployment.bring()  # environment and workspace, beside each other
             deployment.serve()  # unless it serves already: it needs only what comes first

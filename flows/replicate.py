@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from blocks import Workspace
-from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet, Order
+from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet, FleetRequest
 from tasks.branch import branch
 from tasks.budgets import what_is_left
 from tasks.flow import flow
@@ -15,7 +15,7 @@ from tasks.machines import end_abandoned, left_unfinished, look_for_offers, rent
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.run_table import shown
 from tasks.workspace_blocks import open_workspace, probe_store
-from torpor.control.remote.exchange import Exchange, PeerMode
+from torpor.control.remote.part_tracker import PartTracker, PeerMode
 from torpor.control.rental.search import Offers
 from torpor.control.reports import ReplicateReport
 from torpor.shared.values import WantChange
@@ -54,8 +54,8 @@ def replicate(
             those of the block.
         regions: The regions to rent in this time. Empty: those of the block.
     """
-    order = Order(count, spares, machines, full_check)
-    exchange = Exchange(peers, order.total)
+    request = FleetRequest(count, spares, machines, full_check)
+    tracker = PartTracker(peers, request.total)
     change = WantChange(gpu=gpu.strip(), regions=regions)
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
     with branch():  # the steps of each machine follow these in Prefect's graph
@@ -65,8 +65,8 @@ def replicate(
             if count:
                 end_abandoned(held)
             left = left_unfinished(opened, held, alone=False) if count else []
-            offers = look_for_offers(opened, order.new(left)) if count else Offers([], [])
-            fleet = Fleet(opened, wanted, held, offers, order, exchange)
+            offers = look_for_offers(opened, request.new(left)) if count else Offers([], [])
+            fleet = Fleet(opened, wanted, held, offers, request, tracker)
             # On each machine: create machine, open session, begin restore, restore shares (each is
             # retried by itself), finish restore, check restore, hand over machine.
             fleet.bring(left)

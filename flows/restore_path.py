@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from blocks import Workspace
-from flows.procedures.restore import begun, restore_all
+from flows.procedures.restore import restore_all, restore_run
 from tasks.flow import flow
 from tasks.flow_host import HERE, session_here
 from tasks.machines import chosen_machine, open_session
@@ -66,7 +66,7 @@ def restore_path(
             aside=move_aside,
             spec=opened.spec,
         )
-        with begun(restore):
+        with restore_run(restore):
             restore_all(restore, "restore-path")
     return PathReport(
         workspace=opened.spec.name,

@@ -11,7 +11,7 @@ from blocks import Workspace
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.runner import runner
-from tasks.spending import read_books
+from tasks.spending import read_spending
 from tasks.workspace_blocks import open_workspace
 from torpor.control.money.costs import costs
 from torpor.control.money.months import Month, microseconds
@@ -47,33 +47,33 @@ def spend(
     opened = open_workspace(workspace)
     now = Month.of(microseconds(time.time()), zone)
     since = now.plus(1 - months)
-    books = read_books(opened, since, timezone)
-    counted = costs(books.rentals, books.now_unix, zone)
+    records = read_spending(opened, since, timezone)
+    counted = costs(records.rentals, records.now_unix, zone)
     found = lines(
         [cost for cost in counted if cost.month >= since],
-        books.of,
-        books.stored,
+        records.of,
+        records.stored,
         opened.store.address,
         now,
     )
     title = f"What the workspaces in {opened.store.address} cost, since {since} ({timezone})"
-    title += without(books.unread)
-    if books.store_price is None:
+    title += without(records.unread)
+    if records.store_price is None:
         runner().log.warning(
             "storage is not counted: the price of %s is not known. For a store of your own, set "
             "price_gb_month_usd of its Object Store block, 0 if it costs nothing",
             opened.store.address,
         )
-    shown = rows(found, books.unread)
+    shown = rows(found, records.unread)
     runner().table(key=f"spend-{opened.spec.name}", rows=shown, description=title)
     runner().page(
         key=f"spend-{opened.spec.name}-page",
         markdown=page(
             found,
             what_is_left(opened),
-            books.store_price,
+            records.store_price,
             timezone,
-            books.unread,
+            records.unread,
         ),
         description=title,
     )

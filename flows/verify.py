@@ -9,7 +9,7 @@ from typing import Final
 from blocks import Workspace
 from flows.procedures.drill_machine import drill_machine, end_left_drills
 from flows.procedures.parts import do_parts
-from flows.procedures.restore import begun, restore_all
+from flows.procedures.restore import restore_all, restore_run
 from tasks.events import SnapshotVerified, VerificationFailed, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, machines_of, open_session
@@ -139,7 +139,7 @@ def _drill(opened: OpenWorkspace, found: Verification, wanted: Sequence[Snapshot
 def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> None:
     stored = pick_snapshot(opened, snapshot)
     restore = new_restore(opened, session, stored)
-    with begun(restore, rented=True):
+    with restore_run(restore, rented=True):
         restore_all(restore, "verify")
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from blocks import Workspace
 from flows.procedures.offers import offers_for
 from flows.procedures.rented_machine import own_or_rented_machine
-from flows.procedures.restore import arrival, restore_all
+from flows.procedures.restore import restore_all, restore_run_before_handover
 from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
 from tasks.budgets import what_is_left
@@ -92,7 +92,7 @@ def wake_workspace(
             again,
             own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
             open_session(opened, tenancy.machine) as session,
-            arrival(new_restore(opened, session, wanted), tenancy) as restore,
+            restore_run_before_handover(new_restore(opened, session, wanted), tenancy) as restore,
         ):
             if snapshot in ("", NEWEST):
                 check_still_newest(opened, before)

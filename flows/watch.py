@@ -28,7 +28,7 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
-from flows.procedures.watch.twins import most_frequent_saves, twins, undecided
+from flows.procedures.watch.twins import block_differences, most_frequent_saves, undecided
 from tasks.flow import flow
 from tasks.overview import show_overview
 from tasks.run_table import shown
@@ -91,7 +91,7 @@ def watch(
     for block, one in blocks.items():
         named.setdefault(one.spec.name, []).append(block)
     opened = {name: blocks[of[0]] for name, of in named.items()}  # the first stands for all
-    alike = twins(blocks, named)
+    differences = block_differences(blocks, named)
     standing = list_all_machines([*opened.values()])
     newest, troubles = newest_snapshots(opened)
     if not dry_run:
@@ -123,7 +123,7 @@ def watch(
     ]
     stored = [name for name, made_unix in newest.items() if made_unix is not None]
     doubtful = {**standing.unread, **unread_jobs}
-    left = see_left(standing.findings, opened, named, stored, with_job, alike, doubtful)
+    left = see_left(standing.findings, opened, named, stored, with_job, differences, doubtful)
     watched = [
         *(
             Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
@@ -142,7 +142,7 @@ def watch(
     watched += asleep(opened, newest, {one.workspace for one in watched}, with_job)
     watched = [
         kept_in_doubt(
-            undecided(one, alike.get(one.workspace), one.workspace in with_job),
+            undecided(one, differences.get(one.workspace), one.workspace in with_job),
             doubtful.get(one.workspace, ""),
         )
         for one in watched
@@ -179,16 +179,16 @@ def watch(
         ),
         faults,
     )
-    told = None if dry_run else tell_of(alarms, notify, faults)
+    delivered = None if dry_run else tell_of(alarms, notify, faults)
     if not dry_run:
         sure = {name: of for name, of in named.items() if name not in doubtful}
-        reconcile_abandoned(report.findings, sure, alike, faults)
-        left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
+        reconcile_abandoned(report.findings, sure, differences, faults)
+        left = [act_on_left(one, named[one.workspace][0], delivered, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     if metrics:
-        write_metrics(report, people_hear_of(alarms, told, report.at_unix), metrics)
+        write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)

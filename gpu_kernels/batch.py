@@ -48,7 +48,7 @@ class Planes(NamedTuple):
         return self.memory[number * self.stride : number * self.stride + self.elements]
 
 
-class Work(NamedTuple):
+class KernelLaunches(NamedTuple):
     """Kernels, each with its grid and threads, over jobs on the GPU; ``held`` is what they use."""
 
     gpu: Gpu
@@ -65,7 +65,7 @@ class Work(NamedTuple):
 class RansEncoding(NamedTuple):
     """Planes on their way into streams."""
 
-    work: Work
+    work: KernelLaunches
     planes: Sequence[Any]
     rooms: Sequence[Any]
     sizes: Any
@@ -83,7 +83,7 @@ class RansEncoding(NamedTuple):
 class RansDecoding(NamedTuple):
     """Streams on their way back into planes."""
 
-    work: Work
+    work: KernelLaunches
     verdicts: Any
 
     def check(self) -> None:
@@ -101,7 +101,9 @@ def empty_planes(gpu: Gpu, elements: int, width: int) -> Planes:
     return Planes(gpu.room(stride * width), elements, stride)
 
 
-def split(gpu: Gpu, plains: Sequence[Any], width: int, rotate: bool) -> tuple[Work, list[Planes]]:
+def split(
+    gpu: Gpu, plains: Sequence[Any], width: int, rotate: bool
+) -> tuple[KernelLaunches, list[Planes]]:
     """Cut each of a batch of plain arrays (whole elements) into planes."""
     if width not in (2, 4, 8) or any(plain.nbytes % width for plain in plains):
         raise ValueError(f"{[p.nbytes for p in plains]} bytes are not elements of {width}")
@@ -111,7 +113,7 @@ def split(gpu: Gpu, plains: Sequence[Any], width: int, rotate: bool) -> tuple[Wo
 
 def join(
     gpu: Gpu, planes: Sequence[Planes], plains: Sequence[Any], width: int, rotate: bool
-) -> Work:
+) -> KernelLaunches:
     """Put each of a batch of cut arrays back together, into ``plains``."""
     for cut, plain in zip(planes, plains, strict=True):
         if cut.memory.nbytes < cut.stride * width:
@@ -149,7 +151,9 @@ def rans_encode(
         ("rans_measure", (1, len(planes)), LANES),
         ("rans_pack", grid, threads),
     )
-    return RansEncoding(Work(gpu, _put_jobs(gpu, jobs), kernels, held), planes, rooms, sizes)
+    return RansEncoding(
+        KernelLaunches(gpu, _put_jobs(gpu, jobs), kernels, held), planes, rooms, sizes
+    )
 
 
 def rans_decode(
@@ -175,7 +179,7 @@ def rans_decode(
         ("rans_check", (1, len(streams)), LANES),
         ("rans_decode", grid, LANES << (BLOCK_LOG2 - segment_log2)),
     )
-    return RansDecoding(Work(gpu, _put_jobs(gpu, jobs), kernels, held), verdicts)
+    return RansDecoding(KernelLaunches(gpu, _put_jobs(gpu, jobs), kernels, held), verdicts)
 
 
 def segment_log2_of(stream: Buffer) -> int:
@@ -192,7 +196,7 @@ def _planes_work(
     planes: Sequence[Planes],
     width: int,
     rotate: bool,
-) -> Work:
+) -> KernelLaunches:
     jobs = [
         (plain.data.ptr, cut.memory.data.ptr, cut.elements, cut.stride, width, int(rotate))
         for plain, cut in zip(plains, planes, strict=True)
@@ -200,7 +204,7 @@ def _planes_work(
     most = max(cut.elements for cut in planes)
     grid = (max(1, -(-most // (8 * _THREADS))), len(jobs))
     held = [*plains, *(cut.memory for cut in planes)]
-    return Work(gpu, _put_jobs(gpu, jobs), ((kernel, grid, _THREADS),), held)
+    return KernelLaunches(gpu, _put_jobs(gpu, jobs), ((kernel, grid, _THREADS),), held)
 
 
 def _put_jobs(gpu: Gpu, jobs: Sequence[tuple[int, ...]]) -> Any:

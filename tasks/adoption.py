@@ -10,7 +10,7 @@ import asyncssh
 import msgspec
 
 from tasks.autosave import ask_to_end
-from tasks.machines import endpoint_of, machines_of, open_session
+from tasks.machines import endpoint_of, machines_of, session_with
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -127,8 +127,7 @@ def _ledgers(opened: OpenWorkspace, provider: Provider) -> tuple[Rentals, ...]:
     return tuple(Rentals(store, name) for store in stores.values() for name in look(store))
 
 
-@step("mark machine")
-def mark_adopted(provider: Provider, machine: Machine, label: Label | None) -> None:
+def set_mark(provider: Provider, machine: Machine, label: Label | None) -> None:
     """Mark the machine at its market, or take the mark off, and see that it shows."""
     if not isinstance(provider, Adopts):
         raise InvalidInput(f"{provider.identity} cannot mark machine {machine.id}")
@@ -144,6 +143,9 @@ def mark_adopted(provider: Provider, machine: Machine, label: Label | None) -> N
     )
 
 
+mark_adopted = step("mark machine")(set_mark)
+
+
 @step("end its own saves", retries=ONCE)
 def end_saves(opened: OpenWorkspace, rental: Rental) -> list[str]:
     """Let a machine that is given up save the workspace no more; a warning where it may. It has the
@@ -155,7 +157,7 @@ def end_saves(opened: OpenWorkspace, rental: Rental) -> list[str]:
         if not isinstance(live, Machine) or live.state != "running":
             return []
         named = msgspec.structs.replace(live, label=rental.label)
-        with open_session.function(opened, named) as session:
+        with session_with(opened, named) as session:
             ask_to_end(opened, session)
     except TorporError as error:
         words = (
@@ -179,7 +181,7 @@ def give_up(opened: OpenWorkspace, rental: Rental) -> None:
             "given up"
         )
     if isinstance(live, Machine) and live.label == rental.label:
-        mark_adopted.function(provider, live, None)
+        set_mark(provider, live, None)
     why = "its user has given the adoption up: the machine was left alone"
     opened.rentals.change(rental, state="ended", why=why, snapshot=None)  # its disk changes again
 

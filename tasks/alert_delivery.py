@@ -12,7 +12,7 @@ from tasks.events import AlertRaised, emit
 from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, begun, plan
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, after, newly_seen, plan
 from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
 
@@ -45,7 +45,7 @@ def _remember(alerts: Sequence[Alert]) -> None:
     known = {one.key for one in server.remembered()}
     for alert in alerts:
         if alert.key not in known:
-            server.remember(begun(alert, time.time()))
+            server.remember(newly_seen(alert, time.time()))
 
 
 @step("tell of alerts", retries=ONCE)
@@ -59,7 +59,7 @@ def tell(
     server, now_unix = runner().alerts, time.time()
     memory = {one.key: one for one in server.remembered()}
     wanted = plan(alerts, [*memory.values()], blocks, doubt, now_unix, mended=mended)
-    for one in wanted.begun:
+    for one in wanted.newly_seen:
         server.remember(one)
         memory[one.key] = one
     for one in wanted.raised:

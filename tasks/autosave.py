@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from tasks.retention import tell_of_deletion
 from tasks.retries import ONCE
 from tasks.runner import runner
-from tasks.standing_by import STANDBY_S
+from tasks.standing_by import hand_over
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import OWN_SAVES, book_for, renewed_s
@@ -27,8 +27,8 @@ from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import TorporError
 from torpor.shared.format.names import manifest_key
 from torpor.shared.plain_text import plain
-from torpor.shared.values import Machine, SnapshotId, snapshot_id
-from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
+from torpor.shared.values import Label, Machine, SnapshotId, snapshot_id
+from torpor.shared.wire.autosave import AutosaveState, EndAutosave, LookAtAutosave
 
 LOOK_S: Final = 60.0
 END_S: Final = 20.0
@@ -59,7 +59,7 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
         return
     try:
         state = _look(opened, session)
-        if not _drives(opened, state.job):
+        if not _is_open(opened, state.job):
             _hand_over(opened, session, machine, state)
     except TorporError as error:
         runner().log.warning(
@@ -75,12 +75,14 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         return NO_SAVES
     try:
         state = _look(opened, session)
-        if _drives(opened, state.job):
-            return Saves(f"job {state.job} saves it")
+        if _is_open(opened, state.job):  # its run gives the machine the grants
+            return Saves(f"job {plain(state.job)} saves it, {_until(state)}")
         ends_s = state.until_unix - time.time()
         lasts_s = state.lasts_s or COMMIT_S  # an older process does not say it
         is_fresh = ends_s >= lasts_s - renewed_s(lasts_s)
-        lasts = state.lives and is_fresh and state.left > OWN_SAVES
+        is_as_wanted = bool(state.interval_s) == bool(opened.spec.save_minutes)
+        is_whole = is_fresh and is_as_wanted and state.left >= OWN_SAVES
+        lasts = state.lives and not state.job and is_whole
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
             opened.store.probe()  # how long grants may last
@@ -91,7 +93,7 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
     if state.job:
         job = plain(state.job)
         return Saves(f"job {job}, which is over, saved it until now: its own saves begin")
-    told = _told(state)
+    told = _told(state, opened.spec.save_minutes)
     if is_gone and not told.fail:
         why = "it was deleted, or is on its way. It saves again"
         return Saves(f"snapshot {state.line}, its newest, is not in the store: {why}")
@@ -160,9 +162,18 @@ def held_by_others(
 
 
 def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Not the user's own machine, where nothing outlives the agent, and not for a job, which has
-    saves of its own."""
-    return bool(opened.spec.save_minutes and machine.label and not opened.job)
+    """Where the block wants saves, or its market will say before it takes the machine away. Not the
+    user's own machine, which nobody takes away, and not for a job, whose driver hands the machine
+    its books."""
+    if machine.label is None or opened.job:
+        return False
+    return bool(opened.spec.save_minutes) or _may_be_told(opened, machine, machine.label)
+
+
+def _may_be_told(opened: OpenWorkspace, machine: Machine, label: Label) -> bool:
+    rental = opened.rentals.of(label)
+    is_spot = rental is not None and rental.spot
+    return is_spot and bool(opened.markets.of(machine.provider).abilities.notices)
 
 
 def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
@@ -170,44 +181,44 @@ def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
     return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=LOOK_S)
 
 
-def _drives(opened: OpenWorkspace, job: str) -> bool:
-    """Whether that job, whose supervisor can save the workspace, is not over: then its run gives it
-    the grants."""
+def _is_open(opened: OpenWorkspace, job: str) -> bool:
     return bool(job) and any(one.id == job for one in opened.jobs.open())
 
 
 def _hand_over(
-    opened: OpenWorkspace, session: Agent, machine: Machine, state: AutosaveState
+    opened: OpenWorkspace, session: Agent, machine: Machine, seen: AutosaveState
 ) -> None:
-    """The supervisor of a job that is over may have grants left, and loses them."""
-    spec, store, line = opened.spec, opened.store, state.line
-    every_s = MINUTE_S * spec.save_minutes
+    """``seen``: what the machine says. A job that has got a book since keeps it."""
+    spec, line = opened.spec, seen.line
     basis = line if line and _is_there(opened, line) else None
-    book = book_for(store, spec, opened.key, "", basis, every_s=every_s)
-    notices = opened.markets.of(machine.provider).abilities.notices
-    session.call(
-        Autosave(book, list(notices), instead_of=state.job),
-        request_id=f"{runner().run}:autosave:{secrets.token_hex(8)}",
-        within_s=STANDBY_S,
-    )
+    every_s = MINUTE_S * spec.save_minutes
+    book = book_for(opened.store, spec, opened.key, "", basis, every_s=every_s)
+    hand_over(opened, session, machine, book, instead_of=seen.job)
 
 
 def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
     return opened.store.head(manifest_key(opened.spec.name, snapshot)) is not None
 
 
-def _told(state: AutosaveState) -> Saves:
+def _told(state: AutosaveState, every_minutes: int) -> Saves:
     if not state.lives:  # for longer than a look only where its process always ends
         return Saves("nothing saved it until now: it begins", fail=True)
     if state.error:
         return Saves(f"its own save failed: {plain(state.error)}", fail=True)
+    if not every_minutes:
+        return Saves(f"saves when its market takes it away, {_until(state)}")
     if state.unsaved_s > max(OLD_S, OLD_INTERVALS * state.interval_s):
         return Saves(f"its newest save is {state.unsaved_s / 60:.0f} min old", fail=True)
     if state.stored_unix is None:
         return Saves("no save is due yet")
     minutes = state.interval_s / 60
     at = moment(min(state.stored_unix, 4e9))
-    return Saves(f"saved at {at}, every {minutes:.1f} min")
+    return Saves(f"saved at {at}, every {minutes:.1f} min, {_until(state)}")
+
+
+def _until(state: AutosaveState) -> str:
+    """When the machine's own saves end, if nobody comes."""
+    return f"until {moment(min(state.until_unix, 4e9))} by itself"
 
 
 def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:

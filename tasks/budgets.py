@@ -15,35 +15,35 @@ from tasks.step import step
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job, Stop
-from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, standing
+from torpor.control.money.budgets import WARN_SHARE, BudgetStatus, budget_status, exhausted_unix
 from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
-from torpor.control.rental.search import Offers, Tried
+from torpor.control.rental.search import OfferOutcome, Offers
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
 from torpor.shared.errors import BudgetExceeded, TorporError
 from torpor.shared.values import MachineId
 
 
-def standings(opened: OpenWorkspace) -> list[Standing]:
+def budget_statuses(opened: OpenWorkspace) -> list[BudgetStatus]:
     """How each budget of the workspace stands now. An error if a budget's records cannot be read:
     unknown is not unspent."""
     now_unix = time.time()
     mine = [one for one in opened.budgets() if one.budget.covers(opened.spec.name, opened.project)]
-    return [one.standing(now_unix) for one in mine]
+    return [one.status(now_unix) for one in mine]
 
 
 def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     """The offers of which the workspace's budgets allow ``count`` machines; BudgetExceeded, with
     the reason, if there is none."""
-    found = standings(opened) if count else []
-    for_s = reserve_s(newest_stored_bytes.function(opened)) if found else 0.0
+    found = budget_statuses(opened) if count else []
+    for_s = reserve_s(newest_stored_bytes(opened)) if found else 0.0
     fitting, refused = [], []
     for offer in offers.fitting:
         reason = next(
             (why for one in found if (why := one.refusal(offer.bound_usd_h, count, for_s))), ""
         ) or _too_dear(opened, offer.bound_usd_h, count)
         if reason:
-            refused.append(Tried.of(offer, reason))
+            refused.append(OfferOutcome.of(offer, reason))
         else:
             fitting.append(offer)
     for one in found:
@@ -73,7 +73,7 @@ def _too_dear(opened: OpenWorkspace, usd_h: float, count: int) -> str:
 def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:
     """Check once more what is recorded by now, with what other runs recorded meanwhile, right
     before a machine of this price is asked for, which is recorded too; raises BudgetExceeded."""
-    for one in standings(opened):
+    for one in budget_statuses(opened):
         if reason := one.refusal_of_price(usd_h) or one.refusal():
             raise BudgetExceeded(f"nothing was rented for workspace {opened.spec.name}: {reason}")
 
@@ -81,7 +81,7 @@ def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:
 def what_is_left(opened: OpenWorkspace) -> list[str]:
     """For a report: a sentence for each budget of the workspace."""
     try:
-        return [one.message() for one in standings(opened)]
+        return [one.message() for one in budget_statuses(opened)]
     except TorporError as error:  # the machine is rented, and the work on it done
         return [f"what is left of the budgets is not known: {error}"]
 
@@ -95,7 +95,7 @@ def look_at_budgets(
     not spent. ``opened``: all workspaces, also those without a machine."""
     now_unix = time.time()
     found: list[RunningOut] = []
-    reached: list[Standing] = []
+    reached: list[BudgetStatus] = []
     unread: list[str] = []
     try:
         budgets = opened[0].budgets() if opened else []  # the same ones for every workspace
@@ -108,7 +108,7 @@ def look_at_budgets(
             continue
         try:
             rentals = one.rentals(now_unix)
-            now = standing(one.budget, rentals, now_unix)
+            now = budget_status(one.budget, rentals, now_unix)
             at_unix = exhausted_unix(one.budget, rentals, now_unix)
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
             unread.append(f"budget {one.budget.name} cannot be read: {trouble(error)}")
@@ -120,7 +120,6 @@ def look_at_budgets(
     return BudgetsSeen(found, reached, unread)
 
 
-@step("estimate its hibernation", retries=ONCE)
 def newest_stored_bytes(opened: OpenWorkspace) -> int:
     """The stored bytes of the workspace's newest snapshot; 0, with a warning, if unknown."""
     try:
@@ -135,6 +134,9 @@ def newest_stored_bytes(opened: OpenWorkspace) -> int:
         )
         return 0
     return sum(chunk.stored for chunk in manifest.chunks)
+
+
+estimate_hibernation = step("estimate its hibernation", retries=ONCE)(newest_stored_bytes)
 
 
 @step("stop its jobs", retries=ONCE)

@@ -1,30 +1,32 @@
-"""What canaries have shown of machines: kept after each flight, read before offers are ranked."""
+"""What canaries have shown of machines: kept after each of them, read before offers are ranked."""
 
 from __future__ import annotations
 
 from tasks.runner import runner
 from tasks.workspace import StoredWorkspace
-from torpor.control.rental.canaries import Canaries, Canary, Flown
+from torpor.control.rental.canaries import Canary, CanaryRecords, CanaryResults
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import StoreError
 from torpor.shared.wire.job import Tried
 
 
-def read_canaries(opened: StoredWorkspace) -> Flown:
+def read_canaries(opened: StoredWorkspace) -> CanaryResults:
     """Read those of all accounts in the store; none where that fails, with a warning."""
     try:
-        return Canaries(opened.store).flown()
+        return CanaryRecords(opened.store).results()
     except StoreError as error:
         runner().log.warning("where processes went on is not known: %s", error)
-        return Flown()
+        return CanaryResults()
 
 
-def keep_canary(opened: StoredWorkspace, rental: Rental | None, told: Tried) -> None:
+def keep_canary(opened: StoredWorkspace, rental: Rental | None, answer: Tried) -> None:
     """What the machine of this rental has said; a warning where that cannot be stored. Nothing of a
     user's own machine, and no failure on one in use: what its user does there may be the cause."""
-    if rental is None or (told.why_not and rental.state == "handed over"):
+    if rental is None or (answer.why_not and rental.state == "handed over"):
         return
     try:
-        Canaries(opened.store).keep(rental.provider, Canary.of(rental, told.why_not, told.host))
+        CanaryRecords(opened.store).keep(
+            rental.provider, Canary.of(rental, answer.why_not, answer.host)
+        )
     except StoreError as error:
         runner().log.warning("how the canary fared is not on record: %s", error)

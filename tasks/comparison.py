@@ -13,12 +13,12 @@ from tasks.spending import warn_of
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared, Terms, compared
-from torpor.control.compare.experience import DAYS, Past
+from torpor.control.compare.experience import DAYS, RentalHistory
 from torpor.control.money.costs import read
 from torpor.control.money.storage import look
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rentals
-from torpor.control.rental.search import Tried, ask_for_offers
+from torpor.control.rental.search import OfferOutcome, ask_for_offers
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import TorporError
@@ -26,8 +26,7 @@ from torpor.shared.errors import TorporError
 _DAY_S: Final = 24 * 3600.0
 
 
-@step("pick snapshot")
-def choose_terms(
+def terms_of(
     opened: OpenWorkspace, wanted: str, hours: float, spot: Literal["never", "allowed", "only"]
 ) -> Terms:
     """What is to be rented: as a wake of that snapshot wants it. A workspace without any snapshot
@@ -52,36 +51,41 @@ def choose_terms(
     )
 
 
+choose_terms = step("pick snapshot")(terms_of)
+
+
 @step("read rentals")
-def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[Past, Unread]:
+def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[RentalHistory, Unread]:
     """The rentals of all workspaces in the store, and canaries; and the records that were left out,
     because they cannot be believed. Lists the whole store; changes nothing."""
     since_unix = terms.now_unix - DAYS * _DAY_S
     ledgers = [Rentals(opened.store, name) for name in look(opened.store)]
     unread: Unread = {}
-    past = Past(read(ledgers, since_unix, unread), since_unix, read_canaries(opened))
+    past = RentalHistory(read(ledgers, since_unix, unread), since_unix, read_canaries(opened))
     warn_of(unread)
     return past, unread
 
 
 @step("ask markets")
-def ask_markets(opened: OpenWorkspace, terms: Terms, past: Past, everywhere: bool) -> Compared:
+def ask_markets(
+    opened: OpenWorkspace, terms: Terms, past: RentalHistory, everywhere: bool
+) -> Compared:
     """What all markets sell now. One that cannot be opened or asked stands in the answer with the
     reason. Rents nothing."""
     providers: dict[str, Provider] = {one.identity: one for one in opened.providers}
-    silent: list[Tried] = []
+    silent: list[OfferOutcome] = []
     for reference, one in opened.each() if everywhere else ():
         if isinstance(one, TorporError):
-            silent.append(Tried(reference, "", str(one)))
+            silent.append(OfferOutcome(reference, "", str(one)))
         else:
             providers.setdefault(one.identity, one)
     sold = []
     answers = ask_for_offers([*providers.values()], terms.want)
     for provider, answer in zip(providers.values(), answers, strict=True):
         if isinstance(answer, TorporError):
-            silent.append(Tried(provider.identity, "", str(answer)))
+            silent.append(OfferOutcome(provider.identity, "", str(answer)))
         elif not answer:
-            silent.append(Tried(provider.identity, "", "nothing on sale is like that"))
+            silent.append(OfferOutcome(provider.identity, "", "nothing on sale is like that"))
         else:
             sold.append((provider, answer))
     return compared(sold, silent, past, terms)

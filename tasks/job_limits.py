@@ -64,7 +64,7 @@ class Limits:
 
     def _kept(self, job: Job) -> float:
         if job.newest not in self._kept_s:
-            stored_bytes = newest_stored_bytes.function(self._opened)
+            stored_bytes = newest_stored_bytes(self._opened)
             self._kept_s = {job.newest: hibernation_s(stored_bytes)}
         return self._kept_s[job.newest]
 
@@ -79,4 +79,4 @@ def most_usd_h(opened: OpenWorkspace, job: Job) -> float | None:
 
 def paid_usd_h(opened: OpenWorkspace, left_usd: float) -> float:
     """What machines may cost an hour for which so much money is left."""
-    return max(0.0, left_usd) * 3600 / reserve_s(newest_stored_bytes.function(opened))
+    return max(0.0, left_usd) * 3600 / reserve_s(newest_stored_bytes(opened))

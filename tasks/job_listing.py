@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from blocks import Workspace
 from tasks.job_log import NOWHERE, JobLogReader
 from tasks.jobs import cost_of, machines_of
-from tasks.progress import following
+from tasks.progress import following, now
 from tasks.runner import runner
 from tasks.runs import JobRun, RunState
 from tasks.step import step
@@ -25,6 +25,9 @@ from torpor.control.reports import moment
 from torpor.control.store.records import Unread, named
 from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 
+_BEGINS_S = 300.0
+"""A run that begins loads its flow and reads the store before it writes the record of its job."""
+_LOOK_S = 2.0  # between two looks at a job that waits in a queue
 _SHOWN_LINES = 10
 _MOST_LINE = 200  # characters of a command in an error
 _MOST_CHARS = 256 * 1024
@@ -115,21 +118,43 @@ def _argv(command: str | list[str]) -> list[str]:
 def found_job(
     opened: OpenWorkspace, workspace: Workspace | str, wanted: str
 ) -> tuple[Job | None, QueuedJob | None]:
-    """The record of a job of the workspace and the run of it that waits; InvalidInput if there is
-    neither."""
+    """The record of a job of the workspace, and the run of it that waits or has begun without a
+    record yet; InvalidInput if there is neither."""
     wanted = job_id(wanted.strip())
     block = workspace if isinstance(workspace, str) else workspace._block_document_name
     names = {block, opened.spec.name}
-    queued = next(
-        (one for one in queued_jobs() if one.job == wanted and one.workspace in names), None
-    )
+
+    def run_of(runs: Sequence[QueuedJob]) -> QueuedJob | None:
+        return next((one for one in runs if one.job == wanted and one.workspace in names), None)
+
+    queued = run_of(queued_jobs())
     record = opened.jobs.of(wanted)  # last: a run that has begun meanwhile has written it
-    if record is None and queued is None:
+    if record is not None or queued is not None:
+        return record, queued
+    begins = run_of(queued_jobs(begun_s=_BEGINS_S))
+    if record := opened.jobs.of(wanted):
+        return record, None
+    if begins is None:
         raise InvalidInput(
             f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}, and none "
-            "waits in a queue: `jobs` shows all jobs"
+            "waits in a queue: `torpor job list` shows all jobs"
         )
-    return record, queued
+    return None, begins
+
+
+def begun_job(
+    opened: OpenWorkspace,
+    workspace: Workspace | str,
+    wanted: str,
+    nap: Callable[[float], None] = time.sleep,
+) -> Job:
+    """The record of a job, once its run has written it; InvalidInput where no run will."""
+    while True:
+        record, _ = found_job(opened, workspace, wanted)
+        if record is not None:
+            return record
+        now(f"job {wanted} waits for its turn, or begins")
+        nap(_LOOK_S)
 
 
 def status_of(
@@ -204,7 +229,7 @@ def _last_lines(opened: OpenWorkspace, job: Job) -> str:
 def workspace_of(job: str) -> str:
     """The Workspace block of the job with this id; InvalidInput where none is found."""
     wanted = job_id(job.strip())
-    for queued in queued_jobs():
+    for queued in queued_jobs(begun_s=_BEGINS_S):
         if queued.job == wanted:
             return queued.workspace
     unread = []

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tasks.jobs import look_at_command, secrets_to_hide, without_nuls
-from tasks.machines import machines_of, open_session
+from tasks.machines import machines_of, session_with
 from tasks.progress import now
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -43,7 +43,7 @@ class JobLogReader:
         try:
             machine = self._machine()
             if machine is not None:
-                with open_session.function(self._opened, machine) as session:
+                with session_with(self._opened, machine) as session:
                     yield from self._from_machine(session, tail)
                     yield self._text.feed("", end=True)
                 self.source = f"machine {machine.id}"
@@ -67,7 +67,7 @@ class JobLogReader:
                     now(f"job {job.id} is {job.outcome}")
                     nap(_AGAIN_S)
                     continue
-                with open_session.function(self._opened, machine) as session:
+                with session_with(self._opened, machine) as session:
                     for text in self._from_machine(session, tail, nap):
                         tail = None
                         yield text

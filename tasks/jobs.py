@@ -200,10 +200,12 @@ def start_command(session: Agent, request: StartJob) -> JobState:
     return session.call(request, request_id=_request(), within_s=within_s)
 
 
-@step("stop command")
-def stop_command(session: Agent, job: str) -> JobState:
+def end_command(session: Agent, job: str) -> JobState:
     """End the command and what it left in the background."""
     return session.call(StopJob(job, GRACE_S), request_id=_request(), within_s=STOP_S)
+
+
+stop_command = step("stop command")(end_command)
 
 
 def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> JobLook:
@@ -224,10 +226,13 @@ def without_nuls(text: str) -> str:
     return text.replace("\0", "")
 
 
-def check_no_job(opened: OpenWorkspace) -> None:
-    """MachineInUse while a job runs on the workspace's machine, or is about to."""
+def check_no_job(opened: OpenWorkspace, machine: MachineId | None = None) -> None:
+    """MachineInUse while a job runs on the workspace's machine, or is about to. With ``machine``,
+    one that runs on another machine counts for nothing."""
     for job in opened.jobs.open():
-        if job.driven or job.attempt is not None:
+        at = None if job.attempt is None else job.attempt.machine
+        is_elsewhere = None not in (at, machine) and at != machine
+        if (job.driven or at is not None) and not is_elsewhere:
             raise MachineInUse(
                 f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
                 "machine when it has ended. Stop it with cancel-job, which saves its work"
@@ -275,7 +280,8 @@ def cost_of(opened: OpenWorkspace, job: Job) -> str:
     each = costs(mine, time.time(), zone_named("UTC"))
     words = between(sum(one.low for one in each), sum(one.high for one in each))
     unknown = sum(not one.price_usd_h for one in mine)
-    words += f", with {unknown} machines of unknown price" if unknown else ""
+    machines = "1 machine" if unknown == 1 else f"{unknown} machines"
+    words += f", with {machines} of unknown price" if unknown else ""
     return words + without(unread) + "".join(f"; {why}" for why in unread.values())
 
 

@@ -25,7 +25,7 @@ from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Agent, Session
 from torpor.control.remote.session import OPEN_S
-from torpor.control.rental.canaries import Flown
+from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.ending import GONE_S, end_machine
 from torpor.control.rental.look import Shown, look
 from torpor.control.rental.prospects import matters
@@ -233,8 +233,7 @@ def check_rented(machine: Machine) -> None:
         )
 
 
-@step("open session", phase="connect", says="connecting to machine {machine.id}")
-def open_session(
+def session_with(
     opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S, sleeps: bool = False
 ) -> Session:
     """Connect to the machine, install the agent and attach to it, all within ``open_s``.
@@ -277,6 +276,11 @@ def open_session(
         raise
 
 
+open_session = step("open session", phase="connect", says="connecting to machine {machine.id}")(
+    session_with
+)
+
+
 @step("make paths")
 def make_paths(opened: OpenWorkspace, session: Agent) -> None:
     """Make the workspace's directories on a rented machine, in the first of which its user begins
@@ -292,15 +296,19 @@ def note_made_again(session: Agent, paths: list[str]) -> None:
     session.call(NoteMadeAgain(paths), request_id=secrets.token_hex(8), within_s=PATHS_S)
 
 
-@step("find offers", phase="machine", says="asking the markets for machines")
-def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
+def fitting_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     """The offers of all providers that fit the workspace and its budgets, best first; NoOffer or
     BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
     check_volumes(opened.providers, opened.spec)
     want = opened.spec.want
-    flown = read_canaries(opened) if matters(want) else Flown()
-    found = find_offers(opened.providers, want, flown=flown)
+    canaries = read_canaries(opened) if matters(want) else CanaryResults()
+    found = find_offers(opened.providers, want, canaries=canaries)
     return within_budgets(opened, found, count)
+
+
+look_for_offers = step("find offers", phase="machine", says="asking the markets for machines")(
+    fitting_offers
+)
 
 
 @step("find what was left", phase="machine", says="looking for machines that earlier runs left")

@@ -27,7 +27,7 @@ from torpor.control.store.records import Unread, named
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, made_at
 
-Standing = list[tuple[Machine, Rental | None]]
+RentedMachines = list[tuple[Machine, Rental | None]]
 
 _AT_ONCE: Final = 16
 
@@ -43,7 +43,7 @@ def look_at_all(blocks: Sequence[str], server: AlertServer) -> Overviews:
 
 
 def show_overview(
-    opened: Mapping[str, OpenWorkspace], machines: Callable[[OpenWorkspace], Standing]
+    opened: Mapping[str, OpenWorkspace], machines: Callable[[OpenWorkspace], RentedMachines]
 ) -> Overviews:
     """Renew the table of all workspaces in the UI, from the ``machines`` that a look has found. The
     month's cost is read for those that are awake: a look comes every few minutes."""
@@ -60,7 +60,7 @@ def show_overview(
 
 def overview(
     opened: Mapping[str, OpenWorkspace],
-    machines: Callable[[OpenWorkspace], Standing],
+    machines: Callable[[OpenWorkspace], RentedMachines],
     coming: Sequence[ComingRun],
     *,
     asleep_too: bool = True,
@@ -85,7 +85,7 @@ def overview(
 def _look_at(
     block: str,
     opened: OpenWorkspace,
-    machines: Callable[[OpenWorkspace], Standing],
+    machines: Callable[[OpenWorkspace], RentedMachines],
     asleep_too: bool,
 ) -> Overview:
     """One workspace and the other nodes of its jobs, with the trouble instead of an error."""

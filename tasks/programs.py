@@ -112,9 +112,9 @@ def prove_freezing(
     spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
     if opened.seal.sealed:
         try:
-            freezer, told = _tried(session, flies=True)
+            freezer, answer = _tried(session, with_canary=True)
             if kept:
-                keep_canary(opened, rental, told)
+                keep_canary(opened, rental, answer)
         except TorporError as error:
             freezer = Freezer(why_not=str(error))
     if freezer.why_not and spec.process == "require" and strict:
@@ -161,8 +161,8 @@ def look_at_programs(
     would keep the machine, where all of them have to be. None is stopped."""
     programs = {_id(opened.spec, line): line for line in opened.spec.programs}
     asked = TryFreezing("", [*programs])
-    told = session.call(asked, request_id=_request(), within_s=START_S)
-    found = {froze.job: froze for froze in told.programs}
+    answer = session.call(asked, request_id=_request(), within_s=START_S)
+    found = {froze.job: froze for froze in answer.programs}
     looks = [(line, found.get(job, Froze(job))) for job, line in programs.items()]
     words = [f"{line}: {_looks(look, freezer)}" for line, look in looks]
     required = opened.spec.process == "require"
@@ -174,19 +174,19 @@ def look_at_programs(
 def _freezer(session: Agent) -> Freezer:
     """CRIU, where the architecture and the capabilities are no reason against it."""
     try:
-        return _tried(session, flies=False)[0]
+        return _tried(session, with_canary=False)[0]
     except TorporError as error:
         return Freezer(why_not=str(error))
 
 
-def _tried(session: Agent, *, flies: bool) -> tuple[Freezer, Tried]:
-    """CRIU, and what the machine says; ``flies``: whether of a canary, too."""
-    told, criu = session.call(TryFreezing(""), request_id=_request(), within_s=START_S), ""
-    if not told.why_not:
+def _tried(session: Agent, *, with_canary: bool) -> tuple[Freezer, Tried]:
+    """CRIU, and what the machine says; ``with_canary``: whether of a canary, too."""
+    answer, criu = session.call(TryFreezing(""), request_id=_request(), within_s=START_S), ""
+    if not answer.why_not:
         criu = session.send_bundle(criu_bundle())
-    if criu and flies:
-        told = session.call(TryFreezing(criu), request_id=_request(), within_s=START_S)
-    return Freezer(why_not=told.why_not) if told.why_not else Freezer(criu), told
+    if criu and with_canary:
+        answer = session.call(TryFreezing(criu), request_id=_request(), within_s=START_S)
+    return Freezer(why_not=answer.why_not) if answer.why_not else Freezer(criu), answer
 
 
 def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer:

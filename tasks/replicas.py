@@ -8,7 +8,7 @@ from contextvars import copy_context
 
 from tasks.progress import Progress
 from tasks.step import step
-from torpor.control.remote.exchange import Errand, Member
+from torpor.control.remote.part_tracker import Errand, Member
 from torpor.control.remote.restore import RemoteRestore
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.restore import Peer

@@ -21,7 +21,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.losses import clean, left_behind, size
-from torpor.control.remote.paths import Chosen
+from torpor.control.remote.paths import SnapshotPath
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.search import fit
@@ -65,10 +65,7 @@ NEWEST = "newest"
 _NAMED: Final = 5
 
 
-@step("pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}")
-def pick_snapshot_to_wake(
-    opened: OpenWorkspace, wanted: str
-) -> tuple[StoredSnapshot, OpenWorkspace]:
+def snapshot_to_wake(opened: OpenWorkspace, wanted: str) -> tuple[StoredSnapshot, OpenWorkspace]:
     """The same, and the workspace wanting a machine that this snapshot can be woken on: its disk,
     architecture and CUDA. A snapshot that lacks packs is refused here, and the newest whole one
     named."""
@@ -109,6 +106,11 @@ def pick_snapshot_to_wake(
         *_of_homes(opened),
     ]
     return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
+
+
+pick_snapshot_to_wake = step(
+    "pick snapshot", phase="prepare", says="reading the snapshots of {opened.spec.name}"
+)(snapshot_to_wake)
 
 
 def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[Stored], str]:
@@ -263,9 +265,9 @@ def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredS
 
 
 @step("choose path", phase="prepare")
-def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
+def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> SnapshotPath:
     """The entry that ``path`` names in a snapshot; InvalidInput if there is none."""
-    return Chosen(*entry_at(_read(opened, wanted), path))
+    return SnapshotPath(*entry_at(_read(opened, wanted), path))
 
 
 def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:

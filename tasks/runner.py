@@ -25,7 +25,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Pending(Protocol[R_co]):
+class StepFuture(Protocol[R_co]):
     """A step that was submitted."""
 
     def result(self) -> R_co:
@@ -80,7 +80,7 @@ class Runner(Protocol):
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""
 
-    def submit(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+    def submit(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> StepFuture[R]:
         """The same on another thread of a bounded number, in a copy of this context."""
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:

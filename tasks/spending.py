@@ -11,7 +11,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.money.costs import read, shown_now
 from torpor.control.money.months import Month
-from torpor.control.money.storage import Stored, look, stored, workspaces
+from torpor.control.money.storage import StorageUse, look, stored, workspaces
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.store.records import Unread
@@ -22,21 +22,21 @@ from torpor.shared.values import Label, WorkspaceName
 
 
 @dataclass(frozen=True)
-class Books:
+class SpendingRecords:
     """Everything that a store knows of money. ``of``: the workspace of each name that machines
     were rented under. ``unread``: the records that were left out, because they cannot be
     believed."""
 
     rentals: Sequence[Rental]
     of: Mapping[WorkspaceName, WorkspaceName]
-    stored: Sequence[Stored]
+    stored: Sequence[StorageUse]
     store_price: StorePrice | None
     now_unix: float
     unread: Unread
 
 
 @step("read rentals")
-def read_books(opened: OpenWorkspace, since: Month, timezone: str) -> Books:
+def read_spending(opened: OpenWorkspace, since: Month, timezone: str) -> SpendingRecords:
     """The rentals of all workspaces in the store, from ``since`` on, and what each workspace
     keeps. Lists the whole store; changes nothing."""
     names = look(opened.store)
@@ -48,7 +48,7 @@ def read_books(opened: OpenWorkspace, since: Month, timezone: str) -> Books:
     price = opened.store_price()
     of = workspaces(names)
     warn_of(unread)
-    return Books(rentals, of, stored(names, price), price, now_unix, unread)
+    return SpendingRecords(rentals, of, stored(names, price), price, now_unix, unread)
 
 
 def warn_of(unread: Unread) -> None:

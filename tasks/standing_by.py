@@ -1,4 +1,4 @@
-"""The steps of a job whose machine may have to save by itself."""
+"""What a machine needs to save by itself, and the steps of a job whose machine may have to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from tasks.runner import runner
 from tasks.step import step
-from tasks.workspace import StoredWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import book_for, renewed_s
 from torpor.control.remote.seam import Agent
@@ -15,8 +15,8 @@ from torpor.control.store.receipts import agent_of
 from torpor.control.upkeep.lineage import Choice, Lines, OwnLine, choose
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import SnapshotId
-from torpor.shared.wire.autosave import LookAtAutosave
+from torpor.shared.values import Machine, SnapshotId
+from torpor.shared.wire.autosave import Autosave, Book, LookAtAutosave
 
 STANDBY_S: Final = 180.0
 """An agent that has not answered after this time hangs. The request may have to pass a slow line:
@@ -25,20 +25,32 @@ it has up to 16 MiB."""
 
 @step("stand by")
 def stand_by(
-    opened: StoredWorkspace,
+    opened: OpenWorkspace,
     session: Agent,
+    machine: Machine,
     job: str,
     basis: SnapshotId | None,
     manifest: Manifest | None = None,
     every_s: float = 0.0,
 ) -> float:
-    """Hand the machine all it needs to save by itself; returns in how many seconds it needs that
-    again. ``basis``: the newest snapshot of this machine, or what it was woken from; ``manifest``:
-    its manifest, if at hand; ``every_s``: how often it saves where nobody else does."""
+    """Hand the machine of a job all it needs to save by itself; returns in how many seconds it
+    needs that again. ``basis``: the newest snapshot of this machine, or what it was woken from;
+    ``manifest``: its manifest, if at hand; ``every_s``: how often it saves where nobody else
+    does."""
     book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest, every_s)
-    request_id = f"{runner().run}:standby:{secrets.token_hex(8)}"
-    session.call(book, request_id=request_id, within_s=STANDBY_S)
+    hand_over(opened, session, machine, book)
     return renewed_s(book.lasts_s)
+
+
+def hand_over(
+    opened: OpenWorkspace, session: Agent, machine: Machine, book: Book, instead_of: str = ""
+) -> None:
+    """Let the machine save by itself with that book from now on, in place of an earlier one, which
+    may be that of the job ``instead_of``."""
+    notices = opened.markets.of(machine.provider).abilities.notices
+    request_id = f"{runner().run}:autosave:{secrets.token_hex(8)}"
+    request = Autosave(book, list(notices), instead_of)
+    session.call(request, request_id=request_id, within_s=STANDBY_S)
 
 
 def own_line(job: Job) -> OwnLine:

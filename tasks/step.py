@@ -10,7 +10,7 @@ from typing import Generic, ParamSpec, TypeVar
 from tasks.phases import phase
 from tasks.progress import doing
 from tasks.retries import USUAL, StepRetries
-from tasks.runner import Pending, runner
+from tasks.runner import StepFuture, runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +46,7 @@ class Step(Generic[P, R]):
         ):
             return runner().call(self, *args, **kwargs)
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> StepFuture[R]:
         return runner().submit(self, *args, **kwargs)
 
     def label(self, /, *args: P.args, **kwargs: P.kwargs) -> str:

@@ -14,9 +14,9 @@ import msgspec
 from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
-from tasks.machines import open_session, renter
+from tasks.machines import renter, session_with
 from tasks.retries import ONCE
-from tasks.runner import Pending, runner
+from tasks.runner import StepFuture, runner
 from tasks.standing import what_stands
 from tasks.step import step
 from tasks.trouble import trouble
@@ -223,7 +223,7 @@ def look_at(
     had within LOOK_S. ``saves``: let it go on to save its workspace by itself, as this block
     says."""
     try:
-        with open_session.function(opened, machine, LOOK_S) as session:
+        with session_with(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
             over.start()
             try:
@@ -237,7 +237,7 @@ def look_at(
         return MachineLook(Verdict("unknown", plain(str(trouble(error)))))
 
 
-def seen(look: Pending[MachineLook]) -> MachineLook:
+def seen(look: StepFuture[MachineLook]) -> MachineLook:
     """What a look that was submitted has seen; Unknown also where the look itself failed."""
     try:
         return look.result()
@@ -303,7 +303,7 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     if machine.state != "running" or machine.endpoint is None:
         return LeftLook(None, error=f"it is {machine.state}")
     try:
-        with open_session.function(opened, machine, LOOK_S) as session:
+        with session_with(opened, machine, LOOK_S) as session:
             over = threading.Timer(LOOK_S, session.close)
             over.start()
             try:
@@ -324,7 +324,7 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     return LeftLook(activity.runs, used, holds=held)
 
 
-def seen_left(look: Pending[LeftLook]) -> LeftLook:
+def seen_left(look: StepFuture[LeftLook]) -> LeftLook:
     """As ``seen``."""
     try:
         return look.result()

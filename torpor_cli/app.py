@@ -15,6 +15,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnknownOptionError
 
+from deployments.terminal import say
 from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
@@ -32,8 +33,10 @@ from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
 
 HELP: Final = """Hibernate rented GPU machines into object storage, and wake them anywhere.
 
-`torpor up` starts everything on this host. A workspace is the name of its block.
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 refused because something would be lost, 130 Ctrl-C.
+`torpor up` starts everything on this host. `torpor init` makes a workspace:
+the directories to keep, their bucket, and the market to rent at.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 refused because something would
+be lost, 130 Ctrl-C.
 """
 
 app = App(
@@ -104,13 +107,17 @@ def _run(arguments: list[str]) -> int:
     for argument in arguments:
         if not _is_text(argument):
             shown = os.fsencode(argument).decode(errors="backslashreplace")
-            print(
+            say(
                 f"torpor: the argument {shown} is no UTF-8, and commands and names are sent and "
                 "kept as text: rename the file, or put the command into a script with a name in "
                 "UTF-8",
-                file=sys.stderr,
+                sys.stderr,
             )
             return WRONG_USE
+    if os.environ.get("NO_COLOR"):
+        from rich.console import Console  # cyclopts' own writes in bold all the same
+
+        app.console = Console(color_system=None)
     try:
         _check_words(arguments)
         return app(arguments, exit_on_error=False, print_error=False) or 0
@@ -120,7 +127,7 @@ def _run(arguments: list[str]) -> int:
         says = f"`{' '.join(['torpor', *chain, '--help'])}` lists {of}."
         if chain in PASSING_ON and isinstance(error, UnknownOptionError):
             says = f"Options of the command for the machine follow `--`. {says}"
-        print(f"torpor: {str(error).strip()} {says}", file=sys.stderr)
+        say(f"torpor: {str(error).strip()} {says}", sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         print("torpor: interrupted. `torpor status` shows what is awake", file=sys.stderr)
@@ -132,7 +139,7 @@ def _run(arguments: list[str]) -> int:
         code, words = explained(error)
         if not words:
             raise
-        print(f"torpor: {short(words)}", file=sys.stderr)
+        say(f"torpor: {short(words)}", sys.stderr)
         return code
 
 

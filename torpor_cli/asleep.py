@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from deployments.terminal import say
 from torpor.shared.errors import InvalidInput, TorporError, WorkspaceAwake
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def put_back(block: Workspace, *, overwrite: bool = False, lost: str = "") -> It
             yield
         except BaseException:
             said = _saved_again(block, overwrite, lost)
-            print(f"torpor: block workspace/{name_of(block)} {said}", file=sys.stderr)
+            say(f"torpor: block workspace/{name_of(block)} {said}", sys.stderr)
             raise
 
 

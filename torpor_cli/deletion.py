@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
+from deployments.terminal import say
 from torpor.shared.errors import (
     InvalidInput,
     RunCancelled,
@@ -91,7 +92,7 @@ def delete(
             if snapshots:
                 _delete_snapshots(opened, found)
         _forget_logins(workspace)
-        print(f"workspace {workspace} is deleted{_next_step(block, opened, found, snapshots)}")
+        say(f"workspace {workspace} is deleted{_next_step(block, opened, found, snapshots)}")
 
 
 def _delete_block(block: Workspace) -> None:
@@ -239,7 +240,7 @@ def _forget_logins(workspace: str) -> None:
     try:
         logins.forget(workspace)
     except OSError as error:
-        print(f"torpor: warning: the logins of {workspace} stay: {error}", file=sys.stderr)
+        say(f"torpor: warning: the logins of {workspace} stay: {error}", sys.stderr)
 
 
 def _next_step(block: Workspace, opened: OpenWorkspace, found: _Found, snapshots: bool) -> str:

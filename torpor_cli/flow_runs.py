@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from deployments.terminal import Waiting
 from torpor.shared.errors import TorporError
-from torpor_cli.following import said
 from torpor_cli.output import print_report, quiet
 from torpor_cli.server import connected
 
@@ -63,8 +63,8 @@ def run(
     """
     chosen = options or Options()
     with ExitStack() as open_until_the_end:
-        with nullcontext() if chosen.json else said("loading the flow"):  # Prefect takes seconds
-            ui = open_until_the_end.enter_context(connected())
+        ui = open_until_the_end.enter_context(connected())
+        with Waiting("loading the flow"):  # a second or two
             import flows
 
             flow = getattr(flows, name)

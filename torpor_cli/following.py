@@ -9,8 +9,6 @@ scrolls, would keep a job from storing its work. A thread writes.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import threading
 import time
@@ -20,17 +18,14 @@ from contextlib import contextmanager, suppress
 from queue import Queue
 from typing import Final, TextIO
 
+from deployments.terminal import CLEARED, NOTED_S, TICK_S, columns, cut, folded, rewrites
 from torpor.shared.plain_text import plain, short
 
-TICK_S: Final = 1.0
 REPEAT_S: Final = 10.0
 """Between two lines about the same thing in a pipe, and the time over which a rate is measured."""
 MOST_WAITING: Final = 32 * 1024 * 1024
 """Characters that wait for a reader. What comes after them is left out, and its size is named."""
-_NOTED_S: Final = 2.0
-"""What takes less is shown without its seconds."""
 _UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
-_CLEARED: Final = "\r\x1b[K"
 
 
 class Follower:
@@ -41,7 +36,7 @@ class Follower:
     ) -> None:
         self._stream = stream or sys.stderr
         self._clock = clock
-        self._rewrites = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._rewrites = rewrites(self._stream)
         self._lock = threading.RLock()
         self._things: dict[str, tuple[str, float]] = {}  # what is done, in words, and since when
         self._written_s = 0.0
@@ -121,10 +116,10 @@ class Follower:
         """Write a line that stays, above the one that is rewritten."""
         with self._lock:
             if self._open:
-                self._put(_CLEARED)
+                self._put(CLEARED)
                 self._open = False
             self._end_output()
-            self._put(f"{line}\n")
+            self._put(f"{folded(line, self._stream)}\n")
 
     def prints(self, text: str) -> None:
         """Write the output of a command on a machine to standard output: raw into a pipe. A
@@ -172,7 +167,7 @@ class Follower:
         lines = [bar.line() for bar in reversed(self._bars.values())]
         for words, since_s in reversed(self._things.values()):
             took_s = now_s - since_s
-            lines.append(words + (f", {_time(took_s)}" if took_s >= _NOTED_S else ""))
+            lines.append(words + (f", {_time(took_s)}" if took_s >= NOTED_S else ""))
         return "; ".join(lines)
 
     def _write(self, line: str) -> None:
@@ -184,7 +179,7 @@ class Follower:
         if not self._rewrites:
             self._put(f"{line}\n")
             return
-        self._put(_CLEARED + _cut(line, _columns(self._stream) - 1))
+        self._put(CLEARED + cut(line, columns(self._stream) - 1))
         self._open = True
 
     def _put(self, text: str) -> None:
@@ -234,14 +229,6 @@ class Follower:
             self._open = False
 
 
-@contextmanager
-def said(words: str) -> Iterator[None]:
-    """Say what this command does before it can run a flow."""
-    with Follower() as follower:
-        follower.begins("", words)
-        yield
-
-
 class _Bar:
     """The bytes of one thing, and its rate over the last REPEAT_S."""
 
@@ -285,18 +272,3 @@ def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _columns(stream: TextIO) -> int:
-    if os.environ.get("COLUMNS", "").isdigit():
-        return max(2, int(os.environ["COLUMNS"]))
-    try:
-        return max(2, os.get_terminal_size(stream.fileno()).columns or 80)
-    except (OSError, ValueError):
-        return shutil.get_terminal_size().columns
-
-
-def _cut(text: str, columns: int) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    return text if cell_len(text) <= columns else set_cell_size(text, columns)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from deployments.terminal import Waiting, say
 from torpor.shared.errors import InvalidInput, RunCancelled
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ def demo(*, verbose: Annotated[bool, Parameter(negative=())] = False) -> int:
     Args:
         verbose: Show the logs of the flows too.
     """
-    from deployments.demo import main
+    with Waiting("loading torpor"):
+        from deployments.demo import main
 
     return main(["--verbose"] if verbose else [])
 
@@ -51,10 +55,11 @@ def up(
             knows of machines, jobs and host keys. For after a key was lost. Look at
             `torpor reconcile` first.
     """
-    from deployments.installation import Installation
-    from deployments.up import up as start
-    from torpor_cli import logins
-    from torpor_cli.server import connected
+    with Waiting("loading torpor"):
+        from deployments.installation import Installation
+        from deployments.up import up as start
+        from torpor_cli import logins
+        from torpor_cli.server import connected
 
     installation = Installation.here()
     start(installation, port, database, believe_records)
@@ -73,10 +78,10 @@ def _choose(installation: Installation, idle: Idle | None) -> None:
         idle = choice.ask()
     if idle is not None:
         choice.choose(installation, idle)
-        print(f"  idle      {choice.SAYS[idle]}")
+        say(f"  idle      {choice.SAYS[idle]}")
     elif not chosen:
-        print(f"  idle      {choice.SAYS['off']}")
-        print("            torpor up --idle hibernate, or report, changes that")
+        say(f"  idle      {choice.SAYS['off']}")
+        say("            torpor up --idle hibernate, or report, changes that")
 
 
 def _say_who_is_told(notify: Sequence[str] | None) -> None:
@@ -86,10 +91,10 @@ def _say_who_is_told(notify: Sequence[str] | None) -> None:
     if notify:
         install(notify)
     if names := PrefectAlerts().notifiers():
-        print(f"  alerts    {', '.join(names)} tells of them")
+        say(f"  alerts    {', '.join(names)} tells of them")
     else:
-        print("  alerts    make a notification block on the UI's page Blocks, and name it:")
-        print("            torpor up --notify slack-webhook/NAME")
+        say("  alerts    make a notification block on the UI's page Blocks, and name it:")
+        say("            torpor up --notify slack-webhook/NAME")
 
 
 def down(
@@ -111,7 +116,13 @@ def down(
     installation = Installation.here()
     if not yes and runs(installation):
         _ask_to_leave_rented(own_server(installation))
-    end(installation, machines=machines)
+    said = StringIO()
+    try:
+        with Waiting("ending workers, store and Prefect server"), redirect_stdout(said):
+            end(installation, machines=machines)
+    finally:
+        if words := said.getvalue().rstrip():
+            say(words)
 
 
 def _ask_to_leave_rented(own: str | None) -> None:
@@ -128,7 +139,8 @@ def _ask_to_leave_rented(own: str | None) -> None:
         with connected():
             from tasks.rented import rented_now
 
-            rented = rented_now()
+            with Waiting("asking which machines are rented"):
+                rented = rented_now()
     except Exception as error:  # noqa: BLE001 - a server that fails must not keep torpor from ending
         said = f"Nobody can say which machines are rented: {error}"
     else:
@@ -145,7 +157,7 @@ def _ask_to_leave_rented(own: str | None) -> None:
             f"{said} Nobody is at the terminal to answer, and nothing was ended: add --yes "
             "(`make down YES=1`) to leave them running"
         )
-    print(said)
+    say(said)
     if not agrees("End torpor all the same?"):
         raise RunCancelled("torpor runs on: nothing was ended")
 

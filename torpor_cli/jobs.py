@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
+from deployments.terminal import say
 from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Options, run
@@ -113,12 +114,15 @@ def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bo
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
-            other = " as --gpu, --image and --spot say" if change != WantChange() else ""
-            print(
+            chosen = {"--gpu": change.gpu, "--image": change.image}
+            chosen["--spot"] = "" if change.spot == "never" else change.spot
+            named = [option for option, given in chosen.items() if given]
+            other = f" by {' and '.join(named)}" if named else ""
+            say(
                 f"torpor: the job runs on the machine that workspace {workspace} is on. Where that "
                 f"is lost, the job rents another one{other}, at most at the highest price of the "
                 "workspace",
-                file=sys.stderr,
+                sys.stderr,
             )
             return
         try:
@@ -187,14 +191,18 @@ def log(
     """
     workspace, job = _named(workspace, job)
     with connected(), shown_progress() as follower:
-        from tasks.job_listing import found_job
+        from tasks.job_listing import begun_job, found_job
         from tasks.job_log import JobLogReader
         from tasks.workspace_blocks import open_workspace
 
         opened = open_workspace(workspace)
-        record, _ = found_job(opened, workspace, job)
+        record = begun_job(opened, workspace, job) if follow else None
+        record = record or found_job(opened, workspace, job)[0]
         if record is None:
-            raise InvalidInput(f"job {job} has not begun: it waits in a queue, and has no log")
+            raise InvalidInput(
+                f"job {job} has not begun: it waits for its turn, and has no log yet. "
+                f"`torpor job log {job} -f` waits for it"
+            )
         reader = JobLogReader(opened, record)
         for text in reader.follow(tail) if follow else reader.read(tail):
             follower.prints(text)

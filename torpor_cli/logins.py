@@ -12,17 +12,23 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from deployments.terminal import Waiting, say
 from torpor.control.own_server import FOLDER_VARIABLE, choose_server, state_folder
 from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
 from torpor.shared.values import Endpoint, Machine
 from torpor_cli import login_check
 
+NO_SSH: Final = (
+    "this host has no `ssh`, which logs in to machines: as root, run `apt-get install "
+    "openssh-client`, or what installs OpenSSH's client here"
+)
 _COMMENT: Final = "# torpor: the names of workspaces. `torpor ssh --setup` has added this line."
 _ANY_BYTES: Final = "surrogateescape"
 """A user's file may hold bytes that are no UTF-8, such as a comment in ISO-8859-1: they stay."""
@@ -48,7 +54,8 @@ user, to whatever host."""
 
 def set_up() -> None:
     """Add the line to the user's SSH configuration, unless it is there."""
-    config = write_config()
+    with Waiting("reading the names of the workspaces"):
+        config = write_config()
     users = _users()
     line = f'Include "{config}"'
     try:
@@ -62,8 +69,15 @@ def set_up() -> None:
             f"{line}"
         ) from None
     names = [path.name for path in sorted(_hosts().glob("*")) if not path.suffix]
-    print(f"{users} includes {config}")
-    print(f"now `ssh NAME` works for: {', '.join(names) or 'no workspace yet'}")
+    say(f"{users} includes {config}")
+    say(f"now `ssh NAME` works for: {', '.join(names) or 'no workspace yet'}")
+    if not has_ssh():
+        say(f"torpor: warning: {NO_SSH}", sys.stderr)
+
+
+def has_ssh() -> bool:
+    """Whether this host has OpenSSH's client."""
+    return shutil.which("ssh") is not None
 
 
 def is_set_up() -> bool:
@@ -248,6 +262,8 @@ def _is_new_openssh() -> bool:
     """Whether it is 8.5 or newer, which KnownHostsCommand came with: an option that it does not
     know would end each `ssh` of its user. Before, a shared connection kept standard error open when
     its first `ssh` had ended: whoever read that waited for five minutes."""
+    if not has_ssh():
+        return False
     asked = ["ssh", "-F", "none", "-G", "-o", "KnownHostsCommand=none", "localhost"]
     return not subprocess.run(asked, capture_output=True, check=False).returncode
 

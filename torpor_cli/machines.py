@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
+from deployments.terminal import say
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Format, Options, run
@@ -41,8 +42,11 @@ def offers(
         region: A region, where it is not to be the workspace's. May be repeated.
     """
     chosen = options or Format()
-    with connected(), quiet(chosen.json):
-        found = offers_of(workspace, snapshot, change=WantChange(gpu, region or []))
+    with connected():
+        from tasks.progress import doing
+
+        with quiet(chosen.json), doing("asking the markets for machines"):
+            found = offers_of(workspace, snapshot, change=WantChange(gpu, region or []))
         if chosen.json:
             print_report(found, as_json=True)
         else:
@@ -177,6 +181,8 @@ def ssh(
     """
     from torpor_cli import logins
 
+    if not (setup or refresh or logins.has_ssh()):
+        raise InvalidInput(logins.NO_SSH)
     if workspace and not (setup or refresh or machine) and (file := logins.current(workspace)):
         _log_in(file, workspace, command)
     with connected():
@@ -285,5 +291,7 @@ def _say_login(report: Any, workspace: str, options: Options | None) -> None:
         try:
             logins.refresh_quietly(workspace)  # the first `ssh` need not look
         except Exception as error:  # noqa: BLE001 - the machine is rented, and `ssh` looks itself
-            print(f"torpor: warning: `ssh {workspace}` is slow once: {error}", file=sys.stderr)
-    print(f"log in: {logins.command_for(workspace)}")
+            say(f"torpor: warning: `ssh {workspace}` is slow once: {error}", sys.stderr)
+    say(f"log in: {logins.command_for(workspace)}")
+    if not logins.has_ssh():
+        say(f"torpor: warning: {logins.NO_SSH}", sys.stderr)

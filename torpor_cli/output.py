@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from deployments.terminal import folded, say
 from torpor.shared.errors import TorporError
 from torpor.shared.plain_text import plain, plain_json, short
 from torpor_cli.following import Follower
@@ -50,7 +51,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "", *, wide: bool
     from rich.table import Table
 
     if title:
-        print(short(title))
+        say(short(title))
     if not rows:
         return
     terminal = sys.stdout.isatty()
@@ -66,19 +67,23 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "", *, wide: bool
     forced = None if bold else False
     Console(width=width, highlight=False, markup=False, force_terminal=forced).print(table)
     if left:
-        print(f"--wide shows more: {', '.join(left)}")
+        say(f"--wide shows more: {', '.join(left)}")
 
 
 def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], list[str]]:
     """The columns that a terminal shows, and the others that have values. The last one that is
-    shown may need several lines."""
+    shown may need several lines, split between words: nobody can copy half an id."""
     from rich.cells import cell_len
 
     shown: list[str] = []
     having = [name for name in rows[0] if any(_shown(row.get(name)) for row in rows)]
     for name in having:
-        widest = max(cell_len(text) for text in [name, *(_shown(row.get(name)) for row in rows)])
-        if shown and widest > width and width < max(_FOLDED, cell_len(name)):
+        texts = [name, *(_shown(row.get(name)) for row in rows)]
+        widest = max(map(cell_len, texts))
+        least = max(_FOLDED, cell_len(name))
+        if len(shown) > 1:  # of two columns, what and value, both are shown
+            least = max(least, *(cell_len(word) for text in texts for word in text.split()))
+        if shown and widest > width and width < least:
             break
         shown.append(name)
         width -= widest + _GAP
@@ -119,7 +124,7 @@ def _asked_here(answers: Callable[[str], bool], asks: bool) -> Iterator[None]:
 
 
 def _asked(question: str) -> bool:
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(folded(f"{question} [y/N] ", sys.stderr), end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -129,7 +134,7 @@ def quiet(as_json: bool, *, asks: bool = False) -> AbstractContextManager[object
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
+    say(line, sys.stderr)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, Final
 
+from deployments.terminal import folded
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import WantChange
 from torpor_cli.output import print_rows, shown_progress
@@ -25,7 +26,7 @@ def answer(question: str) -> str:
     """What the person at the terminal answers. RunCancelled where the input ends before."""
     try:
         with _seen():
-            return input(question).strip()
+            return input(folded(question, sys.stdout)).strip()
     except EOFError:
         raise RunCancelled("the input ended before an answer: nothing was done") from None
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from deployments.installation import Installation, cache_folder
+from deployments.terminal import Waiting
 from torpor.control.own_server import choose_server
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.output import quiet
@@ -29,20 +30,21 @@ def connected() -> Iterator[str]:
     os.environ.setdefault("DO_NOT_TRACK", "1")  # else Prefect sends usage data, and says so
     looks = gc.isenabled()
     gc.disable()  # all that is imported stays, and looking for garbage in it takes 0.2 s
-    try:
-        from blocks.connection import prefect_settings  # Prefect takes a second to import
-    finally:
-        if looks:
-            gc.enable()
-    gc.freeze()
+    with Waiting("loading Prefect"):
+        try:
+            from blocks.connection import prefect_settings  # Prefect takes a second to import
+        finally:
+            if looks:
+                gc.enable()
+        gc.freeze()
 
-    api = prefect_settings().api
-    if api.url is None:
-        raise InvalidInput(_UNKNOWN)
-    login = api.auth_string.get_secret_value() if api.auth_string else ""
-    key = api.key.get_secret_value() if api.key else ""
-    _check(api.url, login, key)
-    from prefect.context import SyncClientContext
+        api = prefect_settings().api
+        if api.url is None:
+            raise InvalidInput(_UNKNOWN)
+        login = api.auth_string.get_secret_value() if api.auth_string else ""
+        key = api.key.get_secret_value() if api.key else ""
+        _check(api.url, login, key)
+        from prefect.context import SyncClientContext
 
     # Prefect's own lines are no message of a command.
     with quiet(as_json=True), ExitStack() as until_the_end:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from deployments.terminal import say
 from torpor.shared.errors import InvalidInput
 from torpor_cli.asleep import (
     check_asleep,
@@ -58,7 +59,7 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
             if was != now
         ]
         if not rows:
-            print(f"workspace {workspace} is as it was: it has these settings already")
+            say(f"workspace {workspace} is as it was: it has these settings already")
             return
         changed = {row["setting"] for row in rows}
         new.spec()  # the blocks of its tuning and idleness are there
@@ -82,7 +83,7 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
         print_rows(rows, f"workspace {workspace} is changed", wide=wide)
         setup.say_of_this_home(new.paths if "paths" in changed else [])
         if "store" in changed:
-            print(f"Its snapshots in {old.store} stay there: a wake looks in {new.store} alone.")
+            say(f"Its snapshots in {old.store} stay there: a wake looks in {new.store} alone.")
 
 
 def _of(block: Workspace) -> list[tuple[str, Any]]:

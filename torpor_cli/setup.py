@@ -14,8 +14,10 @@ from typing import Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
+from deployments.terminal import say
 from torpor.control.own_server import state_folder
 from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
@@ -134,10 +136,11 @@ def init(
         _save(undo, block, name)
         undo.pop_all()
         say_of_this_home(paths)
-        print(f"workspace   {name} is saved. `torpor offers {name}` shows what to rent, and")
-        print(f"            `torpor create {name}` rents an empty machine. For a machine of yours:")
-        print(f"            `torpor hibernate {name} --machine USER@HOST` stores what is there.")
-        print(f"            `torpor edit {name}` changes it.")
+        say(f"workspace   {name} is saved")
+        say(f"            `torpor offers {name}` shows what to rent")
+        say(f"            `torpor create {name}` rents an empty machine")
+        say(f"            `torpor hibernate {name} --machine USER@HOST` stores one of yours")
+        say(f"            `torpor edit {name}` changes its settings")
 
 
 def _store(
@@ -168,7 +171,7 @@ def _store(
         endpoint, region = _place(kind)
     _region_and_endpoint(kind, region, endpoint)  # before a key is made
     if kind in _STORE_KEYS and not (access_key and os.environ.get(STORE_VARIABLE)):
-        print(f"Keys are made at {_STORE_KEYS[kind]}")
+        say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
     key_file = state_folder() / "keys" / name
@@ -187,7 +190,7 @@ def _store(
     _save(undo, keys, name)
     _save(undo, block, name)
     try_store(name)
-    print(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
+    say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
 
 
@@ -201,8 +204,10 @@ def _flavour(given: str) -> Any:
         return kind
 
     if not given:
-        print("Kinds of store: s3, r2, b2, wasabi, minio, seaweedfs, other; `default` is the one")
-        print("on this host.")
+        say(
+            "Kinds of store: s3, r2, b2, wasabi, minio, seaweedfs, other; `default` is the one on "
+            "this host."
+        )
     return _answered("Kind of store", "default", known, given)
 
 
@@ -257,8 +262,8 @@ def _provider(undo: ExitStack, market: str) -> str:
         return named
 
     if not market:
-        print(f"Markets: {', '.join(keyed)}; `local` makes machines on this host.")
-        print("The blocks of EC2, GCP, Azure and Kubernetes are made on the UI's page Blocks.")
+        say(f"Markets: {', '.join(keyed)}; `local` makes machines on this host.")
+        say("The blocks of EC2, GCP, Azure and Kubernetes are made on the UI's page Blocks.")
     market = _answered("Market", "local", known, market)
     if market == "local":
         try_market("local-provider/default")
@@ -267,7 +272,7 @@ def _provider(undo: ExitStack, market: str) -> str:
     slug, fields = kind.get_block_type_slug(), kind.model_fields
     if "default" not in saved_names(kind):
         if market in _MARKET_KEYS and not os.environ.get(MARKET_VARIABLE):
-            print(f"Keys are made at {_MARKET_KEYS[market]}")
+            say(f"Keys are made at {_MARKET_KEYS[market]}")
         needed = [name for name, field in fields.items() if field.is_required()]
         needed.remove("api_key")
         more = {
@@ -287,10 +292,10 @@ def say_of_this_home(paths: Sequence[str]) -> None:
     home = Path.home()
     for path in paths:
         if Path(path).is_relative_to(home) and home != Path("/"):
-            print(
+            say(
                 f"torpor: warning: {path} is below the home of this host. For the home of the "
                 f"machine, write ~ in quotes: '~/{Path(path).relative_to(home)}'",
-                file=sys.stderr,
+                sys.stderr,
             )
 
 
@@ -300,7 +305,7 @@ def try_store(name: str) -> None:
 
     opened = load(name, (ObjectStore,), of="").open()
     opened.probe()
-    print(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
+    say(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
 
 
 def try_market(reference: str) -> None:
@@ -310,9 +315,9 @@ def try_market(reference: str) -> None:
     opened = load(reference, PROVIDERS, of="").open()
     account = opened.check("")
     balance = "" if account.balance_usd is None else f", balance {account.balance_usd:.2f} $"
-    print(f"market      {opened.identity}: account {account.name}{balance}")
+    say(short(f"market      {opened.identity}: account {account.name}{balance}"))
     for note in account.notes:
-        print(f"            {note}")
+        say(f"            {note}")
 
 
 def _limit(reference: str, gpu: str) -> float:
@@ -327,13 +332,13 @@ def _limit(reference: str, gpu: str) -> float:
     try:
         fitting = find_offers([opened], Want(gpu=gpu or None)).fitting
     except NoOffer as error:
-        print(f"offers      {error}")
+        say(f"offers      {error}")
     else:
         prices = [offer.bound_usd_h for offer in fitting]
         if not any(prices):
             return 0.0
         suggested = f"{max(0.01, _ROOM * prices[0]):.2f}"
-        print(f"offers      {len(prices)} fit now, the best one at {prices[0]:.3f} $/h")
+        say(f"offers      {len(prices)} fit now, the best one at {prices[0]:.3f} $/h")
     return _answered(
         "Highest price of a machine in $ an hour; none for no limit", suggested or "none", _price
     )
@@ -432,7 +437,7 @@ def _answered(
         try:
             return check(answer(f"{question}{shown}: ") or usual)
         except InvalidInput as error:
-            print(f"torpor: {error}", file=sys.stderr)
+            say(f"torpor: {error}", sys.stderr)
 
 
 def _secret(question: str, variable: str) -> str:

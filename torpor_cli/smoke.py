@@ -12,7 +12,7 @@ from torpor_cli.output import print_report, print_rows, quiet
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:
-    from torpor.control.smoke.plan import Plan
+    from torpor.control.smoke.plan import SmokePlan
 
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -46,7 +46,7 @@ def smoke(
     with connected(), quiet(chosen.json):
         from deployments import smoke as trial
 
-        def agree(plan: Plan) -> None:
+        def agree(plan: SmokePlan) -> None:
             if not chosen.json:
                 print_rows(plan.rows(), plan.title(), wide=chosen.wide)
             if not yes:

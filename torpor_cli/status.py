@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deployments.terminal import Waiting
 from torpor_cli.flow_runs import Format
 from torpor_cli.output import print_report
 from torpor_cli.server import connected
@@ -22,6 +23,7 @@ def status(*workspace: str, options: Format | None = None) -> None:
         there = saved_names(Workspace)
         for name in {*workspace} - {*there}:
             Workspace.of(name)  # a wrong name is an error, a damaged block is a row
-        report = look_at_all(workspace or there, PrefectAlerts())
+        with Waiting("looking at the workspaces"):
+            report = look_at_all(workspace or there, PrefectAlerts())
         chosen = options or Format()
         print_report(report, as_json=chosen.json, wide=chosen.wide)

@@ -73,8 +73,8 @@ class Torpor:
     ) -> None:
         self._gpu = gpu
         self._plain_bytes = sum(int(plain.nbytes) for plain in plains)
-        self._encode: list[batch.Work] = []
-        self._join: list[batch.Work] = []
+        self._encode: list[batch.KernelLaunches] = []
+        self._join: list[batch.KernelLaunches] = []
         self._raw: list[tuple[Any, Any]] = []
         if element.width > 1:
             cut, planes = batch.split(gpu, plains, element.width, element.turned)

@@ -1,17 +1,14 @@
 """Draw the README's pictures, from kept results and a recorded run, as SVG.
 
-    python docs/pictures/draw.py             # bars.svg, life.svg and demo.svg, beside this file
-    python docs/pictures/draw.py --record    # run `make demo` first, and keep what it printed
+    python docs/pictures/draw.py    # bars.svg, life.svg and evening.svg, beside this file
 
-bars.svg and life.svg come from benchmarks/results/peers.json, demo.svg from demo.json.
+bars.svg and life.svg come from benchmarks/results/peers.json, evening.svg from evening.json, which
+evening.py records.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +19,7 @@ from torpor.control.store_prices import LIST_PRICES
 HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]
 PEERS: Final = CHECKOUT / "benchmarks" / "results" / "peers.json"
-RECORDING: Final = HERE / "demo.json"
+RECORDING: Final = HERE / "evening.json"
 
 INK, FAINT, GRID, PAPER = "#1f2937", "#6b7280", "#e5e7eb", "#ffffff"
 BLUE, GREY, LIGHT, RED = "#2563eb", "#9ca3af", "#d1d5db", "#dc2626"
@@ -42,13 +39,23 @@ WORK: Final = tuple((24.0 * day + 9, 24.0 * day + 17) for day in range(5))
 """When the example's machine is rented: hours since Monday, 0:00."""
 WEEK_H: Final = 168.0
 
+SHOWN: Final = (
+    "torpor init",
+    "torpor create",
+    "ssh mywork",
+    "torpor hibernate",
+    "torpor wake",
+    "torpor job run",
+)
+"""The commands of the evening that the picture shows; ``--detach`` is left out."""
 PAUSE_S: Final = 0.4
-"""The longest pause that the recording shows, so that nobody waits."""
+"""The longest pause that the picture shows, so that nobody waits."""
+TYPED_S: Final = 1.5
+"""The pause after a command has ended, for whoever reads."""
+ROWS, COLUMNS = 24, 80
 
 
 def main() -> None:
-    if "--record" in sys.argv[1:]:
-        RECORDING.write_text(json.dumps(record(), indent=1) + "\n")
     for name, picture in pictures().items():
         (HERE / name).write_text(picture)
 
@@ -59,7 +66,7 @@ def pictures() -> dict[str, str]:
     return {
         "bars.svg": bars(peers),
         "life.svg": life(peers),
-        "demo.svg": terminal(json.loads(RECORDING.read_text())),
+        "evening.svg": terminal(json.loads(RECORDING.read_text())),
     }
 
 
@@ -151,40 +158,32 @@ def _worked(hour: float) -> float:
     return sum(max(0.0, min(hour, ended) - began) for began, ended in WORK)
 
 
-def record() -> list[list[Any]]:
-    """Run `make demo`; its lines, each with the second at which it came."""
-    command = ["make", "--silent", "demo"]
-    began = time.monotonic()
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as demo:
-        lines = [
-            [round(time.monotonic() - began, 1), line.rstrip("\n")] for line in demo.stdout or ()
-        ]
-    if demo.returncode:
-        raise SystemExit(f"make demo ended with status {demo.returncode}: nothing was kept")
-    return lines
-
-
-def terminal(lines: list[list[Any]]) -> str:
-    """The recorded lines as a terminal shows them. They appear in turn where CSS is animated, and
-    stand there at once elsewhere."""
-    shown = [[0.0, "$ make demo"], *lines]
-    high, wide = 17, 7.25
-    width = 32 + wide * max(len(text) for _, text in shown)
-    height = 52 + high * len(shown)
-    at, clock, rows = 0.5, 0.0, []
-    for number, (second, text) in enumerate(shown):
-        at += min(second - clock, PAUSE_S) if number else 0.0
-        clock = second
+def terminal(evening: list[tuple[str, list[tuple[float, str]]]]) -> str:
+    """The recorded commands as a terminal shows them: its lines appear in turn, and those above
+    scroll away, where CSS is animated. Elsewhere it shows the last ones."""
+    high, wide, top = 17, 7.25, 52
+    lines = [line for command in evening for line in _of_command(*command)]
+    width, height = 32 + wide * COLUMNS, top + high * ROWS
+    clock, rows, scrolls = 0.5, list[str](), list[tuple[float, int]]()
+    for number, (pause, text) in enumerate(lines):
+        clock = round(clock + pause, 1)
         colour = "#7dd3fc" if text.startswith("$ ") else "#e5e7eb"
         rows.append(
-            f'<text class="l" style="animation-delay:{at:.1f}s" x="16" '
-            f'y="{52 + high * number}" fill="{colour}" xml:space="preserve">{escape(text)}</text>'
+            f'<text class="l" style="animation-delay:{clock:.1f}s" x="16" '
+            f'y="{top + high * number}" fill="{colour}" xml:space="preserve">{escape(text)}</text>'
         )
+        if number >= ROWS:
+            scrolls.append((clock, high * (number - ROWS + 1)))
+    whole = clock + 1
+    moves = "".join(f"{100 * at / whole:.4f}%{{transform:translateY(-{y}px)}}" for at, y in scrolls)
+    end = scrolls[-1][1] if scrolls else 0
     style = (
         "text{font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
         "@keyframes show{from{opacity:0}to{opacity:1}}"
+        f"@keyframes move{{0%{{transform:none}}{moves}100%{{transform:translateY(-{end}px)}}}}"
         ".l{animation:show 1ms both}"
-        "@media (prefers-reduced-motion:reduce){.l{animation:none}}"
+        f".m{{transform:translateY(-{end}px);animation:move {whole:.1f}s step-end both}}"
+        "@media (prefers-reduced-motion:reduce){.l,.m{animation:none}}"
     )
     dots = [
         f'<circle cx="{20 + 18 * number}" cy="18" r="5" fill="{colour}"/>'
@@ -193,10 +192,24 @@ def terminal(lines: list[list[Any]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" '
         f'width="{width:.0f}" height="{height}" role="img">\n'
-        f"<title>A run of make demo</title>\n<style>{style}</style>\n"
-        + "\n".join([_box(0, 0, width, height, "#111827", corner=8), *dots, *rows])
-        + "\n</svg>\n"
+        f"<title>A first evening with torpor</title>\n<style>{style}</style>\n"
+        f'<clipPath id="c"><rect y="38" width="{width:.0f}" height="{height - 44}"/></clipPath>\n'
+        + "\n".join([_box(0, 0, width, height, "#111827", corner=8), *dots])
+        + f'\n<g clip-path="url(#c)"><g class="m" transform="translate(0 -{end})">\n'
+        + "\n".join(rows)
+        + "\n</g></g>\n</svg>\n"
     )
+
+
+def _of_command(command: str, lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """What the picture shows of a command: each line, and the pause before it."""
+    if not command.startswith(SHOWN) or "--detach" in command:
+        return []
+    shown, clock = [(TYPED_S, f"$ {command}")], 0.0
+    for at, text in lines:
+        shown.append((min(max(0.0, at - clock), PAUSE_S), text))
+        clock = max(clock, at)
+    return shown
 
 
 def _svg(width: float, height: float, parts: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Final
 
-from flows.procedures.restore import arrival
+from flows.procedures.restore import restore_run_before_handover
 from tasks.autosave import start_autosave
 from tasks.branch import branch
 from tasks.machines import (
@@ -29,7 +29,7 @@ from tasks.restore import check_restore, finish_first, finish_restore, new_resto
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.offers import preference
-from torpor.control.remote.exchange import Exchange, Member
+from torpor.control.remote.part_tracker import Member, PartTracker
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
@@ -67,7 +67,7 @@ class _Surplus(RunCancelled):
 
 
 @dataclass(frozen=True)
-class Order:
+class FleetRequest:
     """What a user asks for: ``count`` rented machines, so many ``spares``, and machines of their
     ``own``, each as user@host:port."""
 
@@ -119,7 +119,7 @@ class _Candidate:
 
 
 class Fleet:
-    """Restores ``wanted`` on the machines of an order.
+    """Restores ``wanted`` on the machines of a request.
 
     Keeps the first ``count`` machines that become ready and destroys the rest. A machine that fails
     later does not affect the others; while ``spares`` last, a new machine replaces it.
@@ -131,8 +131,8 @@ class Fleet:
         wanted: StoredSnapshot,
         held: Renting,
         offers: Offers,
-        order: Order,
-        exchange: Exchange,
+        request: FleetRequest,
+        tracker: PartTracker,
         *,
         together: bool = False,
     ) -> None:
@@ -141,10 +141,10 @@ class Fleet:
         self._wanted = wanted
         self._held = held
         self._offers = offers
-        self._order = order
-        self._exchange = exchange
+        self._request = request
+        self._tracker = tracker
         self._together = together
-        self._tasks = max(1, min(TOGETHER, MOST_TASKS // order.total))
+        self._tasks = max(1, min(TOGETHER, MOST_TASKS // request.total))
         self._changed = threading.Condition()
         self._kept = 0
         self._stopped = False
@@ -173,17 +173,17 @@ class Fleet:
             workspace=self._opened.spec.name,
             snapshot=self._wanted.snapshot,
             root=self._wanted.root,
-            wanted=self._order.total,
+            wanted=self._request.total,
             replaced=self._replaced,
-            source=self._exchange.decision,
+            source=self._tracker.decision,
             replicas=self._replicas,
             seconds=seconds_by_phase(),
             budgets=budgets,
         )
 
     def _bring_all(self, left: Sequence[Tenancy]) -> None:
-        own, new = self._order.own, self._order.new(left)
-        most = len(left) + len(own) + new + self._order.spares
+        own, new = self._request.own, self._request.new(left)
+        most = len(left) + len(own) + new + self._request.spares
         with ThreadPoolExecutor(most, thread_name_prefix="replica") as threads:
             try:
                 for text in own:
@@ -243,8 +243,8 @@ class Fleet:
 
     def _replace(self, threads: ThreadPoolExecutor) -> None:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
-        missing = self._order.count - self._kept - len(rented_now)
-        for _ in range(min(missing, self._order.spares + self._never_ours - self._replaced)):
+        missing = self._request.count - self._kept - len(rented_now)
+        for _ in range(min(missing, self._request.spares + self._never_ours - self._replaced)):
             if self._held.is_stuck:  # the error of its machine says so
                 return
             self._replaced += 1
@@ -278,7 +278,7 @@ class Fleet:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._exchange.stop()
+        self._tracker.stop()
         polite_until = time.monotonic() + POLITE_S
         closed: set[int] = set()
         with ThreadPoolExecutor(TOGETHER, thread_name_prefix="replica-end") as threads:
@@ -325,19 +325,19 @@ class Fleet:
         with open_session(self._opened, tenancy.machine) as session:
             restore = new_restore(self._opened, session, self._wanted)
             candidate.session, candidate.restore = session, restore
-            with arrival(restore, tenancy):
+            with restore_run_before_handover(restore, tenancy):
                 self._keep(candidate, restore.plan)
                 if restore.plan.complete:
                     self._hand_over(tenancy, session)
-                    return woken(self._opened, tenancy.machine, restore, self._order.full_check)
+                    return woken(self._opened, tenancy.machine, restore, self._request.full_check)
                 with self._member(candidate, tenancy.machine, restore) as member:
                     with phase("restore"):
                         self._fetch(candidate, tenancy.machine, restore, member)
                     finish_restore(restore)
-                    check_restore(restore, self._order.full_check)
+                    check_restore(restore, self._request.full_check)
                     self._hand_over(tenancy, session)
-                    report = woken(self._opened, tenancy.machine, restore, self._order.full_check)
-                    self._exchange.linger(member)
+                    report = woken(self._opened, tenancy.machine, restore, self._request.full_check)
+                    self._tracker.linger(member)
                     return report
 
     def _hand_over(self, tenancy: Tenancy, session: Session) -> None:
@@ -354,7 +354,7 @@ class Fleet:
             if candidate.own or plan.complete:  # the user may work there: it is never surplus
                 candidate.kept = not candidate.own
                 self._kept += candidate.kept
-            elif self._kept < self._order.count:
+            elif self._kept < self._request.count:
                 candidate.kept = True
                 self._kept += 1
             else:
@@ -366,11 +366,11 @@ class Fleet:
         self, candidate: _Candidate, machine: Machine, restore: RemoteRestore
     ) -> Iterator[Member]:
         peer, plan = None, restore.plan
-        if self._exchange.passing:
+        if self._tracker.passing:
             host = endpoint_of(machine).host
             with suppress(TorporError):  # it then passes nothing on; its own restore goes on
                 peer = serve_packs(restore, host, plan.stored_bytes)
-        member = self._exchange.join(plan, peer)
+        member = self._tracker.join(plan, peer)
         candidate.member = member
         try:
             yield member
@@ -404,7 +404,7 @@ class Fleet:
     def _shared_progress(self, plan: RestorePlan) -> Progress:
         with self._changed:
             if self._progress is None:
-                name, count = self._opened.spec.name, self._order.total
+                name, count = self._opened.spec.name, self._request.total
                 self._progress = Progress(
                     f"replicate-{name}-progress",
                     f"restoring {name} on {count} machines",
@@ -430,7 +430,7 @@ class Fleet:
             self._check()
 
     def _enough(self) -> bool:
-        return self._stopped or self._kept >= self._order.count
+        return self._stopped or self._kept >= self._request.count
 
 
 def _ready(candidate: _Candidate, report: WakeReport) -> Replica:

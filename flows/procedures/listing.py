@@ -27,7 +27,7 @@ from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
 from torpor.control.store.catalog import Catalog
 from torpor.control.upkeep import differences
-from torpor.control.upkeep.differences import Listed, SnapshotDiff, Version
+from torpor.control.upkeep.differences import FileVersion, ListedEntry, SnapshotDiff
 from torpor.control.upkeep.frames import frame
 from torpor.control.upkeep.lineage import also_in
 from torpor.control.upkeep.pins import pinned
@@ -44,8 +44,8 @@ from torpor.shared.values import (
 )
 
 __all__ = [
-    "Found",
     "KeptSnapshot",
+    "SearchResult",
     "frame",
     "list_differences",
     "list_entries",
@@ -99,11 +99,11 @@ def _count(known: int | None) -> str:
     return "" if known is None else f"{known:,}"
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """The result of a search, and the snapshots that could not be read, with the reason."""
 
     workspace: WorkspaceName
-    versions: list[Version]
+    versions: list[FileVersion]
     unread: list[str]
 
     def title(self, pattern: str) -> str:
@@ -187,7 +187,7 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     return kept
 
 
-def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Listed]:
+def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[ListedEntry]:
     """Every file, directory and link of a snapshot."""
     opened = open_stored(workspace)
     return list(differences.listed(read_snapshot(opened, snapshot)))
@@ -205,7 +205,7 @@ def list_differences(
     return differences.compare(read_snapshot(opened, earlier), later)
 
 
-def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") -> Found:
+def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") -> SearchResult:
     """Every name that fits a glob in any snapshot of the workspace, with its versions; or in the
     one that ``snapshot`` names.
 
@@ -216,7 +216,7 @@ def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") 
     unread: list[str] = []
     read = [read_snapshot(opened, snapshot)] if snapshot else _readable(opened, unread)
     versions = differences.find(read, pattern)
-    return Found(opened.spec.name, versions, unread)
+    return SearchResult(opened.spec.name, versions, unread)
 
 
 def read_snapshot(opened: OpenWorkspace, name: str) -> Manifest:

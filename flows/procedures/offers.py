@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 from tasks.canaries import read_canaries
-from tasks.comparison import ask_markets, choose_terms, read_past
-from tasks.machines import look_for_offers, machines_of
-from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.comparison import ask_markets, choose_terms, read_past, terms_of
+from tasks.machines import fitting_offers, machines_of
+from tasks.restore import NEWEST, snapshot_to_wake
 from tasks.spending import warn_of
 from tasks.workspace import OpenWorkspace
 from torpor.control.compare.choices import Compared
-from torpor.control.compare.experience import Past
+from torpor.control.compare.experience import RentalHistory
 from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
 from torpor.control.rental.prospects import matters
-from torpor.control.rental.search import Tried
+from torpor.control.rental.search import OfferOutcome
 from torpor.control.store.records import Unread
 from torpor.control.store.snapshots import newest_snapshot
 
@@ -30,12 +30,12 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) ->
     name = opened.spec.name
     wanted = snapshot
     if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, name):
-        found, opened = pick_snapshot_to_wake.function(opened, snapshot)
+        found, opened = snapshot_to_wake(opened, snapshot)
         wanted = found.snapshot
-    terms = choose_terms.function(opened, wanted, _HOURS, opened.spec.want.spot)
-    offers = look_for_offers.function(opened, count)
+    terms = terms_of(opened, wanted, _HOURS, opened.spec.want.spot)
+    offers = fitting_offers(opened, count)
     unread: Unread = {}
-    past = Past(read([opened.rentals], unread=unread), flown=read_canaries(opened))
+    past = RentalHistory(read([opened.rentals], unread=unread), canaries=read_canaries(opened))
     warn_of(unread)
     return OffersReport(
         name,
@@ -60,7 +60,7 @@ def offers_everywhere(
     terms = choose_terms(opened, snapshot, hours, spot)
     past, unread = read_past(opened, terms)
     found = ask_markets(opened, terms, past, everywhere)
-    rejected = [Tried.of(choice.offer, choice.rejected) for choice in found.rejected]
+    rejected = [OfferOutcome.of(choice.offer, choice.rejected) for choice in found.rejected]
     report = OffersReport(
         opened.spec.name,
         terms.snapshot,

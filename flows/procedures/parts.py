@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from tasks.progress import Progress
-from tasks.runner import Pending
+from tasks.runner import StepFuture
 
 Part = TypeVar("Part")
 R = TypeVar("R")
@@ -17,7 +17,7 @@ def do_parts(
     description: str,
     total_bytes: int,
     parts: Sequence[Part],
-    submit: Callable[[Part, Progress], Pending[R]],
+    submit: Callable[[Part, Progress], StepFuture[R]],
     *,
     submitted: Callable[[], None] = lambda: None,
     after: tuple[int, Callable[[], None]] | None = None,

@@ -23,7 +23,9 @@ from torpor.shared.values import Machine
 
 
 @contextmanager
-def begun(restore: RemoteRestore, *, resume: bool = False, rented: bool = False) -> Iterator[None]:
+def restore_run(
+    restore: RemoteRestore, *, resume: bool = False, rented: bool = False
+) -> Iterator[None]:
     """Hold the workspace on the machine, and release it at the end, also after an error.
     ``resume``: an earlier run may have begun this restore. ``rented``: this run has rented the
     machine."""
@@ -39,12 +41,14 @@ def begun(restore: RemoteRestore, *, resume: bool = False, rented: bool = False)
 
 
 @contextmanager
-def arrival(restore: RemoteRestore, tenancy: Tenancy) -> Iterator[RemoteRestore]:
+def restore_run_before_handover(
+    restore: RemoteRestore, tenancy: Tenancy
+) -> Iterator[RemoteRestore]:
     """Begin a restore on a machine that is handed over afterwards, or continue what an earlier run
     began there. Once the agent has said that it holds nothing else, the machine may be destroyed
     after an error."""
     try:
-        with begun(restore, resume=not tenancy.fresh, rented=tenancy.rental is not None):
+        with restore_run(restore, resume=not tenancy.fresh, rented=tenancy.rental is not None):
             if not restore.plan.complete:
                 tenancy.holds_nothing_else()
             yield restore

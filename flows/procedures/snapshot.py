@@ -277,7 +277,7 @@ class Snapshot:
         if self._beside is not None and self._lost.stored:
             self._beside.delete_earlier()
 
-    def unrest(self) -> str | None:
+    def change_since_verified(self) -> str | None:
         """How the disk differs from what is verified; None where it does not."""
         if self._verified is None or self._verified.snapshot != self._stored.snapshot:
             return "nothing is verified"
@@ -355,7 +355,7 @@ class Snapshot:
         """StillChanging unless a user's own files in the homes are still those that were stored
         beside the workspace, or whose loss was accepted, or none."""
         if self._beside is not None and self._lost.stored:
-            changed = self._beside.unrest()
+            changed = self._beside.change_since_verified()
             if changed is None:
                 return
         else:
@@ -380,7 +380,7 @@ class Snapshot:
         same."""
         try:
             beside = self._beside = self._beside or self._begin_beside(home)
-            if beside.unrest() is not None:
+            if beside.change_since_verified() is not None:
                 beside.store_changes()
                 beside.commit()
                 beside.verify()

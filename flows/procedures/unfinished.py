@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.procedures.restore import arrival
+from flows.procedures.restore import restore_run_before_handover
 from tasks.autosave import line_held
 from tasks.machines import hand_over, make_paths, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
@@ -78,7 +78,9 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, newest: StoredSnapshot) 
     with (
         tenancy,
         open_session(opened, tenancy.machine) as session,
-        arrival(new_restore(opened, session, _held(opened, session, newest)), tenancy) as restore,
+        restore_run_before_handover(
+            new_restore(opened, session, _held(opened, session, newest)), tenancy
+        ) as restore,
     ):
         if not restore.plan.complete:
             raise RunCancelled("its run has gone, and its restore is not whole")

@@ -26,7 +26,7 @@ from tests.fixtures.rentals import handed_over
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.measure.scratch import held
 from torpor.control.remote.ssh import Identity
-from torpor.control.rental.canaries import Canaries, Canary
+from torpor.control.rental.canaries import Canary, CanaryRecords
 from torpor.control.rental.order import host_key_of
 from torpor.control.safety import Warrant
 from torpor.control.store.receipts import verified_snapshots
@@ -300,7 +300,7 @@ def _furnish(made: Installation) -> None:
     run_plainly(of, delete_snapshots, snapshots=[older])
     run_plainly(of, prune, dry_run=False)
     canary = Canary(gpu="H100", gpu_count=1, region="US", flown_unix=time.time(), host=Host())
-    Canaries(made.one).keep(made.market.identity, canary)
+    CanaryRecords(made.one).keep(made.market.identity, canary)
     scratch = reserved_name(BENCHMARK, AWAKE)
     with held(made.one, scratch, "a run"):
         claim = [(key, made.one.body(key)) for key in made.one.names() if key.endswith("/claim")]

@@ -39,7 +39,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, make_world, own_store
 from torpor.control.measure.host import host_facts
-from torpor.control.remote.exchange import PeerMode
+from torpor.control.remote.part_tracker import PeerMode
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.reports import ReplicateReport
 from torpor.shared.values import MIB, Machine

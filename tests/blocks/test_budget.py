@@ -85,4 +85,4 @@ def test_a_budget_of_a_workspace_that_was_deleted_stands_in_the_way_of_what_it_m
         True, True, True, False,
     ]  # fmt: skip
     with pytest.raises(InvalidInput, match="budget lab-bad: there is no block workspace/going"):
-        bad.standing(0.0)
+        bad.status(0.0)

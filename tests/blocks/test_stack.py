@@ -17,7 +17,7 @@ from tests.fixtures.market import Market
 from torpor.control.deploy.stack import (
     STRATEGIES,
     Facts,
-    Place,
+    StackPaths,
     base_name,
     check_apart,
     sharers,
@@ -112,7 +112,7 @@ def test_names_are_filled_into_single_items() -> None:
         server=["{bin}serve", "{model}", "{model_path}:{port}", "{workspace}", "{other}"],
         proof_body='{"model": "{model}", "n": [1, "{port}"]}',
     ).value()
-    place = Place(stack, "/home/me", "~/work", sets_up=True)
+    place = StackPaths(stack, "/home/me", "~/work", sets_up=True)
     assert place.filled(stack.server) == [
         "/home/me/env/bin/serve",
         "an owner/$(rm -rf /)",
@@ -121,7 +121,7 @@ def test_names_are_filled_into_single_items() -> None:
         "{other}",
     ]
     assert place.body(stack.proof.body) == {"model": "an owner/$(rm -rf /)", "n": [1, "8080"]}
-    assert Place(stack, "/root", "/w", sets_up=False).filled(["{bin}serve"]) == ["serve"]
+    assert StackPaths(stack, "/root", "/w", sets_up=False).filled(["{bin}serve"]) == ["serve"]
 
 
 def test_the_key_of_an_environment_is_all_that_it_depends_on() -> None:
@@ -204,7 +204,7 @@ def test_a_ready_made_stack_is_whole(name: str) -> None:
         stack.check(STRATEGIES["official"])
         assert ":" in stack.image and not stack.image.endswith(":latest")
     assert any("==" in item or item.count(".") == 2 for item in stack.setup), "pinned"
-    place = Place(stack, "/root", "~/workspace", sets_up=True)
+    place = StackPaths(stack, "/root", "~/workspace", sets_up=True)
     commands = [place.filled(argv) for argv in (stack.setup, stack.fetch, stack.server)]
     assert not any("{" in item for command in commands[:1] for item in command if "\n" not in item)
     assert str(stack.port) in " ".join(commands[2])

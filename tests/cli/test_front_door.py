@@ -43,6 +43,7 @@ def test_a_newcomer_with_the_wheel_finds_the_files_after_a_wake(
     assert _begun(hibernated.stderr, "connecting to", "storing first, pass 1", "ending machine")
     if everything:
         _see_that_it_is_asleep(newcomer)
+        _see_that_a_terminal_of_80_columns_folds_no_word(newcomer)
 
     assert "includes" in _done(newcomer, "ssh", "--setup")
     woken = newcomer.torpor("wake", "first", "--yes")
@@ -83,6 +84,13 @@ def _see_that_it_is_asleep(newcomer: Newcomer) -> None:
     unanswered = newcomer.torpor("wake", "first")
     assert unanswered.returncode == 2
     assert "add --yes" in unanswered.stderr
+
+
+def _see_that_a_terminal_of_80_columns_folds_no_word(newcomer: Newcomer) -> None:
+    for arguments in (("status",), ("offers", "first"), ("job", "list"), ("status", "frist")):
+        lines = newcomer.on_a_terminal(*arguments)
+        assert any("first" in line or "Open jobs" in line for line in lines), lines
+        assert [line for line in lines if len(line.rstrip()) > 80] == []
 
 
 def _see_the_next_days(newcomer: Newcomer, config: Path) -> None:

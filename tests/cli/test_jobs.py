@@ -152,7 +152,7 @@ def test_a_job_for_the_worker_says_its_id_and_how_to_follow_and_to_end_it(
     detached = ["job", "run", "mywork", "--yes", "--detach"]
     _run([*detached, "--", "true"])
     printed = capsys.readouterr()
-    assert printed.err == "loading the flow\n"
+    assert printed.err == ""
     assert printed.out.splitlines() == [
         f"run eager-owl begins: http://ui/runs/flow-run/{run.id}",
         f"job     {job}",
@@ -192,11 +192,44 @@ def test_the_log_of_a_job_is_printed_raw_into_a_pipe_and_obeyed_by_no_terminal(
     _run(["job", "log", *named, "--tail", "7"])
     assert asked == [("opened mywork", ("mywork", JOB)), 7]
     assert capsys.readouterr().out == "50 %\r100 %\n\x1b[2J no end"
+    monkeypatch.setattr("tasks.job_listing.begun_job", lambda opened, *named: named)
     _run(["job", "log", *named, "-f"])
     assert capsys.readouterr().out == "followed"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     _run(["job", "log", *named])
     assert capsys.readouterr().out == "50 %\r100 %\n\\x1b[2J no end"
+
+
+def test_the_log_of_a_job_that_waits_says_how_to_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
+    monkeypatch.setattr("tasks.job_listing.found_job", lambda opened, *named: (None, "queued"))
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda name: name)
+    with pytest.raises(InvalidInput, match=f"`torpor job log {JOB} -f` waits for it"):
+        _run(["job", "log", "mywork", JOB])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "the job rents another one, at most"),
+        (["--gpu", "H100"], "the job rents another one by --gpu, at most"),
+        (["--spot", "only", "--image", "cuda"], "another one by --image and --spot, at most"),
+    ],
+    ids=["none", "gpu", "two"],
+)
+def test_on_the_machine_that_is_there_a_job_names_the_options_of_another_one_that_were_given(
+    begun: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(listing, "needs_machine", lambda workspace: False)
+    _run(["job", "run", "mywork", *options, "--", "true"])
+    assert said in capsys.readouterr().err
+    assert len(begun) == 1
 
 
 def test_the_log_of_a_job_is_followed_no_longer_than_somebody_reads(
@@ -210,7 +243,7 @@ def test_the_log_of_a_job_is_followed_no_longer_than_somebody_reads(
             yield "step\n"
 
     monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
-    monkeypatch.setattr("tasks.job_listing.found_job", lambda opened, *named: (named, None))
+    monkeypatch.setattr("tasks.job_listing.begun_job", lambda opened, *named: named)
     monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda name: name)
     monkeypatch.setattr("tasks.job_log.JobLogReader", lambda *_: SimpleNamespace(follow=endless))
     monkeypatch.setattr("sys.stdout.write", gone)

@@ -14,6 +14,7 @@ from tests.fixtures.sshd import Sshd
 from torpor.shared.errors import InvalidInput, MachineUnreachable, ProviderUnavailable
 from torpor.shared.values import Endpoint, Machine, MachineId
 from torpor_cli import logins
+from torpor_cli.app import app
 
 KEY = "ssh-ed25519 AAAA"
 HOSTILE = "x\n    ProxyCommand touch /tmp/owned"
@@ -169,3 +170,16 @@ def test_a_new_version_of_torpor_renews_its_own_part_of_the_configuration(
     config.write_text('Match originalhost mywork exec "/gone/python -m torpor_cli"\n')
     logins.keep_current()
     assert "/gone/python" not in config.read_text() and "login_check.py" in config.read_text()
+
+
+def test_a_host_without_openssh_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Debian without openssh-client: `torpor ssh` ended with a traceback."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(logins, "write_config", lambda: tmp_path / "config")
+    logins.set_up()
+    assert "apt-get install openssh-client" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="as root, run `apt-get install openssh-client`"):
+        app(["ssh", "mywork"], exit_on_error=False, print_error=False)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from torpor.shared.errors import from_wire
+from torpor_cli.app import main
 from torpor_cli.output import print_report, print_rows, quiet
 
 SAID = "\x1b]52;c;ZWNobyBvd25lZA==\x07\x9b2J\x7f caf\u00e9\t\u202e"
@@ -98,6 +99,22 @@ def test_a_terminal_shows_the_first_columns_that_have_values_and_names_the_other
     assert rest == f"--wide shows more: {', '.join(left)}"
 
 
+def test_a_terminal_tears_no_id_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    row = {"snapshot": "20261130T040351Z-57e199d5", "made": "2026-11-30 04:03:51 UTC"}
+    row |= {"verified": "yes", "machine": "m-936671ef4663-cb64553d"}
+    print_rows([row])
+    _, shown, rest = capsys.readouterr().out.splitlines()
+    assert shown.split("  ")[:3] == [row["snapshot"], row["made"], "yes"]
+    assert rest == "--wide shows more: machine"
+    print_rows([{"what": "directories", "value": f"/home/{'a' * 90}"}])
+    assert "/home/" in capsys.readouterr().out  # a value is shown, however long it is
+
+
 def test_a_wide_terminal_and_a_pipe_show_everything_in_a_line_a_row_and_a_pipe_is_plain(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,3 +197,24 @@ with quiet(as_json=True):
 def test_prefect_prints_no_line_of_its_own_when_a_run_begins() -> None:
     done = subprocess.run([sys.executable, "-c", _BEGINS], capture_output=True, text=True)
     assert done.stderr == "torpor: warning: a warning\n"
+
+
+def test_a_title_an_error_and_a_warning_end_their_lines_between_words_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    print_rows([], f"Workspaces: {', '.join(f'workspace-{number}' for number in range(12))}")
+    monkeypatch.setattr("sys.argv", ["torpor", "status", "--no-such-option"])
+    with pytest.raises(SystemExit):
+        main()
+    with quiet(as_json=True):
+        logging.getLogger("torpor").warning("word " * 40)
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 3
+    assert err.count("\n") == 5
+    assert all(len(line) <= 80 for line in (out + err).splitlines())
+    assert {word.strip(",") for line in out.splitlines() for word in line.split()[1:]} <= {
+        f"workspace-{number}" for number in range(12)
+    }

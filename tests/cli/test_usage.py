@@ -19,7 +19,7 @@ from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor_cli import setup
-from torpor_cli.app import app
+from torpor_cli.app import app, main
 from torpor_cli.question import ask_to_rent
 
 ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
@@ -382,3 +382,18 @@ def test_the_demo_s_exit_code_is_the_command_s(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("deployments.demo.main", stopped)
     assert app(["demo", "--verbose"], exit_on_error=False) == 130
     assert told == [["--verbose"]]
+
+
+def test_help_without_colours_has_no_escape_codes_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.argv", ["torpor", "create", "--help"])
+    monkeypatch.setattr(app, "console", app.console)  # put back
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().out
+    assert "Usage: torpor create" in said
+    assert "\x1b" not in said

@@ -41,7 +41,10 @@ def test_a_workspace_wakes_identical_and_nothing_is_left(scratch: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.partition("The woken workspace is identical")[2].splitlines()[1:]
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+    beside = f"\n{' ' * 17}"  # a line that goes on
+    told = done.stdout.replace(beside, " ")
+    last = told.partition("The woken workspace is identical")[2].splitlines()[1:]
     printed = {line[:15].strip(): line[17:] for line in last}
     assert list(printed) == ["files", "bytes", "stored bytes", "hibernate", "wake"]
     plain = int(printed["bytes"].replace(",", ""))
@@ -50,7 +53,7 @@ def test_a_workspace_wakes_identical_and_nothing_is_left(scratch: Path) -> None:
     assert stored < plain
     assert re.match(r"\d+\.\d s: prepare .*, scan .*, destroy ", printed["hibernate"])
     assert re.match(r"\d+\.\d s: prepare .*, restore .*, check ", printed["wake"])
-    assert "sealed with AES-256-GCM" in done.stdout
+    assert "encrypted with AES-256-GCM" in done.stdout
     assert done.stderr == ""
     _nothing_is_left(scratch)
     assert not [name for name in os.listdir(home) if "prefect" in name or "torpor" in name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 from deployments.installation import CHECKOUT
 
 DRAW: Final = CHECKOUT / "docs" / "pictures" / "draw.py"
+EVENING: Final = DRAW.with_name("evening.py")
 
 
 def test_every_picture_of_the_readme_is_drawn() -> None:
@@ -20,6 +22,29 @@ def test_every_picture_of_the_readme_is_drawn() -> None:
     assert named == set(drawn)
     for picture in drawn.values():
         ElementTree.fromstring(picture)  # noqa: S314 - our own
+
+
+def test_a_recording_keeps_each_line_as_the_terminal_leaves_it() -> None:
+    screen = runpy.run_path(str(EVENING))["screen"]
+    shown = [
+        (1.0, "$ torpor wake mywork\r\n"),
+        (2.0, "\r\x1b[Kloading Prefect"),
+        (3.0, "\r\x1b[Kloading Prefect, 3 s\r\x1b[K"),
+        (4.5, "\x1b[1mwhat\x1b[0m   value\r\n\x1b]133;D;0\x07"),
+    ]
+    assert screen(shown) == [(1.0, "$ torpor wake mywork"), (4.5, "what   value"), (0.0, "")]
+
+
+def test_the_recorded_evening_has_the_commands_of_the_readme_and_none_failed() -> None:
+    told = runpy.run_path(str(DRAW))["RECORDING"].read_text()
+    evening = [(command, lines) for command, lines in json.loads(told)]
+    readme = (CHECKOUT / "README.md").read_text()
+    typed = [command.split(" ")[0:2] for command, _ in evening]
+    for first in ("demo", "up", "init", "create", "ssh", "hibernate", "wake"):
+        assert ["torpor", first] in typed
+        assert re.search(rf"^torpor {first}\b", readme, re.MULTILINE)
+    wide = [line for command, lines in evening[1:] for _, line in lines if len(line) > 80]
+    assert [line for line in wide if "http" not in line and "/home/" not in line] == []
 
 
 def test_the_map_shows_what_imports_what_now() -> None:

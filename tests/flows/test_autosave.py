@@ -19,7 +19,7 @@ from flows import backup, job
 from flows.procedures.job import attempt
 from flows.watch import watch
 from tasks import autosave
-from tasks.machines import open_session
+from tasks.machines import session_with
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.driver import hurried
@@ -59,7 +59,7 @@ def saving(seaweed: Server) -> Iterator[World]:
 
 
 def _look(opened: OpenWorkspace, machine: Machine) -> AutosaveState:
-    with open_session.function(opened, machine) as session:
+    with session_with(opened, machine) as session:
         return session.call(LookAtAutosave(opened.spec.name), request_id=str(time.monotonic_ns()))
 
 
@@ -155,7 +155,7 @@ def test_watch_hands_over_what_is_needed_and_shows_the_saves(saving: World) -> N
     process.wait()
     assert shown() == "nothing saved it until now: it begins"
     assert _look(world.opened, machine).line == state.line
-    with open_session.function(world.opened, machine) as session:
+    with session_with(world.opened, machine) as session:
         session.call(Forget(), request_id="forget")
     until(lambda: not (world.home(machine.id) / ".torpor").exists(), "HOME is gone")
     left = [one for one in world.processes(machine.id) if "autosave" in argv_of(one.pid)]
@@ -194,7 +194,7 @@ def test_a_backup_starts_no_autosave_on_the_machine_of_a_job(
         (machine,) = lab.machines()
         try:
             run_plainly(opened, backup)
-            assert not _look(opened, machine).lives
+            assert _look(opened, machine).job == lab.opened.jobs.open()[0].id
         finally:
             (lab.workspace(machine.id) / "stop").touch()
             ended()

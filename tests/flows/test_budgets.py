@@ -14,7 +14,7 @@ import pytest
 from flows import create, replicate, wake
 from flows.procedures.drill_machine import drill_machine
 from flows.procedures.scratch_machine import scratch_machine
-from tasks.budgets import newest_stored_bytes, what_is_left
+from tasks.budgets import what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
@@ -94,7 +94,7 @@ def test_a_workspace_that_takes_long_to_hibernate_needs_more(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100 GiB take 1.4 hours: watch would hibernate its machine at once."""
-    monkeypatch.setattr(newest_stored_bytes, "function", lambda opened: 100 * GIB)
+    monkeypatch.setattr("tasks.budgets.newest_stored_bytes", lambda opened: 100 * GIB)
     with pytest.raises(BudgetExceeded, match=r"1 more at 4 \$/h 1\.9 hours would exceed"):
         run_plainly(lab.limited(7.5), create)
     with plain(lab.limited(7.6)):
@@ -212,7 +212,7 @@ def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Rentals, "open", away)
             with pytest.raises(StoreUnavailable), renting(opened) as held:
-                create_machine.function(held, offers)
+                create_machine(held, offers)
             (words,) = what_is_left(opened)
             assert "is not known: 503" in words
         assert Rentals.open is real

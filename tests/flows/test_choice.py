@@ -32,7 +32,8 @@ from torpor.control.store.marks import COMMIT_S
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MachineId, ObjectKey, SnapshotId, new_snapshot_id
-from torpor.shared.wire.job import OwnSave, SaveGrant, StandBy
+from torpor.shared.wire.autosave import Book, SaveGrant
+from torpor.shared.wire.job import OwnSave
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def _woken(lab: Lab) -> MachineId:
     return MachineId(wake_plainly(lab.opened).machine)
 
 
-def _book(lab: Lab, minutes: int = 5) -> StandBy:
+def _book(lab: Lab, minutes: int = 5) -> Book:
     """What a machine gets to save by itself, with the name of a save that was signed so long
     ago."""
     name = lab.opened.spec.name
@@ -65,7 +66,7 @@ def _write(lab: Lab, machine: MachineId, name: str) -> None:
     let_settle()
 
 
-def _own_save(lab: Lab, machine: MachineId, book: StandBy | None = None) -> OwnSave:
+def _own_save(lab: Lab, machine: MachineId, book: Book | None = None) -> OwnSave:
     return lab.market.near[machine].save_by_itself(book or _book(lab))
 
 

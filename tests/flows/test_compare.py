@@ -20,7 +20,7 @@ from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from torpor.control.compare.offers import OffersReport
 from torpor.control.remote.seam import Agent
-from torpor.control.rental.canaries import Canaries, Canary
+from torpor.control.rental.canaries import Canary, CanaryRecords
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import (
@@ -99,7 +99,7 @@ def test_where_frozen_programs_went_on_comes_before_what_is_cheaper_and_it_says_
     ]
     lab.market.on_sale[0] = msgspec.structs.replace(lab.market.on_sale[0], price_usd_h=3.6)
     there = lab.record(gpu="H100 SXM", gpu_count=2, region="EU")
-    Canaries(lab.store).keep(there.provider, Canary.of(there, "", Host("6.8.0")))
+    CanaryRecords(lab.store).keep(there.provider, Canary.of(there, "", Host("6.8.0")))
     day = time.strftime("%Y-%m-%d", time.gmtime())
     opened = lab.wanting(programs=["exec sleep 600"], process="try")
     with Shows(opened) as shows:

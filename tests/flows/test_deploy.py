@@ -319,7 +319,7 @@ def test_an_environment_without_room_is_no_reason_for_another_machine(
         tried.append("environment")
         raise kind("made up")
 
-    monkeypatch.setattr(deployment, "begun", refused)
+    monkeypatch.setattr(deployment, "restore_run", refused)
     with pytest.raises(DeployFailed, match=r"made up\. Move it away, .* no wake takes"):
         _deploy(asleep, stack)
     assert len(tried) == 1 and asleep.machines() == []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.records import put_record, read_record
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_line, put_save, verified_save
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.losses import Lost
@@ -498,8 +499,119 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
     threads: Any = Threads()
     with PlainRunner(lab.opened):
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
-        saves.go_on(threads, hurry=False)
+        saves.go_on(threads, hurry=False, until_unix=2e9)
     assert threads.begun == int(due)
+
+
+def test_a_machine_that_has_lost_its_book_gets_another_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its autosave process was killed."""
+    handed: list[Any] = []
+
+    def stand_by(*given: Any) -> float:
+        handed.append(given)
+        return 3600.0
+
+    monkeypatch.setattr(attempt, "stand_by", stand_by)
+    machine, rental = handed_over(lab.opened)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        for until_unix, count in ((0.0, 1), (0.0, 1), (2e9, 1)):
+            saves.go_on(threads, hurry=False, until_unix=until_unix)
+            assert len(handed) == count
+        for pause in ("SAVE_AGAIN_S", "MOST_AGAIN_S"):
+            monkeypatch.setattr(attempt, pause, 0.0)
+        for until_unix, count in ((2e9, 1), (0.0, 2)):
+            saves.go_on(threads, hurry=False, until_unix=until_unix)
+            assert len(handed) == count
+
+
+def test_a_machine_that_loses_its_book_during_a_long_save_gets_another_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first save may take hours, and until it has ended the machine saves all work by itself."""
+    handed: list[Any] = []
+    ends = Event()
+
+    def stand_by(*given: Any) -> float:
+        handed.append(given)
+        return 3600.0
+
+    def save(*_: Any, **__: Any) -> Any:
+        assert ends.wait(PATIENCE_S)
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(attempt, "stand_by", stand_by)
+    monkeypatch.setattr(attempt, "take_snapshot", save)
+    monkeypatch.setattr(attempt, "SAVE_AGAIN_S", 0.0)
+    machine, rental = handed_over(lab.opened)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        try:
+            for until_unix, count in ((2e9, 0), (2e9, 0), (0.0, 1)):
+                saves.go_on(threads, hurry=True, until_unix=until_unix)
+                assert len(handed) == count
+        finally:
+            ends.set()
+        saves.settle()
+
+
+def test_after_a_notice_the_save_begins_before_the_machine_gets_another_book(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine lives for seconds, and signing a book takes some."""
+    begun = Event()
+
+    def stand_by(*_: Any) -> float:
+        assert begun.wait(PATIENCE_S)
+        return 3600.0
+
+    def save(*_: Any, **__: Any) -> Any:
+        begun.set()
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(attempt, "stand_by", stand_by)
+    monkeypatch.setattr(attempt, "take_snapshot", save)
+    machine, rental = handed_over(lab.opened)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves.go_on(threads, hurry=True, until_unix=0.0)
+        saves.settle()
+
+
+@pytest.mark.parametrize("at_times", [False, True], ids=["every book", "each book after a look"])
+def test_a_machine_that_loses_every_book_gets_few(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, at_times: bool
+) -> None:
+    """Its disk may be full, so that it cannot say that it has one; or it lies, to get grants."""
+    handed: list[Any] = []
+
+    def stand_by(*given: Any) -> float:
+        handed.append(given)
+        return 3600.0
+
+    clock_s = [1000.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: clock_s[0])
+    monkeypatch.setattr(attempt, "stand_by", stand_by)
+    monkeypatch.setattr(attempt, "time", clock)
+    machine, rental = handed_over(lab.opened)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    threads: Any = SimpleNamespace(submit=lambda *_: None)
+    with PlainRunner(lab.opened):
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        for number in range(12 * 60):
+            says_unix = 9e9 if at_times and number % 2 else 0.0
+            saves.go_on(threads, hurry=False, until_unix=says_unix)
+            clock_s[0] += 60.0
+    assert 12 <= len(handed) <= 36
 
 
 @pytest.mark.parametrize("handed_over_book", [True, False])
@@ -526,7 +638,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
-        saves.go_on(threads, hurry=True)
+        saves.go_on(threads, hurry=True, until_unix=2e9)
         saves.settle()
     kept = [new] if handed_over_book else [old, new]
     assert snapshot_ids(lab.store, DEMO) == [began_with, *kept]

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from flows.procedures import fleet
-from flows.procedures.fleet import Fleet, Order
+from flows.procedures.fleet import Fleet, FleetRequest
 
 
 def test_each_session_is_closed_once_however_long_its_machine_takes(
@@ -21,7 +21,7 @@ def test_each_session_is_closed_once_however_long_its_machine_takes(
     going: Any = Future()
     session = Mock()
     opened: Any = None
-    stopped = Fleet(opened, opened, opened, opened, Order(1, 0, [], False), Mock())
+    stopped = Fleet(opened, opened, opened, opened, FleetRequest(1, 0, [], False), Mock())
     stopped._running[going] = SimpleNamespace(number=0, restore=None, session=session)  # type: ignore[assignment]
     end = threading.Timer(2.5, going.set_result, (None,))
     end.start()

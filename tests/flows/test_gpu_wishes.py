@@ -18,7 +18,7 @@ from tests.fixtures.plain_flows import (
     wake_plainly,
 )
 from torpor.control.providers.gpu_wishes import wishes_of
-from torpor.control.providers.gpus import Gpu
+from torpor.control.providers.gpus import GpuModel
 from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import Want, WantChange
 
@@ -27,7 +27,7 @@ from torpor.shared.values import Want, WantChange
 def lab_of_gpus(lab: Lab) -> Lab:
     """The workspace wants an H100, which is on sale beside two dearer L40S. It is asleep."""
     sold = msgspec.structs.replace(H100, provider=lab.market.identity)
-    card = msgspec.structs.replace(sold, gpu=Gpu("L40S", "", 48), price_usd_h=9.0)
+    card = msgspec.structs.replace(sold, gpu=GpuModel("L40S", "", 48), price_usd_h=9.0)
     lab.market.on_sale = [
         sold,
         msgspec.structs.replace(card, id="here"),

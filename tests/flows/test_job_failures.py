@@ -142,7 +142,7 @@ def test_a_machine_that_does_not_answer_is_kept_and_the_job_says_so(
     def silent(*_: Any) -> None:
         raise MachineUnreachable("no SSH")
 
-    monkeypatch.setattr(driver, "open_session", SimpleNamespace(function=silent))
+    monkeypatch.setattr(driver, "session_with", silent)
     machine, rental = handed_over(lab.opened)
     left = left_job(lab, attempts=[attempt_on(machine, rental)])
     lab.opened.jobs.ask_stop(JOB, Stop("cancelled", "keep", "enough", 2.0))

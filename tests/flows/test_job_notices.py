@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import pytest
 
-from flows import job
+from flows import backup, job
 from flows.procedures.job import attempt
 from tasks.jobs import start_command
 from tasks.machines import open_session
@@ -29,8 +29,9 @@ from tasks.standing_by import stand_by
 from tests.fixtures.driver import hurried
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.metadata import ACTION, EVENTS, PREEMPTED, Metadata
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.short_agent import copy_agent, installing
+from tests.fixtures.sshd import argv_of
 from tests.fixtures.stores import Server
 from tests.fixtures.waiting import until
 from tests.fixtures.world import WORKSPACE, World, make_world, until_gone
@@ -116,6 +117,29 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     assert begun[1] >= noticed_at
 
 
+def test_a_spot_machine_without_a_job_or_a_schedule_is_saved_when_it_is_taken_away(
+    noticed: tuple[World, str], metadata: Metadata
+) -> None:
+    world, market = noticed
+    machine = world.rent().id
+    (rental,) = world.opened.rentals.open()
+    world.opened.rentals.change(rental, spot=True)
+    place = world.workspace(machine)
+    place.mkdir()
+    (place / "old").write_bytes(os.urandom(MIB))
+    run_plainly(world.opened, backup)
+    (basis,) = world.snapshots()
+    (place / "new").write_bytes(os.urandom(MIB))
+    new = (place / "new").read_bytes()
+    _take(metadata, market)
+    until(lambda: len(world.snapshots()) == 2, "the machine has saved itself")
+    _assert_hidden(world, machine)
+    world.lose_machines()
+    woken = wake_plainly(world.opened)
+    assert woken.snapshot != basis.snapshot
+    assert (world.workspace(MachineId(woken.machine)) / "new").read_bytes() == new
+
+
 def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: World) -> None:
     """A laptop is closed, and the market takes the machine without a notice."""
     machine, place = _placed(world)
@@ -150,7 +174,7 @@ def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: Wor
 
 @pytest.mark.parametrize("goes", [True, False], ids=["goes", "stays"])
 def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes: bool) -> None:
-    """A machine that shuts down sends SIGTERM to the supervisor and to the command alike."""
+    """A machine that shuts down sends SIGTERM to torpor's processes and to the command alike."""
     machine, place = _placed(world)
     hand_over, stands_by = attempt.stand_by, threading.Event()
 
@@ -170,8 +194,10 @@ def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes:
         until(lambda: _step(place) > 3 and stands_by.is_set(), "it could be saved")
         kept = folder.read()
         assert kept is not None
-        for process in (kept.supervisor, kept.command):
-            os.kill(process.pid, signal.SIGTERM)
+        processes = [process.pid for process in world.processes(machine)]
+        savers = [pid for pid in processes if "autosave" in argv_of(pid)]
+        for pid in (*savers, kept.supervisor.pid, kept.command.pid):
+            os.kill(pid, signal.SIGTERM)
         until(lambda: _after_save(world, machine, job_id), "the machine has saved itself")
         until(lambda: folder.look()[0].state == "ended", "the command has ended")
         if goes:
@@ -191,6 +217,8 @@ def test_an_agent_that_holds_the_workspace_is_ended_when_time_is_short(
 ) -> None:
     """The control side was lost in the middle of a save. A busy host may hold up an agent at work
     for longer than it is given."""
+    notices = [metadata.source("aws")]
+    world.access = msgspec.structs.replace(world.access, notices=notices)
     machine = world.rent()
     place = world.workspace(machine.id)
     place.mkdir()
@@ -202,10 +230,10 @@ def test_an_agent_that_holds_the_workspace_is_ended_when_time_is_short(
         open_session(opened, machine) as session,
     ):
         request = StartJob(
-            _JOB, 1, ["sleep", "600"], "~/workspace", "~/job.log", [metadata.source("aws")]
+            _JOB, 1, ["sleep", "600"], "~/workspace", "~/job.log", notices, workspace=WORKSPACE
         )
         assert start_command(session, request).state == "running"
-        stand_by(opened, session, _JOB, None)
+        stand_by(opened, session, machine, _JOB, None)
         running = RemoteSnapshot(session, opened.store, opened.spec, opened.key, "interrupted")
         running.begin()
         (agent,) = world.agents(machine.id)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows import hibernate
-from tasks.machines import open_session
+from tasks.machines import session_with
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
@@ -98,7 +98,7 @@ def test_a_command_that_was_started_during_a_hibernation_keeps_the_machine(
     asked = StartJob("3f2a9c81d04e", 1, ["sleep", "600"], "~/", "~/.log", [], serves=serves)
 
     def start() -> JobState:
-        with open_session.function(lab.opened, machine) as session:
+        with session_with(lab.opened, machine) as session:
             return session.call(asked, request_id="late")
 
     what = "a server was started" if serves else "the command of a job was started"

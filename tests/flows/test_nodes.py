@@ -38,7 +38,7 @@ from torpor.control.jobs.policy import losses
 from torpor.control.jobs.records import Job, Node, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.ports import free_ports
-from torpor.control.providers.gpus import Gpu
+from torpor.control.providers.gpus import GpuModel
 from torpor.control.rental import ending
 from torpor.machine.supervisor.folder import all_kept
 from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, NoCapacity, TorporError
@@ -295,7 +295,7 @@ def test_all_nodes_are_of_the_best_offer(nodes: Lab) -> None:
 
 def test_all_nodes_have_the_same_of_the_wanted_gpus(nodes: Lab) -> None:
     (offer,) = nodes.market.on_sale
-    card = msgspec.structs.replace(offer, id="2", gpu=Gpu("L40S", "", 48), domain="2")
+    card = msgspec.structs.replace(offer, id="2", gpu=GpuModel("L40S", "", 48), domain="2")
     nodes.market.on_sale = [offer, card]
     nodes.market.faults = [None, NoCapacity("sold out")]
     opened = nodes.wanting(want=Want(gpu="H100, L40S:2"))

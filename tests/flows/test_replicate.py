@@ -31,7 +31,7 @@ from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
 from torpor.control.providers.seam import Order
-from torpor.control.remote.exchange import Exchange, Member
+from torpor.control.remote.part_tracker import Member, PartTracker
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental import renting
 from torpor.control.rental.records import Rental, Rentals
@@ -122,16 +122,16 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     monkeypatch.setattr(fleet, "WATCH_S", 0.3)
     world.proxy.clear()
     all_there = threading.Barrier(3, timeout=PATIENCE_S)
-    join = Exchange.join
+    join = PartTracker.join
 
-    def joins(self: Exchange, plan: RestorePlan, peer: Peer | None) -> Member:
+    def joins(self: PartTracker, plan: RestorePlan, peer: Peer | None) -> Member:
         """One that is done before the others are there does not wait for them."""
         member = join(self, plan, peer)
         with suppress(threading.BrokenBarrierError):  # the report says why one is not there
             all_there.wait()
         return member
 
-    monkeypatch.setattr(Exchange, "join", joins)
+    monkeypatch.setattr(PartTracker, "join", joins)
     with installing(short_agent_source):
         report = kept.replicate(count=3, peers="always")
     assert (len(report.ready), report.failed, report.missing) == (3, [], 0)

@@ -82,7 +82,7 @@ def _limited(
     books = [Rentals(one.store, one.spec.name) for one in opened]
     fields: dict[str, Any] = {"name": "lab", "timezone": _zone(), "workspaces": names}
     whole = OpenBudget(Budget(usd_month=Decimal(10**6), **fields), lambda: books)
-    now = whole.standing(time.time())
+    now = whole.status(time.time())
     usd = now.high / 1e6 + float(now.usd_h) * left_s / HOUR
     budget = OpenBudget(Budget(usd_month=Decimal(f"{usd:.6f}"), **fields), lambda: books)
     return [replace(one, budgets=lambda: [budget]) for one in opened], budget
@@ -133,7 +133,7 @@ def test_three_machines_of_a_spent_budget_are_hibernated_with_proof(
         assert f"Machine {machines[name]}: " in told["payload"]["message"]
 
     passed_s = time.time() - before_unix
-    spent = budget.standing(time.time())
+    spent = budget.status(time.time())
     over_usd = -spent.left / 1e6
     print(f"budget spent in {left_s:.0f} s: overshoot {over_usd:.4f} $ after {passed_s:.1f} s")
     assert over_usd <= 3 * 4.0 / HOUR * max(0.0, passed_s - left_s) + 1e-5

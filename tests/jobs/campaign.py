@@ -2,9 +2,10 @@
 
     python -m tests.jobs.campaign --strikes 200 --seed 1
 
-Each strike kills the run that drives the job, the agent, its SSH connection, sshd, the supervisor
-or the machine, stops the machine at its market, or disturbs a market. The final state must equal
-that of an uninterrupted run, no machine may be left, and no save may be lost.
+Each strike kills the run that drives the job, the agent, its SSH connection, sshd, the supervisor,
+the autosave process, the machine's own save or the machine, stops the machine at its market, or
+disturbs a market. The final state must equal that of an uninterrupted run, no machine may be left,
+and no save may be lost.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SAVE_S: Final = 4.0
 _FAULTS: Final[tuple[Kind, ...]] = ("lost", "too many", "unavailable", "error body", "not json")
 _STRIKES: Final = {
     "driver": 6, "agent": 4, "connection": 4, "sshd": 2, "supervisor": 3, "machine": 5, "market": 4,
-    "stop": 3,
+    "stop": 3, "autosave": 3, "save": 2,
 }  # fmt: skip
 
 
@@ -281,12 +282,15 @@ class Watcher:
 
 
 def _kill_on(machine: Rented, what: str) -> bool:
-    """Kill the agent, its connection, all of sshd but its listener, or the supervisor there."""
+    """Kill the agent, its connection, all of sshd but its listener, the supervisor, the autosave
+    process or its save there."""
     if not isinstance(machine.body, BootedMachine) or not machine.body.running:
         return False
     marks: dict[str, Callable[[list[str]], bool]] = {
         "agent": lambda words: "daemon" in words,
         "supervisor": lambda words: "supervise" in words,
+        "autosave": lambda words: "autosave" in words,
+        "save": lambda words: "rescue" in words,
         "connection": lambda words: any(word.startswith("attach") for word in words),
         "sshd": lambda words: bool(words) and words[0].startswith("sshd:"),
     }

@@ -21,16 +21,18 @@ from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
 from tests.fixtures.trees import differences, kept, let_settle
 from tests.fixtures.waiting import until
 from tests.markets.every import FAKES, Markets, block_of
+from torpor.control.jobs.records import Job
 from torpor.control.providers.offers import misfit
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.adoption import AdoptReport, provider_of
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
-from torpor.machine.supervisor.autosave import AutosaveFolder
+from torpor.machine.supervisor.folder import AutosaveFolder
 from torpor.shared.errors import (
     HostKeyChanged,
     InvalidInput,
     MachineDenied,
+    MachineInUse,
     NoCapacity,
     NotOurs,
     UnsafeDestroy,
@@ -183,6 +185,20 @@ def test_given_up_it_saves_the_workspace_no_more(mine: Mine) -> None:
     assert folder.take() is None  # its process lives
     run_plainly(mine.opened, adopt, release=True, dry_run=False)
     assert folder.take() is not None
+
+
+def test_a_machine_on_which_a_job_runs_is_not_given_up(mine: Mine) -> None:
+    """Its driver would hand the machine the workspace's key and grants again."""
+    mine.adopt()
+    name = mine.opened.spec.name
+    record = Job(id="3f2a9c81d04e", workspace=name, block=name, command=["true"], created_unix=1.0)
+    job = mine.opened.jobs.take(record, "a run")
+    with pytest.raises(MachineInUse, match=f"job {job.id} .* cancel-job"):
+        run_plainly(mine.opened, adopt, release=True, dry_run=False)
+    assert mine.opened.rentals.open()
+    mine.opened.jobs.end(job)
+    report = run_plainly(mine.opened, adopt, release=True, dry_run=False)
+    assert report.state == "given up"
 
 
 @pytest.mark.parametrize("step", ["record_adoption", "mark_adopted", "after the mark"])

@@ -38,7 +38,7 @@ from torpor.shared.errors import (
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.names import marks_prefix, pack_key, packs_prefix
 from torpor.shared.values import KIB, ObjectKey, SnapshotId
-from torpor.shared.wire.job import StandBy
+from torpor.shared.wire.autosave import Book
 
 HOUR_S: Final = 3600.0
 MOST_SNAPSHOTS: Final = 12
@@ -58,7 +58,7 @@ class Machine:
 
     agent: NearAgent
     under_way: Iterator[str] | None = None
-    book: StandBy | None = None
+    book: Book | None = None
     given_unix: float = 0.0
 
     @property

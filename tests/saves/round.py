@@ -41,7 +41,7 @@ from torpor.shared.format import lineage
 from torpor.shared.format.names import snapshots_prefix
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import Endpoint, Grant, MachineId, SnapshotId
-from torpor.shared.wire.job import StandBy
+from torpor.shared.wire.autosave import Book
 
 ACTIONS: Final = (10, 26)
 SHORT_LINEAGE: Final = 6
@@ -65,7 +65,7 @@ class Own:
 
     near: NearMachine
     rented: bool = True
-    book: StandBy | None = None
+    book: Book | None = None
     given_unix: float = 0.0
     made: list[str] = field(default_factory=list)
     sent: int = 0

@@ -21,6 +21,7 @@ from torpor.control.jobs.records import Job
 from torpor.control.remote.seam import Agent
 from torpor.shared.errors import OtherPaths
 from torpor.shared.wire.autosave import Autosave
+from torpor.shared.wire.job import NoticeSource
 from torpor.shared.wire.request import parse_answer
 
 
@@ -33,7 +34,7 @@ class _Says(Agent):
     def call(self, request: Any, **_: Any) -> Any:
         self.asked.append(request.op)
         self.handed = request if isinstance(request, Autosave) else self.handed
-        says = {"lives": True, "left": 99, "lasts_s": 3600.0, **self.state}
+        says = {"lives": True, "left": 99, "lasts_s": 3600.0, "interval_s": 300.0, **self.state}
         return parse_answer(type(request), says)
 
 
@@ -47,6 +48,40 @@ def test_a_machine_that_names_no_possible_time_ends_no_watch(lab: Lab, unix: flo
     possible = unix in (1e10, 2.0**53)
     assert said.words.startswith("saved at " if possible else "its own saves cannot go on")
     assert said.fail is not possible
+
+
+@pytest.mark.parametrize(
+    ("spot", "is_told", "saves"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_spot_machine_whose_market_gives_notice_saves_also_without_a_schedule(
+    lab: Lab, spot: bool, is_told: bool, saves: bool
+) -> None:
+    machine = lab.rent()
+    (rental,) = lab.opened.rentals.open()
+    lab.opened.rentals.change(rental, spot=spot)
+    notices = (NoticeSource("gcp", "http://metadata"),) if is_told else ()
+    lab.market.abilities = msgspec.structs.replace(lab.market.abilities, notices=notices)
+    says = _Says(lives=False)
+    with PlainRunner(lab.opened):
+        begins = renew_autosave(lab.opened, says, machine)
+        assert (begins.words != "") is saves
+        assert (says.handed is not None) is saves
+        if says.handed is not None:
+            book = says.handed.book
+            assert (book.every_s, len(book.saves), says.handed.notices) == (0.0, 4, [*notices])
+            now = _Says(until_unix=time.time() + 3600, unsaved_s=1e6, interval_s=0.0, left=4)
+            goes_on = renew_autosave(lab.opened, now, machine)
+            assert goes_on.words.startswith("saves when its market takes it away, until ")
+            assert (goes_on.fail, now.handed) == (False, None)
+
+
+def test_a_block_that_wants_saves_from_now_on_gets_them_at_the_next_look(lab: Lab) -> None:
+    spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
+    machine = lab.rent()
+    says = _Says(until_unix=time.time() + 3600, interval_s=0.0)
+    with PlainRunner(lab.opened):
+        renew_autosave(replace(lab.opened, spec=spec), says, machine)
+    assert says.handed is not None and says.handed.book.every_s == 300.0
 
 
 @pytest.mark.parametrize("error", ["", "a snapshot that it may refer to is gone"])
@@ -113,19 +148,24 @@ def test_a_machine_whose_newest_save_was_deleted_is_not_said_to_be_saved_and_sav
 
 
 def test_a_job_is_no_excuse_for_a_machine_without_saves_once_it_has_ended(lab: Lab) -> None:
-    """Its command may run on. The supervisor gives its grants up to the autosave process."""
+    """Its command may run on. The process gets a book without the job."""
     spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)
     opened, machine = replace(lab.opened, spec=spec), lab.rent()
     record = Job(id="3f2a9c81d04e", workspace=DEMO, block=DEMO, command=["true"], created_unix=1.0)
     job = opened.jobs.take(record, "a run")
-    says = _Says(job=job.id)
+    says = _Says(job=job.id, until_unix=1e6)
     with PlainRunner(opened):
-        assert renew_autosave(opened, says, machine) == (f"job {job.id} saves it", False)
+        said = renew_autosave(opened, says, machine)
+        assert (said.words, said.fail) == (
+            f"job {job.id} saves it, until 1970-01-12 13:46 UTC by itself",
+            False,
+        )
         opened.jobs.end(job)
         said = renew_autosave(opened, says, machine)
     assert f"job {job.id}, which is over, saved it until now" in said.words
     assert says.asked == ["autosave.look", "autosave.look", "autosave"]
-    assert says.handed is not None and says.handed.instead_of == job.id
+    assert says.handed is not None
+    assert (says.handed.book.job, says.handed.instead_of) == ("", job.id)
 
 
 def test_what_a_machine_writes_after_it_was_given_up_does_not_stand_before_its_successor(

@@ -54,7 +54,7 @@ class _Hangs:
             lambda lab, agent: start_command(agent, StartJob("j", 1, ["true"], "~/w", "~/l", [])),
             120.0,
         ),
-        ("job.standby", lambda lab, agent: stand_by(lab.opened, agent, "j", None), 120.0),
+        ("autosave", lambda lab, agent: stand_by(lab.opened, agent, lab.rent(), "j", None), 120.0),
         ("activity", lambda lab, agent: check_idle(lab.opened, _MINE, agent, None), 30.0),
     ],
 )

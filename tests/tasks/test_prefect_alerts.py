@@ -25,7 +25,7 @@ from tasks.prefect_alerts import PrefectAlerts
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.lab import Lab
 from tests.fixtures.waiting import until
-from torpor.control.alerts.delivery import Alert, Remembered, begun
+from torpor.control.alerts.delivery import Alert, Remembered, newly_seen
 from torpor.control.alerts.runs import FailedRun
 from torpor.shared.errors import NotDelivered
 
@@ -118,7 +118,7 @@ def test_what_is_remembered_outlives_the_run(prefect_server: Server) -> None:
         kind="machine left", subject=secrets.token_hex(8), workspace="demo", title="left",
         cause="\x1b" * 5000, next_step="log in", at_unix=1.5,
     )  # fmt: skip
-    first = msgspec.structs.replace(begun(alert, 1.5), told={BLOCK: 2.5})
+    first = msgspec.structs.replace(newly_seen(alert, 1.5), told={BLOCK: 2.5})
     server = PrefectAlerts()
     server.remember(first)
     assert first in server.remembered()

@@ -144,7 +144,10 @@ class HibernateReport(WorkspaceReport, frozen=True):
                 f"in {_count(self.passes, 'pass', 'passes')}; {self.encoding}",
             ),
             _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
-            _row("changed while read", ", ".join(self.changed) or "nothing that was not accepted"),
+            _row(
+                "changed while read",
+                ", ".join(self.changed) or ("no other file" if self.accepted_count else "no file"),
+            ),
             *([_row("changed, as accepted", self._accepted())] if self.accepted_count else []),
             _row("seconds by phase", _phases(self.seconds)),
             _row("saved", f"{self.saved_usd_h:.2f} $ an hour, next to keeping the machine"),

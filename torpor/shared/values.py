@@ -225,7 +225,7 @@ class Host(msgspec.Struct, frozen=True):
     architecture: _Fact = ""  # as ``uname -m`` says it
 
 
-class Frozen(msgspec.Struct, frozen=True):
+class FrozenPrograms(msgspec.Struct, frozen=True):
     """The programs that a snapshot holds frozen, and what they need to go on."""
 
     host: Host = Host()
@@ -249,7 +249,7 @@ class Want(msgspec.Struct, frozen=True):
     cuda: tuple[int, int] | None = None  # the driver must support at least this
     driver: tuple[int, ...] | None = None  # NVIDIA's, at least this
     process: Literal["never", "try", "require"] = "never"  # whether programs go on there
-    frozen: Frozen | None = None  # those of the snapshot; None: it holds none
+    frozen: FrozenPrograms | None = None  # those of the snapshot; None: it holds none
 
     @property
     def least_cuda(self) -> tuple[int, int] | None:

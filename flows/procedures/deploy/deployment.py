@@ -19,7 +19,12 @@ import msgspec
 
 from flows.procedures.deploy.server import Serving
 from flows.procedures.rented_machine import rented_machine
-from flows.procedures.restore import arrival, begun, restore_all, restore_parts
+from flows.procedures.restore import (
+    restore_all,
+    restore_parts,
+    restore_run,
+    restore_run_before_handover,
+)
 from flows.procedures.snapshot import take_snapshot
 from tasks.autosave import start_autosave
 from tasks.deploy import (
@@ -56,8 +61,8 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import (
-    Place,
     Stack,
+    StackPaths,
     Strategy,
     StrategyName,
     base_name,
@@ -91,7 +96,7 @@ class Trial:
     bases: dict[WorkspaceName, StoredWorkspace] = field(default_factory=dict)
 
 
-class Chosen(NamedTuple):
+class DeployRequest(NamedTuple):
     """What a user asks for. ``early``: the server may start when what an earlier one used is there,
     before all is restored."""
 
@@ -108,33 +113,33 @@ class Chosen(NamedTuple):
 
 @contextmanager
 def deployment_on_a_machine(
-    opened: OpenWorkspace, chosen: Chosen, snapshot: str
+    opened: OpenWorkspace, request: DeployRequest, snapshot: str
 ) -> Iterator[Deployment]:
     """A deployment on the workspace's machine, or on a new one that is destroyed after an error.
     On a machine that is in use, the server of a deploy that fails is stopped."""
     in_use = None
-    if not chosen.trial:
+    if not request.trial:
         end_abandoned(renting(opened), AT_ONCE_S)
         in_use = machine_in_use(opened, None)
     if in_use is not None:
         with open_session(opened, in_use[0]) as session:
-            yield Deployment(opened, chosen, session, in_use[0])
+            yield Deployment(opened, request, session, in_use[0])
         return
-    stack_image = chosen.stack.image_for(chosen.how)
+    stack_image = request.stack.image_for(request.how)
     before, wanted = snapshot_ids(opened.store, opened.spec.name), None
     if snapshot not in ("", NEWEST) or before:
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     want = msgspec.structs.replace(opened.spec.want, image=stack_image or opened.spec.want.image)
     opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
     began = time.monotonic()
-    rents = opened.under(machines_name(opened.spec.name)) if chosen.trial else opened
+    rents = opened.under(machines_name(opened.spec.name)) if request.trial else opened
     with (
         rented_machine(rents) as tenancy,
         open_session(opened, tenancy.machine) as session,
     ):
-        if snapshot in ("", NEWEST) and not chosen.trial:
+        if snapshot in ("", NEWEST) and not request.trial:
             check_still_newest(opened, before)
-        yield Deployment(opened, chosen, session, tenancy.machine, tenancy, wanted, began)
+        yield Deployment(opened, request, session, tenancy.machine, tenancy, wanted, began)
 
 
 class Deployment:
@@ -144,7 +149,7 @@ class Deployment:
     def __init__(
         self,
         opened: OpenWorkspace,
-        chosen: Chosen,
+        request: DeployRequest,
         session: Session,
         machine: Machine,
         tenancy: Tenancy | None = None,
@@ -152,9 +157,9 @@ class Deployment:
         began: float = 0.0,
     ) -> None:
         self._opened = opened
-        self._stack = chosen.stack
-        self._strategy = chosen.how
-        self._chosen = chosen
+        self._stack = request.stack
+        self._strategy = request.how
+        self._request = request
         self._session = session
         self._machine = machine
         self._tenancy = tenancy
@@ -172,7 +177,7 @@ class Deployment:
         self._environment_lined_up = threading.Event()
         self._warnings: list[str] = []
         spec, home = opened.spec, session.machine.user_home
-        self._place = Place(chosen.stack, home, spec.paths[0], self._strategy.sets_up)
+        self._place = StackPaths(request.stack, home, spec.paths[0], self._strategy.sets_up)
         check_apart(self._place.environment, [self._place.absolute(path) for path in spec.paths])
         self._base = self._environments_workspace()
         check = (lambda: None) if tenancy is None else tenancy.check_unclaimed
@@ -213,7 +218,7 @@ class Deployment:
     def hand_over(self) -> None:
         """Leave a new machine, on which the server runs, to its user."""
         self._serving.check_serving()
-        if self._tenancy is not None and self._chosen.trial is None:
+        if self._tenancy is not None and self._request.trial is None:
             make_paths(self._opened, self._session)
             hand_over(self._tenancy, alone=True)
             start_autosave(self._opened, self._session, self._machine)
@@ -224,7 +229,7 @@ class Deployment:
         return DeployReport(
             workspace=self._opened.spec.name,
             stack=self._stack.name,
-            strategy=f"{self._chosen.strategy}: {self._strategy.words}",
+            strategy=f"{self._request.strategy}: {self._strategy.words}",
             snapshot=None if self._wanted is None else self._wanted.snapshot,
             environment=self._environment,
             machine=self._machine.id,
@@ -244,7 +249,7 @@ class Deployment:
     def _environments_workspace(self) -> StoredWorkspace:
         # The id is of the store's key, whatever the name that the key is derived for.
         key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
-        trial = self._chosen.trial
+        trial = self._request.trial
         if trial is not None:
             key_id += trial.name
         name = base_name(self._stack, facts_of(self._session.machine), self._shared_by, key_id)
@@ -292,7 +297,7 @@ class Deployment:
             return
         look = new_restore(self._base, self._session, found)
         try:
-            with begun(look, resume=True):
+            with restore_run(look, resume=True):
                 pass
         except (InvalidInput, RestoreUnfinished) as error:
             raise InvalidInput(self._no_room(error, " Nothing was stopped.")) from error
@@ -312,7 +317,7 @@ class Deployment:
         running: list[Future[None]] = []
 
         def when_first() -> None:
-            if self._stack.fetch or not (spec.first or self._chosen.early):
+            if self._stack.fetch or not (spec.first or self._request.early):
                 return
             for environment in made:
                 environment.result()
@@ -365,14 +370,14 @@ class Deployment:
     ) -> None:
         restore = new_restore(self._opened, self._session, wanted)
         self._restoring.append(restore)
-        with self._measured("workspace"), arrival(restore, tenancy):
+        with self._measured("workspace"), restore_run_before_handover(restore, tenancy):
             self._environment_lined_up.wait()
             self._check_wanted()
             restore_all(
                 restore,
                 "wake",
                 tenancy.machine,
-                full_check=self._chosen.full_check,
+                full_check=self._request.full_check,
                 when_first=when_first,
                 started_early=lambda: self._started_early,
             )
@@ -420,12 +425,12 @@ class Deployment:
         try:
             restore = new_restore(self._base, self._session, found)
             self._restoring.append(restore)
-            with self._measured("environment"), begun(restore, resume=True):
+            with self._measured("environment"), restore_run(restore, resume=True):
                 if not restore.plan.complete:
                     lined_up = self._environment_lined_up.set
                     restore_parts(restore, "deploy", when_submitted=lined_up)
                     finish_restore(restore)
-                    check_restore(restore, self._chosen.full_check)
+                    check_restore(restore, self._request.full_check)
             self._warnings += restore.finished.warnings
         except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
             raise DeployFailed(self._no_room(error)) from error
@@ -483,6 +488,6 @@ class Deployment:
 
     def _reason(self) -> str:
         workspace = self._opened.spec.name
-        whose = f"{scratch_name(workspace)}: " if self._chosen.trial else ""
+        whose = f"{scratch_name(workspace)}: " if self._request.trial else ""
         of = f"environment of stack {self._stack.name}, made at {self._shared_by}"
         return f"{whose}{of}, for workspace {workspace}"[:400]

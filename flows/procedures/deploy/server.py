@@ -12,7 +12,7 @@ from tasks.phases import phase
 from tasks.progress import doing
 from torpor.control.deploy.http_check import ask, check
 from torpor.control.deploy.last_lines import LastLines
-from torpor.control.deploy.stack import Place
+from torpor.control.deploy.stack import StackPaths
 from torpor.control.remote.seam import Session
 from torpor.shared.errors import DeployFailed
 from torpor.shared.values import KIB, WorkspaceName
@@ -59,7 +59,7 @@ class Serving:
         self,
         session: Session,
         workspace: WorkspaceName,
-        place: Place,
+        place: StackPaths,
         still_mine: Callable[[], None] = lambda: None,
     ) -> None:
         self._still_mine = still_mine

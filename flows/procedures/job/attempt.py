@@ -55,6 +55,8 @@ SURE_S: Final = 60.0
 this time."""
 SAVE_AGAIN_S: Final = 60.0
 """After a save that failed."""
+MOST_AGAIN_S: Final = 1800.0
+"""The longest pause between two books for a machine that says that it has none."""
 LATE_S: Final = 60.0
 """A save of this run that is so late is made by the machine: nobody may drive the job."""
 
@@ -202,7 +204,8 @@ class Attending:
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
             return True
         if not self._may_be_frozen(state):
-            self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
+            hurry = state.notice is not None and bool(state.save_error)
+            self._saves.go_on(threads, hurry=hurry, until_unix=state.saves_until_unix)
         return False
 
     def _may_be_frozen(self, state: JobState) -> bool:
@@ -346,22 +349,44 @@ class Saves:
         self._due = time.monotonic() + save_interval_s(job, spot, 0) - idle_s
         self._running: Future[tuple[float, Verified]] | None = None
         self._book_due = time.monotonic()
+        self._offered = -SAVE_AGAIN_S
+        self._again_s = SAVE_AGAIN_S
 
-    def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool) -> None:
-        """Begin a save that is due; see what became of the last one."""
-        if self._running is not None:
-            if self._running.done():
-                self.settle()
+    def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool, until_unix: float) -> None:
+        """Begin a save that is due; see what became of the last one. ``until_unix``: when the
+        machine's own saves end; it has lost its book where they have ended."""
+        if self._running is not None and self._running.done():
+            self.settle()
             return
-        if time.monotonic() >= self._book_due:
+        if hurry and self._running is None:  # first: the machine lives for seconds
+            self._begin(threads)
+        if self._is_lost(until_unix) or (
+            self._running is None and time.monotonic() >= self._book_due
+        ):
             self._stand_by(self._driven.job.newest)
-        if hurry or time.monotonic() >= self._due:
-            self._count += 1
-            interval_s = save_interval_s(self._driven.job, self._spot, self._count)
-            self._due = time.monotonic() + interval_s
-            with followed_by(None):  # who follows the run reads what the command prints
-                context = copy_context()
-            self._running = threads.submit(context.run, self._save)
+        if self._running is None and time.monotonic() >= self._due:
+            self._begin(threads)
+
+    def _begin(self, threads: ThreadPoolExecutor) -> None:
+        """Begin a save, which may take hours."""
+        self._count += 1
+        interval_s = save_interval_s(self._driven.job, self._spot, self._count)
+        self._due = time.monotonic() + interval_s
+        with followed_by(None):  # who follows the run reads what the command prints
+            context = copy_context()
+        self._running = threads.submit(context.run, self._save)
+
+    def _is_lost(self, until_unix: float) -> bool:
+        """Whether the machine needs another book before its time. One that says so again and again
+        gets few: its disk may be full, so that it cannot say anything else."""
+        if until_unix > time.time():
+            if time.monotonic() >= self._offered + MOST_AGAIN_S:  # it has kept that book for long
+                self._again_s = SAVE_AGAIN_S
+            return False
+        if time.monotonic() < self._offered + self._again_s:
+            return False
+        self._again_s = min(2 * self._again_s, MOST_AGAIN_S)
+        return True
 
     def settle(self) -> None:
         """Wait for the save that runs, and record it. A save that fails costs no work: the next one
@@ -401,8 +426,11 @@ class Saves:
         """Hand the machine what it needs to save by itself; whether it has got that."""
         job = self._driven.job
         every_s = save_interval_s(job, self._spot, self._count) + LATE_S
+        self._offered = time.monotonic()
         try:
-            again_s = stand_by(self._opened, self._session, job.id, basis, manifest, every_s)
+            again_s = stand_by(
+                self._opened, self._session, self._machine, job.id, basis, manifest, every_s
+            )
             self._book_due = time.monotonic() + again_s
         except AgentLost:
             raise

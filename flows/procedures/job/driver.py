@@ -28,7 +28,7 @@ from tasks.jobs import (
     stop_command,
 )
 from tasks.lineage import lacks
-from tasks.machines import end_abandoned, open_session, renting
+from tasks.machines import end_abandoned, open_session, renting, session_with
 from tasks.progress import doing, now
 from tasks.runner import runner
 from tasks.runs import GONE
@@ -644,7 +644,7 @@ class Driver:
         why = "it was stopped" if stop is None else stop.why
         if attempt is not None:
             try:
-                with open_session.function(self.opened, machine) as session:
+                with session_with(self.opened, machine) as session:
                     self._driven.change()  # HandedOver before a successor's attempt is ended
                     stop_command(session, self.job.id)
             except MachineError as error:

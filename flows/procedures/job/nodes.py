@@ -16,16 +16,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from flows.procedures.fleet import Fleet, Order
+from flows.procedures.fleet import Fleet, FleetRequest
 from flows.procedures.job.log import ShownLog
 from tasks.jobs import (
     address_of,
+    end_command,
     for_nodes,
     look_at_command,
     nodes_of,
     secrets_to_hide,
     start_command,
-    stop_command,
 )
 from tasks.machines import end_scratch_machines, look_for_offers, open_session, renting
 from tasks.restore import pick_snapshot_to_wake
@@ -34,7 +34,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.log_lines import Lines
 from torpor.control.jobs.records import Job, Node, log_path
 from torpor.control.providers.offers import Offer, preference, wanting_only
-from torpor.control.remote.exchange import Exchange
+from torpor.control.remote.part_tracker import PartTracker
 from torpor.control.remote.seam import Session
 from torpor.control.rental.search import Offers
 from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable, TorporError
@@ -78,11 +78,11 @@ def bring_nodes(
     opened = for_nodes(opened, job.nodes)
     failure: TorporError | None = None
     for there, offers in _regions(opened, job.nodes):
-        order = Order(job.nodes - 1, 0, [], True)
+        request = FleetRequest(job.nodes - 1, 0, [], True)
         try:
             with renting(nodes_of(there)) as held:  # ends all of them after an error
-                exchange = Exchange("never", order.total)
-                fleet = Fleet(there, wanted, held, offers, order, exchange, together=True)
+                tracker = PartTracker("never", request.total)
+                fleet = Fleet(there, wanted, held, offers, request, tracker, together=True)
                 fleet.bring([])
                 ready, at = fleet.ready, there.providers[0].identity
                 record([Node(machine=machine, provider=at) for machine in ready])
@@ -216,7 +216,7 @@ class OtherNodes:
 
         def stop(one: _Other) -> None:
             try:
-                stop_command.function(one.session, self._job.id)
+                end_command(one.session, self._job.id)
             except MachineError as error:
                 runner().log.warning("node %d was not stopped: %s", one.rank, error)
 

@@ -81,6 +81,7 @@ class Starting:
             criu=self._criu(attempt, may_freeze=bool(notices)),
             freezes=self.freezes,
             frozen=job.frozen,
+            workspace=spec.name,
         )
 
     def start(self, request: StartJob) -> JobState:

@@ -11,7 +11,7 @@ from tasks.alert_delivery import Delivered, remember, tell
 from tasks.runner import runner
 from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
-from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, begun, lasting, rows
+from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, lasting, newly_seen, rows
 from torpor.control.alerts.runs import Schedule
 from torpor.control.idleness import OWN_WORK
 from torpor.control.money.exhaustion import BudgetsSeen
@@ -145,33 +145,35 @@ def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> D
         faults.append(error)
         blocks, doubt = [], Doubt(known=frozenset())  # nobody may forget what they are to hear of
     try:
-        told = tell(alarms.alerts, blocks, doubt, alarms.mended)
+        delivered = tell(alarms.alerts, blocks, doubt, alarms.mended)
     except Exception as error:  # noqa: BLE001 - a look acts all the same
         runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
         faults.append(error)
         return None
-    if len(told.refused) == len(blocks):  # with one that accepts, somebody is told
-        faults += [NotDelivered(why) for why in told.refused]
+    if len(delivered.refused) == len(blocks):  # with one that accepts, somebody is told
+        faults += [NotDelivered(why) for why in delivered.refused]
     listeners = (
         f"They are sent by {', '.join(blocks)}" if blocks else "No notification block is named"
     )
-    refused = "".join(f". {one}" for one in told.refused)
+    refused = "".join(f". {one}" for one in delivered.refused)
     runner().table(
         key="alerts",
-        rows=rows(alarms.alerts, told.remembered),
+        rows=rows(alarms.alerts, delivered.remembered),
         description=f"{len(alarms.alerts)} alerts. {listeners}{refused}",
     )
-    return told
+    return delivered
 
 
-def people_hear_of(alarms: Alarms, told: Delivered | None, now_unix: float) -> list[Remembered]:
+def people_hear_of(
+    alarms: Alarms, delivered: Delivered | None, now_unix: float
+) -> list[Remembered]:
     """The alerts that people are to hear of by now. Where nobody can say since when they last, all
     of them."""
     try:
-        remembered = told.remembered if told else runner().alerts.remembered()
+        remembered = delivered.remembered if delivered else runner().alerts.remembered()
     except Exception as error:  # noqa: BLE001 - the server's client raises any
         runner().log.warning("since when alerts last is not known: %s", error)
-        return [begun(one, now_unix) for one in alarms.alerts]
+        return [newly_seen(one, now_unix) for one in alarms.alerts]
     return lasting(alarms.alerts, remembered, alarms.doubt, now_unix)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from flows.hibernate import hibernate
-from tasks.budgets import look_at_budgets, newest_stored_bytes, stop_jobs
+from tasks.budgets import estimate_hibernation, look_at_budgets, stop_jobs
 from tasks.events import MachineIdle, emit
 from tasks.runner import runner
 from tasks.trouble import trouble
@@ -40,7 +40,7 @@ def over_budget(
         if any(one.counts(rental) for one in running_out)
     ]
     names = {opened.spec.name: opened for opened, _ in near}
-    looks = {name: newest_stored_bytes.submit(opened) for name, opened in names.items()}
+    looks = {name: estimate_hibernation.submit(opened) for name, opened in names.items()}
     stored = {name: look.result() for name, look in looks.items()}
     now_unix = time.time()
     found: dict[Label, str] = {}

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from flows.procedures.watch.twins import Twins
+from flows.procedures.watch.twins import BlockDifferences
 from flows.reconcile import reconcile
 from flows.wake import wake
 from tasks.alert_delivery import Delivered
@@ -51,7 +51,7 @@ def see_left(
     named: Mapping[WorkspaceName, Sequence[str]],
     stored: Collection[WorkspaceName],
     with_job: Collection[WorkspaceName],
-    alike: Mapping[WorkspaceName, Twins],
+    differences: Mapping[WorkspaceName, BlockDifferences],
     doubtful: Collection[WorkspaceName],
 ) -> list[LeftMachine]:
     """Who works on each machine that was never handed over, also on those that benchmarks, drills
@@ -79,7 +79,7 @@ def see_left(
     except Exception as error:  # noqa: BLE001 - then no machine counts as left
         runner().log.warning("the runs that work now cannot be read: %s", error)
         live = None
-    torn = {name for name, of in alike.items() if of.stored or of.left} | {*doubtful}
+    torn = {name for name, of in differences.items() if of.stored or of.left} | {*doubtful}
     return [
         judge_left(
             name,
@@ -103,13 +103,13 @@ def _may_use(run: LiveRun, rental: Rental, names: Sequence[str]) -> bool:
 
 
 def act_on_left(
-    one: LeftMachine, block: str, told: Delivered | None, faults: list[Exception]
+    one: LeftMachine, block: str, delivered: Delivered | None, faults: list[Exception]
 ) -> LeftMachine:
     """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
     remembered."""
     now_unix = time.time()
     subject = f"{one.provider} {one.machine}"
-    since_unix = told.since_unix("machine left", subject) if told else None
+    since_unix = delivered.since_unix("machine left", subject) if delivered else None
     if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
         return one
     key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"
@@ -133,14 +133,14 @@ def act_on_left(
 def reconcile_abandoned(
     findings: Sequence[Finding],
     named: Mapping[WorkspaceName, Sequence[str]],
-    alike: Mapping[WorkspaceName, Twins],
+    differences: Mapping[WorkspaceName, BlockDifferences],
     faults: list[Exception],
 ) -> None:
     """Start a run that ends failed attempts and what they rented: they are never handed over. Where
     the blocks differ in their store, the table shows them, and a person chooses."""
     names = {one.workspace for one in findings if one.kind == "abandoned"}
     for name, blocks in named.items():
-        torn = name in alike and "the store" in alike[name].stored
+        torn = name in differences and "the store" in differences[name].stored
         if torn or names.isdisjoint(names_of(name)):
             continue
         key = f"abandoned-{name}-{int(time.time()) // AGAIN_S}"

@@ -26,7 +26,7 @@ _STORED: Final = {
 }
 
 
-class Twins(msgspec.Struct, frozen=True):
+class BlockDifferences(msgspec.Struct, frozen=True):
     """What the ``blocks`` of a workspace differ in. ``stored``: in what a hibernation stores, and
     where: then nobody but a person can choose one. ``idle``: in when a machine is idle. ``left``:
     in what becomes of a machine that a killed run left."""
@@ -55,9 +55,9 @@ class Twins(msgspec.Struct, frozen=True):
         return f"the blocks {names} are all for this workspace and differ in {said}" if said else ""
 
 
-def twins(
+def block_differences(
     blocks: Mapping[str, OpenWorkspace], named: Mapping[WorkspaceName, Sequence[str]]
-) -> dict[WorkspaceName, Twins]:
+) -> dict[WorkspaceName, BlockDifferences]:
     """Of each workspace that several blocks are for."""
     return {
         name: _compared({block: blocks[block] for block in of})
@@ -73,7 +73,7 @@ def most_frequent_saves(blocks: Sequence[OpenWorkspace]) -> OpenWorkspace:
     return min(saving, key=lambda opened: opened.spec.save_minutes, default=blocks[0])
 
 
-def undecided(one: Watched, of: Twins | None, has_job: bool) -> Watched:
+def undecided(one: Watched, of: BlockDifferences | None, has_job: bool) -> Watched:
     """Kept, where a job hibernates the workspace when it has ended, or where its blocks differ."""
     differ = of.words if of else ""
     if has_job and not one.over:
@@ -93,7 +93,7 @@ def undecided(one: Watched, of: Twins | None, has_job: bool) -> Watched:
     return msgspec.structs.replace(one, next_step=step, idle=False, over="", differ=differ)
 
 
-def _compared(blocks: Mapping[str, OpenWorkspace]) -> Twins:
+def _compared(blocks: Mapping[str, OpenWorkspace]) -> BlockDifferences:
     opened = [*blocks.values()]
     first = opened[0]
     stored = [
@@ -105,7 +105,7 @@ def _compared(blocks: Mapping[str, OpenWorkspace]) -> Twins:
         stored.append("the store")
     elif any(one.key != first.key for one in opened):
         stored.append("the store's encryption")
-    return Twins(
+    return BlockDifferences(
         [*blocks],
         stored,
         idle=any(one.spec.idle != first.spec.idle for one in opened),

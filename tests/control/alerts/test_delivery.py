@@ -11,12 +11,12 @@ from torpor.control.alerts.delivery import (
     AGAIN_S,
     MOST_MESSAGES,
     Alert,
+    DeliveryPlan,
     Doubt,
-    Plan,
     Remembered,
     after,
-    begun,
     lasting,
+    newly_seen,
     plan,
 )
 
@@ -57,7 +57,7 @@ class Watcher:
         alerts = tuple(msgspec.structs.replace(alert, at_unix=now) for alert in alerts)
         found = self._plan(alerts, doubt, now, options)
         accepted = []
-        for new in found.begun:
+        for new in found.newly_seen:
             self.memory[new.key] = new
         for entry in found.raised:
             self.raised.append(entry.subject)
@@ -75,7 +75,7 @@ class Watcher:
                 self.memory[message.key] = left
         return accepted
 
-    def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> Plan:
+    def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> DeliveryPlan:
         return plan(alerts, [*self.memory.values()], self.blocks, doubt, now, **options)
 
 
@@ -140,7 +140,7 @@ def test_an_alert_is_raised_once_when_it_has_lasted_also_where_nobody_is_to_be_t
 
 def test_what_only_a_killed_look_saw_is_raised_by_the_next_one() -> None:
     seen = Watcher()
-    spent = begun(_alert("lab", kind="budget spent"), NOW)
+    spent = newly_seen(_alert("lab", kind="budget spent"), NOW)
     seen.memory[spent.key] = spent
     assert len(seen.look(at=120)) == 1 and seen.raised == ["lab"]
     assert len(seen.look(at=240)) == 1 and seen.raised == ["lab"]  # its end
@@ -194,7 +194,7 @@ def test_what_happened_once_is_not_told_again() -> None:
 
 def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_bounded() -> None:
     found = plan([_alert(str(n)) for n in range(50)], [], [HOOK, MAIL], Doubt(), NOW)
-    assert len(found.messages) == 2 * MOST_MESSAGES and len(found.begun) == 50
+    assert len(found.messages) == 2 * MOST_MESSAGES and len(found.newly_seen) == 50
     assert found.messages[0].body == (
         "the sampler is dead\nNext step: log in\nSince: 2027-01-15 08:00 UTC"
     )

@@ -16,7 +16,7 @@ from torpor.control.compare.choices import (
     compared,
     frame,
 )
-from torpor.control.compare.experience import Past
+from torpor.control.compare.experience import RentalHistory
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities
@@ -51,7 +51,7 @@ def sold(
     market = Market("vast:1")
     market.abilities = able
     terms_now = msgspec.structs.replace(TERMS, **terms)
-    return compared([(market, offers)], [], Past(rentals or []), terms_now)
+    return compared([(market, offers)], [], RentalHistory(rentals or []), terms_now)
 
 
 def choice(able: Abilities = VAST, rentals: list[Rental] | None = None, **known: Any) -> Choice:

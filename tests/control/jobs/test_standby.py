@@ -28,6 +28,7 @@ from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, StoreUnavailable
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
 from torpor.shared.values import PROGRAMS, SnapshotId, StoredObject
+from torpor.shared.wire.autosave import Autosave
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
 
 
@@ -85,17 +86,20 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
     for save in book.saves:
         assert save.grant.key == manifest_key(WORKSPACE, save.snapshot)
     assert len({grant.key for grant in book.packs} - packs(store)) == PACKS
-    assert (book.job, book.parent, book.roots) == (JOB, base, [str(machine.root)])
+    assert (book.job, book.roots) == (JOB, [str(machine.root)])
+    assert book.known[0].grant.key == manifest_key(WORKSPACE, base)
     assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log", f"{PROGRAMS}/*.log"], [])
     assert renewed_s(book.lasts_s) < book.lasts_s == OWN_COMMIT_S
     same = book_of(machine, machine.root, None)
-    assert (same.parent, same.known[0].root) == (base, book.known[0].root)
+    assert same.known[0].root == book.known[0].root
 
 
 def test_a_book_with_a_save_each_minute_fits_into_a_line(machine: NearAgent) -> None:
     book = book_of(machine, machine.root, None, every_s=60.0)
     assert len(book.saves) == OWN_SAVES + SCHEDULED_SAVES
-    assert len(request_line("id", book)) * 4 < MAX_LINE_BYTES  # real grants are longer
+    assert (
+        len(request_line("id", Autosave(book, []))) * 4 < MAX_LINE_BYTES
+    )  # real grants are longer
 
 
 def test_grants_that_can_replace_what_was_verified_end_within_the_hour(
@@ -239,9 +243,10 @@ def test_a_save_under_an_older_book_is_newer_than_what_came_between(
     machine: NearAgent, store: SteppedStore
 ) -> None:
     """The control side was lost after a save and before it handed over the next book."""
-    old = book_of(machine, machine.root, machine.hibernated())
+    basis = machine.hibernated()
+    old = book_of(machine, machine.root, basis)
     given_up = NearAgent(store, machine.home.parent / "other-home", machine.root)
-    of_another = book_of(given_up, given_up.root, old.parent)
+    of_another = book_of(given_up, given_up.root, basis)
     for _ in range(OWN_SAVES + 1):
         verified = machine.hibernated()
     store.advance(10)
@@ -249,9 +254,9 @@ def test_a_save_under_an_older_book_is_newer_than_what_came_between(
     save = saved(machine, old)
     assert save.snapshot < verified
     assert _newest(machine, verified) == (save.snapshot, 0)
-    blob = store.get(manifest_key(WORKSPACE, old.parent or verified), max_bytes=1 << 20)
+    blob = store.get(manifest_key(WORKSPACE, basis), max_bytes=1 << 20)
     store.advance(10)  # an older snapshot that was put back is not a newer save
-    store.put(manifest_key(WORKSPACE, old.parent or verified), blob)
+    store.put(manifest_key(WORKSPACE, basis), blob)
     assert _newest(machine, verified) == (save.snapshot, 0)
     store.advance(10)  # neither is one of a machine that was given up and lived on
     late = saved(given_up, of_another)

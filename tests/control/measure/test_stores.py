@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import tasks.measure
+from tasks.plain_runner import PlainRunner
 from tests.fixtures.contested_store import HOUR_S, ContestedStore
 from tests.fixtures.records import put_record, read_record
 from tests.fixtures.stores import Server
@@ -95,12 +96,13 @@ def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
     store = seaweed.store()
     store.put(ObjectKey(f"{scratch.storage_prefix(NAME)}/round-7/1/0"), b"left")
     monkeypatch.setattr(tasks.measure, "line_of", lambda *_: line.move)
-    tasks.measure.measure_store.function(
-        tasks.measure.MeasuredStore("further", store, None),
-        None,  # type: ignore[arg-type]  # no machine: the line is measured from here
-        NAME,
-        Rounds(1, until=0.0),
-    )
+    with PlainRunner():
+        tasks.measure.measure_store(
+            tasks.measure.MeasuredStore("further", store, None),
+            None,  # type: ignore[arg-type]  # no machine: the line is measured from here
+            NAME,
+            Rounds(1, until=0.0),
+        )
     assert list(store.list("")) == []
 
 

@@ -18,8 +18,8 @@ from torpor.control.money.budgets import (
     RESERVE_S,
     Budget,
     OpenBudget,
+    budget_status,
     exhausted_unix,
-    standing,
 )
 from torpor.control.rental.records import Rental, Rentals
 from torpor.shared.errors import InvalidInput, StoreUnavailable
@@ -63,30 +63,30 @@ def test_it_counts_what_may_have_been_spent_since_its_month_began() -> None:
     """Months begin by the budget's time zone; what was certainly spent is said too."""
     begin = datetime(2026, 11, 1, tzinfo=BERLIN).timestamp()
     ran = rental(created_unix=begin - HOUR, seen_unix=begin + HOUR)
-    now = standing(budget(10, timezone="Europe/Berlin"), [ran], begin + 2 * HOUR)
+    now = budget_status(budget(10, timezone="Europe/Berlin"), [ran], begin + 2 * HOUR)
     assert (now.low, now.high, now.left) == (2_000_000, 4_000_000, 6_000_000)
     assert (now.running, now.usd_h, now.share) == (1, 2, 0.4)
     assert now.message() == (
         "budget lab: 2.00 to 4.00 $ of 10.00 $ spent in 2026-11 (Europe/Berlin), 6.00 $ left; "
         "1 open rental at 2 $/h"
     )
-    in_utc = standing(budget(10), [ran], begin + 2 * HOUR)
+    in_utc = budget_status(budget(10), [ran], begin + 2 * HOUR)
     assert (in_utc.high, str(in_utc.month)) == (2_000_000, "2026-11")
 
 
 def test_it_allows_what_it_can_pay_for_an_hour_beside_all_that_runs() -> None:
-    now = standing(budget(10), [rental()], BEGIN + HOUR)  # 2 $ spent, 2 $ in the next hour
+    now = budget_status(budget(10), [rental()], BEGIN + HOUR)  # 2 $ spent, 2 $ in the next hour
     assert now.refusal(6.0, 1) == now.refusal(3.0, 2) == ""
     assert "with 1 more at 6.001 $/h an hour would exceed" in now.refusal(6.001, 1)
     assert "with 2 more at 3.1 $/h" in now.refusal(3.1, 2)
     assert "or wait for 2026-12" in now.refusal(9.0, 1)
     assert RESERVE_S == HOUR
-    assert standing(budget(4), [rental()], BEGIN + HOUR).refusal() == ""
-    assert "another one" in standing(budget(3.99), [rental()], BEGIN + HOUR).refusal()
+    assert budget_status(budget(4), [rental()], BEGIN + HOUR).refusal() == ""
+    assert "another one" in budget_status(budget(3.99), [rental()], BEGIN + HOUR).refusal()
 
 
 def test_an_unknown_price_is_refused_and_what_runs_at_one_is_named() -> None:
-    now = standing(budget(10), [rental(price_usd_h=0.0)], BEGIN + 90 * 60)
+    now = budget_status(budget(10), [rental(price_usd_h=0.0)], BEGIN + 90 * 60)
     assert "1.5 hours at unknown prices not counted" in now.message()
     assert "its price is unknown" in now.refusal(0.0, 1)
     assert now.refusal(1.0, 1) == ""
@@ -137,10 +137,10 @@ def test_the_moment_when_it_is_spent_is_when_its_cost_reaches_it(
         usd_h = sum(ran.price_usd_h for ran in found if ran.state != "ended")
         assert usd_h * longest_h <= usd + 1e-6
     elif at > now:
-        assert standing(of, found, at - 1).high < 1_000_000 * usd
-        assert standing(of, found, at + 1).high >= 1_000_000 * usd - len(found)
+        assert budget_status(of, found, at - 1).high < 1_000_000 * usd
+        assert budget_status(of, found, at + 1).high >= 1_000_000 * usd - len(found)
     else:
-        assert standing(of, found, now).high >= 1_000_000 * usd
+        assert budget_status(of, found, now).high >= 1_000_000 * usd
 
 
 def test_its_records_are_those_of_its_workspaces_or_project(memory_store: MemoryStore) -> None:
@@ -154,4 +154,4 @@ def test_its_records_are_those_of_its_workspaces_or_project(memory_store: Memory
     assert {ran.label for ran in of_other.rentals(now)} == {made[1].label, other.label}
     memory_store.fails = StoreUnavailable("503")
     with pytest.raises(StoreUnavailable):
-        of_other.standing(now)
+        of_other.status(now)

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from tests.control.money.test_budgets import budget
 from tests.control.money.test_costs import BEGIN, OTHER, rental
-from torpor.control.money.budgets import RESERVE_S, exhausted_unix, standing
+from torpor.control.money.budgets import RESERVE_S, budget_status, exhausted_unix
 from torpor.control.money.exhaustion import (
     LEAST_S,
     MOST_S,
@@ -36,13 +36,13 @@ def test_the_lead_time_is_what_is_stated() -> None:
 def test_what_is_rented_can_work_before_it_is_hibernated() -> None:
     assert reserve_s(0) == reserve_s(20 * GIB) == RESERVE_S
     assert reserve_s(100 * GIB) == lead_s(100 * GIB) + 1800
-    now = standing(budget(9), [], BEGIN)
+    now = budget_status(budget(9), [], BEGIN)
     assert now.refusal(4.0, 1, 2.25 * 3600) == ""
     assert "1 more at 4 $/h 2.5 hours would exceed" in now.refusal(4.0, 1, 2.5 * 3600)
 
 
 def test_a_machine_ends_when_its_budget_is_spent_within_its_lead_time() -> None:
-    now = standing(budget(10), [rental()], BEGIN)
+    now = budget_status(budget(10), [rental()], BEGIN)
     out = RunningOut(now, BEGIN + 900)
     assert out.why_end(rental(), 0, BEGIN) == "budget lab is spent in 15 min"
     assert out.why_end(rental(), 0, BEGIN - 1) == ""
@@ -93,7 +93,7 @@ def test_the_overshoot_is_within_the_stated_bound(running: list[Running], hours:
         if at_unix - now_unix > MOST_S:
             now_unix += LOOK_S * ((at_unix - now_unix - MOST_S) // LOOK_S)  # nothing happens
         else:
-            out = RunningOut(standing(limit, seen, now_unix), at_unix)
+            out = RunningOut(budget_status(limit, seen, now_unix), at_unix)
             for n, machine in enumerate(running):
                 if n not in end_unix and out.why_end(seen[n], machine.stored_bytes, now_unix):
                     end_unix[n] = now_unix + machine.starts_after_s + machine.takes_s
@@ -101,7 +101,7 @@ def test_the_overshoot_is_within_the_stated_bound(running: list[Running], hours:
     assert end_unix
     after_unix = max(end_unix.values())
     ended = [_at(record, end_unix.get(n), after_unix) for n, record in enumerate(records)]
-    over_usd = -standing(limit, ended, after_unix).left / 1e6
+    over_usd = -budget_status(limit, ended, after_unix).left / 1e6
     bound_usd = 0.0
     for machine in running:
         late_s = machine.takes_s - LEAST_S - machine.stored_bytes / STORED_BYTES_S

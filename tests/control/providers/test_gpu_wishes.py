@@ -8,7 +8,7 @@ import pytest
 from tests.control.providers.test_gpus import SPELLINGS
 from tests.fixtures.market import H100, Market
 from torpor.control.providers.gpu_wishes import wishes_of
-from torpor.control.providers.gpus import Gpu, parse_gpu
+from torpor.control.providers.gpus import GpuModel, parse_gpu
 from torpor.control.providers.offers import asked, misfit
 from torpor.control.providers.vast_gpus import GPU_NAMES
 from torpor.control.rental.search import find_offers
@@ -16,7 +16,7 @@ from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import Want
 
 replace = msgspec.structs.replace
-CARD = replace(H100, gpu=Gpu("RTX 4090", "", 24), gpu_count=1)
+CARD = replace(H100, gpu=GpuModel("RTX 4090", "", 24), gpu_count=1)
 
 
 @pytest.mark.parametrize("text", [*GPU_NAMES, *(name for of in SPELLINGS.values() for name in of)])
@@ -28,9 +28,9 @@ def test_every_spelling_that_a_market_uses_is_understood(text: str) -> None:
 @pytest.mark.parametrize("text", ["24 GB", "24GB", "24GB+", "24 GiB+"])
 def test_memory_alone_fits_each_model_that_has_as_much(text: str) -> None:
     assert misfit(CARD, Want(gpu=text)) == ""
-    small = replace(CARD, gpu=Gpu("RTX 3060", "", 12))
+    small = replace(CARD, gpu=GpuModel("RTX 3060", "", 12))
     assert misfit(small, Want(gpu=text)) == "each of its GPUs has 12 GiB, 24 GiB is wanted"
-    unknown = replace(CARD, gpu=Gpu("RTX 4090"))
+    unknown = replace(CARD, gpu=GpuModel("RTX 4090"))
     assert "unknown memory" in misfit(unknown, Want(gpu=text))
     none = replace(CARD, gpu=None, gpu_count=0)
     assert misfit(none, Want(gpu=text)) == f"it has no GPU, {text} is wanted"
@@ -97,10 +97,10 @@ def test_a_model_without_offers_that_nobody_knows_is_named_with_the_nearest() ->
 def test_the_first_model_that_has_a_fitting_offer_comes_first_whatever_it_costs() -> None:
     market = Market()
     market.on_sale = [
-        replace(H100, id="cheap", gpu=Gpu("L40S", "", 48), price_usd_h=0.5),
-        replace(H100, id="dear", gpu=Gpu("RTX 4090", "", 24), price_usd_h=1.0),
-        replace(H100, id="dearer", gpu=Gpu("RTX 4090", "", 24), price_usd_h=1.5),
-        replace(H100, id="other", gpu=Gpu("A10", "", 24), price_usd_h=0.1),
+        replace(H100, id="cheap", gpu=GpuModel("L40S", "", 48), price_usd_h=0.5),
+        replace(H100, id="dear", gpu=GpuModel("RTX 4090", "", 24), price_usd_h=1.0),
+        replace(H100, id="dearer", gpu=GpuModel("RTX 4090", "", 24), price_usd_h=1.5),
+        replace(H100, id="other", gpu=GpuModel("A10", "", 24), price_usd_h=0.1),
     ]
 
     def fitting(**changes: object) -> list[str]:

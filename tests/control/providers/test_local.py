@@ -23,7 +23,7 @@ from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
 from tests.fixtures.ssh_client import Client
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive, is_running
-from torpor.control.providers.gpus import Gpu
+from torpor.control.providers.gpus import GpuModel
 from torpor.control.providers.local import provider as local
 from torpor.control.providers.local import server as local_server
 from torpor.control.providers.local.folder import MARK, MachineFolder, ServerRecord, folder_of
@@ -458,7 +458,7 @@ def test_offers_name_gpus_that_are_here(
     provider = LocalProvider(machines_folder, price_usd_h=2.5)
     assert [(o.id, o.gpu, o.gpu_count, o.price_usd_h) for o in provider.offers(Want())] == [
         ("local-cpu", None, 0, 2.5),
-        ("local-nvidia-h200", Gpu("H200"), 2, 2.5),
+        ("local-nvidia-h200", GpuModel("H200"), 2, 2.5),
     ]
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.fixtures.market import H100
-from torpor.control.providers.gpus import Gpu
+from torpor.control.providers.gpus import GpuModel
 from torpor.control.providers.offers import blocks, misfit
 from torpor.shared.errors import (
     CreateFailed,
@@ -97,13 +97,13 @@ def test_what_is_not_stated(changes: dict[str, Any], want: Want, reason: str) ->
         (QuotaReached("x"), {"domain": "host-2"}, True),
         (QuotaReached("x"), {"domain": "host-2", "region": "EU"}, False),
         (QuotaReached("x"), {"domain": "host-2", "spot": True}, False),
-        (QuotaReached("x"), {"domain": "host-2", "gpu": Gpu("L4")}, False),
-        (ProviderDenied("x"), {"domain": "host-2", "region": "EU", "gpu": Gpu("L4")}, True),
+        (QuotaReached("x"), {"domain": "host-2", "gpu": GpuModel("L4")}, False),
+        (ProviderDenied("x"), {"domain": "host-2", "region": "EU", "gpu": GpuModel("L4")}, True),
         (ProviderDenied("x"), {"provider": "vast:2"}, False),
         (NoCapacity("x"), {"provider": "vast:2"}, False),
         (ProviderUnavailable("x"), {"id": "2"}, False),
         (CreateUncertain("x"), {"id": "2"}, False),
-        (OrderUnpaid("x"), {"domain": "host-2", "region": "EU", "gpu": Gpu("L4")}, True),
+        (OrderUnpaid("x"), {"domain": "host-2", "region": "EU", "gpu": GpuModel("L4")}, True),
         (OrderUnpaid("x"), {"provider": "vast:2"}, False),
     ],
 )

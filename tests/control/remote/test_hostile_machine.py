@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from flows.procedures.restore import begun, restore_all
+from flows.procedures.restore import restore_all, restore_run
 from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
-from tasks.jobs import look_at_command, start_command, stop_command
+from tasks.jobs import end_command, look_at_command, start_command
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
 from tests.fixtures.engine import MACHINE, WORKSPACE
@@ -140,7 +140,7 @@ def _stores(agent: Hostile, store: MemoryStore) -> None:
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:
     remote = RemoteRestore(agent, store, WANTED, None, "run", parts=FEW)
-    with begun(remote):
+    with restore_run(remote):
         remote.serve("127.0.0.1", MIB)
         restore_all(remote, "near")
 
@@ -156,10 +156,10 @@ def _verifies(agent: Hostile, store: MemoryStore) -> None:
 
 def _follows(agent: Hostile, store: MemoryStore) -> None:
     request = StartJob("3f2a9c81d04e", 1, ["true"], "~/work", "~/work/log", [])
-    start_command.function(agent, request)
+    start_command(agent, request)
     state = look_at_command(agent, request.job, 0, 1 << 20).state
     moment(state.ended_unix or state.started_unix)
-    stop_command.function(agent, request.job)
+    end_command(agent, request.job)
 
 
 def _watches(agent: Hostile, store: MemoryStore) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.fixtures.market import H100, Market
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.rental import markets
-from torpor.control.rental.canaries import Canary, Flown
+from torpor.control.rental.canaries import Canary, CanaryResults
 from torpor.control.rental.markets import Markets, ask_all
 from torpor.control.rental.search import billed_s, find_offers, fit
 from torpor.shared.errors import (
@@ -24,7 +24,7 @@ from torpor.shared.errors import (
     ProviderUnavailable,
     Unforeseen,
 )
-from torpor.shared.values import GIB, Frozen, Want
+from torpor.shared.values import GIB, FrozenPrograms, Want
 
 replace = msgspec.structs.replace
 
@@ -105,8 +105,8 @@ def test_where_processes_have_to_be_frozen_nothing_is_rented_that_surely_cannot(
     container.abilities = replace(container.abilities, kind="container", privileged=False)
     machine.abilities = replace(machine.abilities, kind="vm")
     tried = _market("tried", 1)
-    flown = Flown({"tried": [_canary(why_not="no SYS_TIME")]})
-    found = find_offers([container, machine, tried], Want(process="require"), flown=flown)
+    canaries = CanaryResults({"tried": [_canary(why_not="no SYS_TIME")]})
+    found = find_offers([container, machine, tried], Want(process="require"), canaries=canaries)
     assert [offer.provider for offer in found.fitting] == ["machine"]
     assert "no processes can be frozen in its containers" in found.refused[0].outcome
     assert "no SYS_TIME, and `process` requires it" in found.refused[1].outcome
@@ -121,27 +121,27 @@ def test_what_is_frozen_goes_where_it_can_go_on_for_a_stated_part_of_the_price()
         _market("proven"),
     )
     container.abilities = replace(container.abilities, kind="container", privileged=False)
-    flown = Flown({"proven": [_canary(flown_unix=time.time())]})
-    want = Want(process="try", frozen=Frozen())
+    canaries = CanaryResults({"proven": [_canary(flown_unix=time.time())]})
+    want = Want(process="try", frozen=FrozenPrograms())
     day = time.strftime("%Y-%m-%d", time.gmtime())
     for usd_h, first in ((1.6, ["proven", "container", "claimed"]), (1.9, ["proven", "container"]),
                          (2.1, ["container", "proven"])):  # fmt: skip
         proven.on_sale = _market("proven", usd_h).on_sale
-        found = find_offers([container, claimed, proven], want, flown=flown)
+        found = find_offers([container, claimed, proven], want, canaries=canaries)
         assert [offer.provider for offer in found.fitting][: len(first)] == first
     found = find_offers([container, proven], replace(want, max_price_usd_h=2.0))
     assert [offer.provider for offer in found.fitting] == ["container"]  # the user's limit holds
     proven.on_sale = _market("proven", 1.9).on_sale
-    found = find_offers([container, proven], want, flown=flown)
+    found = find_offers([container, proven], want, canaries=canaries)
     assert found.chosen("proven", "proven-1.9") == (
         f"processes went on there on {day}; the cheapest is container-1 at container, 1.000 $/h: "
         "processes cannot go on there: no processes can be frozen in its containers"
     )
     free = _market("free", 0.0)
-    found = find_offers([free, proven], want, flown=flown)
+    found = find_offers([free, proven], want, canaries=canaries)
     assert found.chosen("free", "free-0") == "processes may go on there: none was tried"
-    for unmoved in (Want(), Want(process="try"), Want(rank="order", frozen=Frozen())):
-        found = find_offers([container, proven], unmoved, flown=flown)
+    for unmoved in (Want(), Want(process="try"), Want(rank="order", frozen=FrozenPrograms())):
+        found = find_offers([container, proven], unmoved, canaries=canaries)
         assert [offer.provider for offer in found.fitting] == ["container", "proven"]
 
 

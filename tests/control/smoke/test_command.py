@@ -12,7 +12,7 @@ import blocks
 from deployments import smoke
 from tests.markets.runpod import FakeRunPod
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.smoke.plan import Plan
+from torpor.control.smoke.plan import SmokePlan
 from torpor.shared.errors import InvalidInput, RunCancelled
 
 REFERENCE = "runpod-provider/mine"
@@ -30,9 +30,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeRunPod
 def test_nothing_is_rented_without_an_answer(
     fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[Plan] = []
+    shown: list[SmokePlan] = []
 
-    def agree(plan: Plan) -> None:
+    def agree(plan: SmokePlan) -> None:
         shown.append(plan)
         smoke.ask(plan)
 

@@ -23,7 +23,7 @@ from torpor.control.rental import ending
 from torpor.control.rental.records import Rental
 from torpor.control.smoke import ending as smoke_ending
 from torpor.control.smoke.login import Inside
-from torpor.control.smoke.plan import MAX_USD, Plan, make_plan
+from torpor.control.smoke.plan import MAX_USD, SmokePlan, make_plan
 from torpor.control.smoke.trial import SmokeReport, Trial
 from torpor.shared.errors import (
     BudgetExceeded,
@@ -78,7 +78,7 @@ class Bench:
         self._identity = asyncssh.import_private_key(identity.private)
         monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
 
-    def plan(self, **options: Any) -> Plan:
+    def plan(self, **options: Any) -> SmokePlan:
         return make_plan(self.provider, **{**DEAR, **options})
 
     def run(self, *, says: str | None = None, inside: Inside | None = None) -> SmokeReport:
@@ -113,7 +113,7 @@ class Bench:
             self.before_order()
 
 
-def sound(plan: Plan) -> Inside:
+def sound(plan: SmokePlan) -> Inside:
     """What an adapter expects of the machine."""
     gpu = f"NVIDIA {plan.offer.gpu}, 81559 MiB, 570.86"
     return Inside(

@@ -188,6 +188,12 @@ def test_a_catalog_of_another_version_is_read_by_nobody_and_replaced(
     assert store.reads() == {"catalog": 1}
 
 
+def test_a_catalog_is_read_on_where_only_a_type_has_another_name() -> None:
+    """Else each workspace of a store is read anew after an upgrade."""
+    names = [field.partition(".")[0] for field in catalog.SHAPE]
+    assert [*dict.fromkeys(names)] == ["Receipt", "Said", "Lineage", "_Entry"]
+
+
 @pytest.mark.parametrize("error", [StoreArchived, StoreDenied, StoreUnavailable, StoreCorrupt])
 def test_a_catalog_that_the_store_does_not_give_costs_requests_only(
     store: CountingStore, error: type[StoreError], monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.records import put_record, read_record, signed
 from tests.fixtures.stores import Server
-from torpor.control.rental.canaries import Canaries
+from torpor.control.rental.canaries import CanaryRecords
 from torpor.control.store.deletion_records import Deletions
 from torpor.control.store.signatures import Forged, Signer, Unsigned
 from torpor.shared.errors import InvalidInput, RecordRefused
@@ -85,7 +85,7 @@ def test_a_record_of_one_account_is_none_of_another() -> None:
     one, two = (ObjectKey(f"canaries/{name}") for name in ("a", "b"))
     store.put(two, signed(store, one, {"provider": "vast:1", "canaries": []}))
     with pytest.raises(RecordRefused, match="canaries/b"):
-        Canaries(store).flown()
+        CanaryRecords(store).results()
 
 
 def test_a_store_that_has_no_key_for_records_reads_and_writes_none(seaweed: Server) -> None:

@@ -29,7 +29,8 @@ from torpor.control.upkeep.superseded import Succession
 from torpor.shared.format.lineage import MOST_SAVES
 from torpor.shared.format.names import manifest_key, pack_id_of
 from torpor.shared.values import SnapshotId
-from torpor.shared.wire.job import OwnSave, StandBy
+from torpor.shared.wire.autosave import Book
+from torpor.shared.wire.job import OwnSave
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def store() -> MemoryStore:
     return MemoryStore(itertools.count(1.0).__next__)
 
 
-def _book(machine: NearAgent, basis: SnapshotId) -> StandBy:
+def _book(machine: NearAgent, basis: SnapshotId) -> Book:
     return msgspec.structs.replace(book_of(machine, machine.root, basis), job="")
 
 
-def _save(machine: NearAgent, book: StandBy, *made: OwnSave) -> OwnSave:
+def _save(machine: NearAgent, book: Book, *made: OwnSave) -> OwnSave:
     rest = msgspec.structs.replace(
         book, saves=book.saves[len(made) :], packs=book.packs[len(made) :]
     )

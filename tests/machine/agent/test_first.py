@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import torpor.machine.tree.compare as compare_module
-from flows.procedures.restore import begun, restore_parts
+from flows.procedures.restore import restore_parts, restore_run
 from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
 from tests.fixtures.engine import Engine
@@ -325,7 +325,7 @@ def _restored(
     before = None if steps is None else steps.append
     with PlainRunner(retries=0, at_once=1, before=before):
         restore = waking.engine.remote_restore(waking.snapshot, [waking.back], first=first)
-        with begun(restore, resume=resume):
+        with restore_run(restore, resume=resume):
             if not restore.plan.complete:
                 restore_parts(restore, "near", when_first=when_first)
                 finish_restore(restore)

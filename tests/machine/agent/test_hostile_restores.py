@@ -14,7 +14,7 @@ from tests.fixtures.manifests import LIES, PLAIN, SNAPSHOT, Lie, entry, honest, 
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import begin_from, put_manifest
 from tests.fixtures.trees import facts
-from torpor.control.remote.paths import Chosen, RemotePath
+from torpor.control.remote.paths import RemotePath, SnapshotPath
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.sync import RemoteSync
 from torpor.shared.errors import (
@@ -115,7 +115,7 @@ def test_a_machine_compares_the_directories_by_itself(
         "restore": lambda: RemoteRestore(*of, None, "r", paths=spec.restorable),
         "sync": lambda: RemoteSync(*of, spec, None, "r"),
         "path": lambda: RemotePath(
-            *of, None, "r", Chosen(0, b"d"), into="~/into", aside=False, spec=spec
+            *of, None, "r", SnapshotPath(0, b"d"), into="~/into", aside=False, spec=spec
         ),
     }[begins]()
     with pytest.raises(ManifestInvalid) as refused:

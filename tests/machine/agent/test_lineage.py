@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.procedures.restore import begun, restore_all
+from flows.procedures.restore import restore_all, restore_run
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.engine import Engine
 from tests.fixtures.own_saves import book_of, saved
@@ -50,7 +50,7 @@ def test_two_machines_that_go_on_from_one_snapshot_have_its_work_and_not_each_ot
     assert _line(engine, theirs).ancestors == [first]
     with PlainRunner(retries=0, at_once=1):
         path = other.path_restore(mine, b"mine", there / "theirs-too")
-        with begun(path):
+        with restore_run(path):
             restore_all(path, "near")
     let_settle()
     assert _line(engine, other.snapshot([there])).ancestors == [theirs, first]

@@ -34,7 +34,8 @@ from torpor.shared.errors import GrantExpired, StoreUnavailable, WorkspaceBusy, 
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import pack_key
 from torpor.shared.values import MIB, ObjectKey
-from torpor.shared.wire.job import Notice, OwnSave, StandBy
+from torpor.shared.wire.autosave import Book
+from torpor.shared.wire.job import Notice, OwnSave
 
 RESCUE = [sys.executable, "-m", "torpor.machine.agent", "rescue", "--home"]
 SIGNAL = Notice("signal", "the machine shuts down", 0.0)
@@ -48,13 +49,13 @@ class Saver:
         self.state = WorkspaceState(engine.home, WORKSPACE)
         self.basis = engine.snapshot([was])
 
-    def book(self, **spec: Any) -> StandBy:
+    def book(self, **spec: Any) -> Book:
         return book_of(self.engine, self.was, self.basis, **spec)
 
-    def saved(self, book: StandBy | None = None, **more: Any) -> OwnSave:
+    def saved(self, book: Book | None = None, **more: Any) -> OwnSave:
         return saved(self.engine, book or self.book(), **more)
 
-    def rescued(self, book: StandBy, **more: Any) -> Rescued:
+    def rescued(self, book: Book, **more: Any) -> Rescued:
         return rescued(self.engine, book, **more)
 
     def whole(self, save: OwnSave | None) -> Manifest:
@@ -311,7 +312,7 @@ class Pauses:
         self._said = saver.was.with_name("said")
         self.record = saver.state.folder / "resume"
 
-    def book(self, more: str = "", **spec: Any) -> StandBy:
+    def book(self, more: str = "", **spec: Any) -> Book:
         quiesce = f"echo paused >> {self._said}{more}"
         resume = f"echo resumed >> {self._said}"
         commands = {"quiesce": ["sh", "-c", quiesce], "resume": ["sh", "-c", resume]}

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from torpor.machine.pipeline.contents import Contents
-from torpor.machine.tree.names import SURE, Held, Names, Signature, UnreadFiles
-from torpor.machine.tree.plan import Group, Piece, ReadUnit
+from torpor.machine.tree.names import SURE, KnownPath, Names, Signature, UnreadFiles
+from torpor.machine.tree.plan import ChunkRange, Group, ReadUnit
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk, settled
 from torpor.shared.format.manifest import FILE, HOLE, Entries, Entry, Extent
@@ -39,13 +39,13 @@ def _read(length: int, *, stable: bool = True) -> Read:
     return Read(b"x" * length, stable)
 
 
-class _HeldFiles(Mapping[bytes, Held]):
+class _HeldFiles(Mapping[bytes, KnownPath]):
     """What is held, by path."""
 
     def __init__(self, seen: Walk) -> None:
         self._names = seen.names
 
-    def __getitem__(self, path: bytes) -> Held:
+    def __getitem__(self, path: bytes) -> KnownPath:
         if (held := self._names.held(0, path)) is None:
             raise KeyError(path)
         return held
@@ -62,7 +62,7 @@ def _contents(seen: Walk, jobs: list[ReadUnit]) -> tuple[Contents, _HeldFiles]:
     return Contents(seen, jobs), _HeldFiles(seen)
 
 
-PIECES = [Piece(0, 0, 8), Piece(0, 8, 8), Piece(0, 16, 4)]
+PIECES = [ChunkRange(0, 0, 8), ChunkRange(0, 8, 8), ChunkRange(0, 16, 4)]
 
 
 def test_pieces_in_any_order_make_the_file() -> None:
@@ -79,10 +79,10 @@ def test_pieces_in_any_order_make_the_file() -> None:
 
 
 def test_what_lies_between_pieces_is_a_hole() -> None:
-    jobs: list[ReadUnit] = [Piece(0, 4, 2), Piece(0, 10, 2)]
+    jobs: list[ReadUnit] = [ChunkRange(0, 4, 2), ChunkRange(0, 10, 2)]
     contents, held = _contents(_seen(20), jobs)
-    contents.add_piece(Piece(0, 10, 2), _read(2), 1)
-    contents.add_piece(Piece(0, 4, 2), _read(2), 0)
+    contents.add_piece(ChunkRange(0, 10, 2), _read(2), 1)
+    contents.add_piece(ChunkRange(0, 4, 2), _read(2), 0)
     assert held[b"0"].entry.extents == (
         Extent(HOLE, 0, 4),
         Extent(0, 0, 2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torpor.machine.sampler.host import Host
+from torpor.machine.sampler.host import HostSampler
 from torpor.shared.wire.activity import UNKNOWN
 
 _NET = """Inter-|   Receive                            |  Transmit
@@ -30,7 +30,7 @@ def test_a_container_is_measured_by_its_own_counters(tmp_path: Path) -> None:
         _write(tmp_path, "proc/stat", "cpu 1 1 1 1 1 1 1 1 1 1\n")
 
     counters(0, 0, 0)
-    host = Host(tmp_path, lambda: clock[0])
+    host = HostSampler(tmp_path, lambda: clock[0])
     assert host.look() == (UNKNOWN, UNKNOWN, UNKNOWN)
     clock[0] = 2.0
     counters(3_000_000, 4096, 10240)
@@ -50,7 +50,7 @@ def test_a_machine_without_cgroups_is_measured_by_its_own_counters(tmp_path: Pat
 """
     _write(tmp_path, "proc/stat", "cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 1\n")
     _write(tmp_path, "proc/diskstats", disks.format(0))
-    host = Host(tmp_path, lambda: clock[0])
+    host = HostSampler(tmp_path, lambda: clock[0])
     host.look()
     clock[0] = 1.0
     _write(tmp_path, "proc/stat", "cpu 20 20 10 999 999 0 0 0 0 0\ncpu0 1\n")
@@ -60,6 +60,6 @@ def test_a_machine_without_cgroups_is_measured_by_its_own_counters(tmp_path: Pat
 
 def test_what_has_no_counter_is_unknown(tmp_path: Path) -> None:
     clock = [0.0]
-    host = Host(tmp_path, lambda: clock[0])
+    host = HostSampler(tmp_path, lambda: clock[0])
     for clock[0] in (0.0, 1.0):
         assert host.look() == (UNKNOWN, UNKNOWN, UNKNOWN)

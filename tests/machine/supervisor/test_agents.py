@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import torpor
+from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.supervised import JOB, Machine, end_all_of
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.machine.agent.test_attach import Attached, agent_of, make_bundle
 from tests.machine.agent.test_daemon import agent_in
+from tests.machine.supervisor.test_autosave import book as one_book
 from torpor.machine.sampler.ring import boot_clock_s
-from torpor.machine.supervisor.folder import JobFolder
+from torpor.machine.supervisor.folder import AutosaveFolder, JobFolder
 from torpor.shared.wire.activity import ReadActivity
 
 WAITS = "while [ ! -e go ]; do sleep 0.02; done"
@@ -99,6 +102,7 @@ def test_a_job_outlives_a_new_version_of_the_agent_and_keeps_its_own_bundle(home
         "folder": str(work),
         "log": str(work / "job.log"),
         "notices": [],
+        "workspace": WORKSPACE,
     }
     assert peer.ask("s", "job.start", **job)["result"]["state"] == "running"
     peer.close()
@@ -106,6 +110,12 @@ def test_a_job_outlives_a_new_version_of_the_agent_and_keeps_its_own_bundle(home
     assert second.first["hello"]["agent"] == "2" * 64
     assert second.ask("s", "job.start", **job)["result"]["state"] == "running"
     assert (first / "__main__.py").exists()
+    saves = AutosaveFolder(home, WORKSPACE)
+    assert saves.bundle() == str(first)
+    book = msgspec.to_builtins(msgspec.structs.replace(one_book(600.0), job=JOB))
+    assert second.ask("b", "autosave", book=book, notices=[])["result"] == {}
+    assert saves.bundle() == str(home / "bundles" / "2")  # its saves are the new code's
+    assert saves.read().attempt == 1
     (work / "go").touch()
     look = {"job": JOB, "offset": 0, "most_bytes": 1000}
 
@@ -115,6 +125,7 @@ def test_a_job_outlives_a_new_version_of_the_agent_and_keeps_its_own_bundle(home
 
     until(lambda: state()["state"] == "ended", "it has ended")
     assert state()["status"] == 4
+    assert second.ask("e", "autosave.end", workspace=WORKSPACE)["result"] == {}
     second.close()
     kept = JobFolder(home, JOB).read()
     assert kept is not None and kept.bundle == str(first)

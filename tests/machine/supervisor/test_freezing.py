@@ -23,7 +23,8 @@ from torpor.machine.agent.operations import operations
 from torpor.machine.supervisor.freezing import why_too_late
 from torpor.shared.errors import AgentLost, StoreUnavailable, WorkspaceBusy
 from torpor.shared.values import PROGRAMS
-from torpor.shared.wire.job import JobState, StandBy
+from torpor.shared.wire.autosave import Book
+from torpor.shared.wire.job import JobState
 
 _CHAIN = """
 import hashlib, os, time
@@ -118,7 +119,7 @@ def _nothing(freezing: Freezing) -> None:
     pass
 
 
-def _no_key(book: StandBy) -> StandBy:
+def _no_key(book: Book) -> Book:
     return msgspec.structs.replace(book, key=None)
 
 
@@ -134,7 +135,7 @@ def _no_key(book: StandBy) -> StandBy:
 def test_where_it_cannot_be_frozen_it_goes_on_and_the_save_before_counts(
     freezing: Freezing,
     before: Callable[[Freezing], None],
-    changed: Callable[[StandBy], StandBy],
+    changed: Callable[[Book], Book],
     left_s: float,
     why: str,
 ) -> None:
@@ -142,7 +143,7 @@ def test_where_it_cannot_be_frozen_it_goes_on_and_the_save_before_counts(
     freezing.start()
     freezing.grows()
     book = freezing.machine.stands_by()
-    freezing.machine.agent.call(changed(book))
+    freezing.machine.gets(changed(book))
     freezing.gets_notice(left_s)
     _goes_on(freezing, book, why)
 
@@ -161,7 +162,7 @@ def test_where_its_images_cannot_be_stored_in_time_it_goes_on_and_the_save_befor
     _goes_on(freezing, book, "were not stored before the time was over")
 
 
-def _goes_on(freezing: Freezing, book: StandBy, why: str) -> None:
+def _goes_on(freezing: Freezing, book: Book, why: str) -> None:
     """With what it wrote before the notice in a save."""
     state = freezing.decided()
     assert why in state.not_frozen
@@ -268,6 +269,63 @@ def test_a_machine_that_shuts_down_and_a_job_that_is_stopped_freeze_nothing(
         assert freezing.breaks() == 0
 
 
+def test_a_command_without_a_supervisor_is_saved_and_goes_on(freezing: Freezing) -> None:
+    """Nobody would say that it was frozen, nor keep what was."""
+    freezing.start()
+    freezing.grows()
+    book = freezing.machine.stands_by()
+    kept = freezing.machine.supervisor_dies()
+    freezing.gets_notice()
+    state = freezing.decided()
+    assert state.not_frozen == "its supervisor is gone"
+    assert state.saved is not None and state.saved.snapshot == book.saves[0].snapshot
+    freezing.grows()
+    assert kept.command.lives
+
+
+def test_a_signal_that_an_attempt_got_does_not_keep_the_next_one_from_being_frozen(
+    freezing: Freezing,
+) -> None:
+    freezing.start()
+    freezing.grows()
+    freezing.machine.stands_by()
+    freezing.machine.shuts_down()
+    until(lambda: freezing.machine.state().saved, "it is saved")
+    saver = freezing.machine.saver()
+    book = freezing.machine.stands_by(every_s=600.0)
+    freezing.machine.gets(msgspec.structs.replace(book, job=""), instead_of=JOB)  # it stays
+    freezing.machine.stop()
+    freezing.start(attempt=2)
+    freezing.grows()
+    freezing.machine.stands_by()
+    assert freezing.machine.saver() == saver
+    freezing.gets_notice()
+    assert freezing.decided().frozen
+
+
+def test_where_the_autosave_process_is_killed_its_save_freezes_the_command_all_the_same(
+    freezing: Freezing,
+) -> None:
+    """That save holds the lock of the log, too: nobody takes the command's end for a failure."""
+    freezing.slow_criu()
+    freezing.start()
+    freezing.grows()
+    book = freezing.machine.stands_by()
+    freezing.gets_notice()
+    until((freezing.machine.work / "dumps").exists, "it is being frozen")
+    saver = freezing.machine.saver()
+    assert saver is not None
+    saver.kill()
+    (freezing.machine.work / "go").touch()
+    state = freezing.machine.ended()
+    assert state.frozen == book.saves[1].snapshot
+    assert state.frozen in freezing.machine.agent.snapshots()
+    assert "ended" not in freezing.machine.log.read_text()
+    assert freezing.start(attempt=2, frozen=state.frozen).went_on
+    freezing.grows()
+    assert freezing.breaks() == 0
+
+
 def test_where_its_save_is_refused_it_is_dead_and_goes_on_from_this_disk(
     freezing: Freezing,
 ) -> None:
@@ -278,9 +336,10 @@ def test_where_its_save_is_refused_it_is_dead_and_goes_on_from_this_disk(
     first, second, *more = book.saves
     dead = msgspec.structs.replace(second.grant, url=f"{second.grant.url}0")
     saves = [first, msgspec.structs.replace(second, grant=dead), *more]
-    freezing.machine.agent.call(msgspec.structs.replace(book, saves=saves))
+    freezing.machine.gets(msgspec.structs.replace(book, saves=saves))
     freezing.gets_notice()
-    state = freezing.decided()
+    until(lambda: freezing.machine.state().not_frozen, "it says why it is not stored")
+    state = freezing.machine.ended()
     assert (state.state, state.frozen) == ("ended", second.snapshot)
     assert state.saved is not None and state.saved.snapshot == first.snapshot
     assert state.not_frozen
@@ -294,9 +353,14 @@ def test_where_its_save_is_refused_it_is_dead_and_goes_on_from_this_disk(
 
 
 def test_only_what_was_frozen_for_the_snapshot_that_was_woken_goes_on(freezing: Freezing) -> None:
-    state = freezing.is_frozen()
-    assert state.frozen is not None and state.saved is not None
-    assert state.saved.snapshot == state.frozen
+    frozen = freezing.is_frozen().frozen
+    assert frozen is not None
+
+    def is_stored() -> bool:
+        save = freezing.machine.state().saved
+        return save is not None and save.snapshot == frozen
+
+    until(is_stored, "its save is told")
     state = freezing.start(attempt=2, frozen="20261120T000000Z-00000000")
     assert (state.went_on, state.afresh) == (False, "what was frozen is of another snapshot")
     freezing.grows()
@@ -317,7 +381,9 @@ def test_a_supervisor_that_is_killed_before_its_record_leaves_no_copy(
     )
     own = freezing.machine.agent.table
     argv = [sys.executable, str(source), "supervise", "--home", str(freezing.machine.home)]
-    freezing.machine.agent.table = operations(freezing.machine.agent.runs, argv, [], [])
+    freezing.machine.agent.table = operations(
+        freezing.machine.agent.runs, argv, *freezing.machine.agent.argv[1:]
+    )
     with pytest.raises(AgentLost):
         freezing.start(attempt=2, frozen=frozen)
     freezing.machine.agent.table = own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -13,8 +14,9 @@ import msgspec
 import pytest
 
 from tests.fixtures.waiting import until
-from tests.machine.supervisor.test_autosave import book
+from tests.machine.supervisor.test_autosave import JOB, book, runs_in
 from torpor.machine.supervisor import saves, schedule
+from torpor.machine.supervisor.freezing import Freeze
 from torpor.machine.supervisor.guard import Guard
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Grant, ObjectKey, SnapshotId
@@ -23,7 +25,7 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver of a job saves too, and hands over a book on that save. A book on a save of the
     machine's own changes nothing."""
@@ -31,7 +33,7 @@ def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
     monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     said = Rescued(OwnSave(SnapshotId("20261120T000000Z-00000000"), "own", 1, time.time()))
     line = msgspec.json.encode(said).decode()
-    guard = Guard([], [sys.executable, "-c", f"print({line!r})"], lambda: None, rests=False)
+    guard = Guard(tmp_path, [sys.executable, "-c", f"print({line!r})"], lambda: None)
 
     def known(root: str) -> list[KnownSnapshot]:
         grant = Grant(ObjectKey("workspaces/demo/snapshots/x"), "GET", "https://store", 0)
@@ -54,6 +56,28 @@ def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
     assert guard.schedule.wait_s == 400.0
 
 
+@pytest.mark.parametrize(
+    ("of_book", "criu", "why"),
+    [
+        (JOB, "/criu", ""),
+        (JOB, "", "has not proven"),
+        ("", "/criu", "no grants for this job"),
+    ],
+    ids=["it may be", "unproven", "the book is not the job's"],
+)
+def test_a_notice_says_at_once_where_a_command_is_not_frozen(
+    tmp_path: Path, of_book: str, criu: str, why: str
+) -> None:
+    """Whoever waits for that keeps back saves of its own."""
+    runs_in(tmp_path, Freeze(JOB, "/images", criu))
+    guard = Guard(tmp_path, ["false"], lambda: None)
+    guard.stand_by(msgspec.structs.replace(book(600.0), job=of_book))
+    said = guard.why_never_frozen(JOB)
+    assert why in said and bool(said) is bool(why)
+    runs_in(tmp_path)
+    assert guard.why_never_frozen(JOB) == ""  # it is not to be
+
+
 _DEAF = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -66,6 +90,30 @@ signal.signal(signal.SIGTERM, gives_way)
 time.sleep(600)
 """
 _DIES = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
+
+
+def test_a_save_gets_its_orders_also_where_its_process_starts_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are longer than what a pipe takes, and it reads them only once it runs."""
+    monkeypatch.setattr(saves, "AGAIN_S", 0.05)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    code = (
+        "import sys; open(sys.argv[1]).close(); sys.stdin.buffer.read(); "
+        'print(\'{"saved": null, "unchanged": true}\')'
+    )
+    looks: list[None] = []
+
+    def is_urgent() -> bool:
+        looks.append(None)
+        if len(looks) == 3:  # two times was it not heard of
+            os.close(os.open(go, os.O_WRONLY))
+        return False
+
+    kept = saves.RescueSaves([sys.executable, "-c", code, str(go)], is_urgent=is_urgent)
+    kept.stand_by(msgspec.structs.replace(book(600.0), exclude=["x" * 1024] * 1024))
+    assert kept.save(Notice("schedule", "a save is due", 0.0)).unchanged
 
 
 @pytest.mark.parametrize("code", [_DEAF, _DIES], ids=["it does not hear it", "it dies of it"])

@@ -16,13 +16,17 @@ import pytest
 import torpor
 from tests.fixtures.kill_points import killed_at
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.supervised import JOB, Machine, end_all_of
+from tests.fixtures.short_agent import copy_agent
+from tests.fixtures.supervised import JOB, Machine, end_all_of, listens
 from tests.fixtures.waiting import until
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.operations import operations
+from torpor.machine.checkpoint.tree import mark
 from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.supervisor.processes import identify
 from torpor.shared.errors import AgentLost, InvalidInput
+from torpor.shared.values import PROGRAMS, SnapshotId
+from torpor.shared.wire.snapshot import IMAGE_FILES
 
 WAITS = "while [ ! -e go ]; do sleep 0.02; done"
 
@@ -77,7 +81,7 @@ def test_what_is_written_is_for_us_alone(machine: Machine) -> None:
         for path in [machine.home / "jobs", *(machine.home / "jobs").rglob("*")]
     }
     assert modes == {
-        "jobs": 0o700, JOB: 0o700, "alive": 0o600, "state": 0o600, "socket": 0o600
+        "jobs": 0o700, JOB: 0o700, "alive": 0o600, "state": 0o600, "socket": 0o600, "log": 0o600
     }  # fmt: skip
     assert stat.S_IMODE(machine.log.stat().st_mode) == 0o600
 
@@ -163,6 +167,52 @@ def test_paths_may_begin_at_the_users_home(
     machine.shell("pwd", folder="~/", log="~/deep/er/job.log")
     machine.ended()
     assert str(machine.work) in (machine.work / "deep/er/job.log").read_text()
+
+
+def test_while_its_command_is_frozen_the_log_stays_and_its_end_is_not_taken_for_a_failure(
+    machine: Machine,
+) -> None:
+    """Whoever freezes it holds the lock of its log; it goes on with the log as it is."""
+    machine.shell(f"echo one; {WAITS}")
+    until(lambda: "one" in machine.look().text, "it writes")
+    lock = until(machine.folder.take_log, "its supervisor does not look")
+    assert lock is not None
+    machine.log.unlink()
+    os.kill(machine.kept().command.pid, 9)
+    machine.folder.path.joinpath("socket").unlink()
+    until(lambda: listens(machine.folder), "it has looked since")
+    assert not machine.log.exists()
+    assert machine.state().state == "running"
+    os.close(lock)
+    assert machine.ended().status == -9
+    assert "one" in machine.log.read_text()
+
+
+def test_a_frozen_command_that_nobody_lets_go_on_or_stops_keeps_its_machine_for_half_a_day(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """While its supervisor lives, nothing else is stored there: the machine could not be ended with
+    proof for ever. Its job may have ended without a word to the machine."""
+    changed = ("torpor/machine/supervisor/process.py", "FROZEN_S: Final = 12 * 3600.0", _NO_TIME)
+    source = copy_agent(tmp_path / "soon", changed)
+    (source / "__main__.py").write_text(_MAIN)
+    argv = [sys.executable, str(source), "supervise", "--home", str(machine.home)]
+    machine.agent.table = operations(machine.agent.runs, argv, *machine.agent.argv[1:])
+    images, snapshot = machine.work / PROGRAMS / JOB, SnapshotId("20261120T000000Z-00000000")
+    machine.shell(WAITS, images=str(images), criu=str(tmp_path), freezes=True)
+    images.mkdir(parents=True)
+    for name in IMAGE_FILES:
+        (images / name).write_text("{}")
+    mark(images, snapshot)
+    os.kill(machine.kept().command.pid, 9)
+    assert machine.ended().frozen == snapshot
+    until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
+    machine.agent.snapshot([machine.work])
+    assert not images.exists()
+
+
+_NO_TIME = "FROZEN_S: Final = 0.0"
+_MAIN = "import sys\nfrom torpor.machine.agent.__main__ import main\nsys.exit(main(sys.argv))\n"
 
 
 # -- lost supervisors
@@ -313,7 +363,7 @@ def test_killed_at_any_step_it_leaves_one_command_at_most(
 ) -> None:
     own = machine.agent.table
     killed = _killed_at(_STEPS[step], machine, tmp_path)
-    machine.agent.table = operations(machine.agent.runs, killed, [], [])
+    machine.agent.table = operations(machine.agent.runs, killed, *machine.agent.argv[1:])
     script = f"{_ALONE}echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"
     recorded = list(_STEPS).index(step) >= 3
     if step == "the command has ended":
@@ -345,9 +395,7 @@ def _killed_at(line: str, machine: Machine, folder: Path) -> list[str]:
     was = line.replace("KILL; ", "").replace("; KILL", "")
     assert text.count(was) == 1
     path.write_text(text.replace(was, line.replace("KILL", "os.kill(os.getpid(), 9)")))
-    (source / "__main__.py").write_text(
-        "import sys\nfrom torpor.machine.agent.__main__ import main\nsys.exit(main(sys.argv))\n"
-    )
+    (source / "__main__.py").write_text(_MAIN)
     return [sys.executable, str(source), "supervise", "--home", str(machine.home)]
 
 

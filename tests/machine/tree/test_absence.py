@@ -17,7 +17,7 @@ import pytest
 
 from tests.fixtures.manifests import entry
 from torpor.machine.agent.losses import first_start_ns, machine_began_ns
-from torpor.machine.supervisor.autosave import AutosaveFolder
+from torpor.machine.supervisor.folder import AutosaveFolder
 from torpor.machine.tree import mappings
 from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.attributes import Attributes
@@ -390,19 +390,23 @@ def test_a_process_whose_folder_cannot_be_looked_at_stays(
     (tmp_path / "autosaves").mkdir()
     folder = AutosaveFolder(tmp_path, WorkspaceName("mywork"))
     folder.make()
-    ours = folder.identity()
-    assert not folder.is_gone(ours)
+    lock = folder.take()
+    assert lock is not None and folder.is_locked_by(lock)
 
     def answer(path: Path, **options: bool) -> os.stat_result:
         raise OSError(number, os.strerror(number), str(path))
 
     with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", answer)
         patched.setattr(Path, "stat", answer)
-        assert not folder.is_gone(ours)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            folder.is_locked_by(lock)
         with pytest.raises(OSError, match=os.strerror(number)):
             folder.identity()
+    os.unlink(folder.path / "alive")
     folder.path.rmdir()
-    assert folder.is_gone(ours)
+    assert not folder.is_locked_by(lock)
+    os.close(lock)
 
 
 @pytest.mark.parametrize("number", UNKNOWN)

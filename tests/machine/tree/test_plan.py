@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from torpor.machine.tree.names import Names, Signature, UnreadFiles
 from torpor.machine.tree.plan import (
+    ChunkRange,
     Group,
-    Piece,
     ReadUnit,
     cut,
     part_ends,
@@ -40,11 +40,11 @@ def _cut(*sizes: int) -> list[ReadUnit]:
 def test_big_files_are_cut_at_multiples() -> None:
     size = 2 * CHUNK_BYTES + 5
     assert _cut(size) == [
-        Piece(0, 0, CHUNK_BYTES),
-        Piece(0, CHUNK_BYTES, CHUNK_BYTES),
-        Piece(0, 2 * CHUNK_BYTES, 5),
+        ChunkRange(0, 0, CHUNK_BYTES),
+        ChunkRange(0, CHUNK_BYTES, CHUNK_BYTES),
+        ChunkRange(0, 2 * CHUNK_BYTES, 5),
     ]
-    assert _cut(BIG_FILE_BYTES) == [Piece(0, 0, BIG_FILE_BYTES)]
+    assert _cut(BIG_FILE_BYTES) == [ChunkRange(0, 0, BIG_FILE_BYTES)]
     assert _cut(BIG_FILE_BYTES - 1) == [Group(array("L", [0]), BIG_FILE_BYTES - 1)]
 
 
@@ -54,8 +54,8 @@ def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:
         os.pwrite(f.fileno(), b"x" * 8192, 3 * CHUNK_BYTES - 4096)
     unread = _unread(10 * CHUNK_BYTES, sparse=True)
     assert cut(unread, [os.fsencode(tmp_path)]) == [
-        Piece(0, 3 * CHUNK_BYTES - 4096, 4096),
-        Piece(0, 3 * CHUNK_BYTES, 4096),
+        ChunkRange(0, 3 * CHUNK_BYTES - 4096, 4096),
+        ChunkRange(0, 3 * CHUNK_BYTES, 4096),
     ]
 
 
@@ -77,7 +77,7 @@ def test_every_byte_is_in_one_job_and_every_job_in_one_part(
     jobs = _cut(*sizes)
     covered = dict.fromkeys(range(len(sizes)), 0)
     for job in jobs:
-        if isinstance(job, Piece):
+        if isinstance(job, ChunkRange):
             assert job.offset == covered[job.file]
             covered[job.file] += job.length
             assert 0 < job.length <= CHUNK_BYTES <= MAX_CHUNK_BYTES

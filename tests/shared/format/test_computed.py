@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.manifests import plain_entries
 from torpor.machine.tree.names import Signature, Signatures
-from torpor.shared.format.computed import Chosen
+from torpor.shared.format.computed import SelectedElements
 from torpor.shared.format.manifest import Content, Entries, ReadContents
 
 
@@ -29,7 +29,7 @@ def _contents() -> ReadContents:
     ("made", "expected"),
     [
         (Entries(plain_entries()), plain_entries()),
-        (Chosen("abcdef", [1, 4, 2]), ["b", "e", "c"]),
+        (SelectedElements("abcdef", [1, 4, 2]), ["b", "e", "c"]),
         (_signatures(), [None, Signature(1, 2, 3, 4), None]),
         (_contents(), [Content(size, (), b"") for size in range(3)]),
     ],

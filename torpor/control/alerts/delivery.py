@@ -134,11 +134,11 @@ class Doubt(msgspec.Struct, frozen=True):
         return self.known is not None and entry.workspace not in self.known
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """``begun``: alerts to record before anything is sent. ``raised``: those whose event is due.
-    ``forgotten``: alerts to delete at once, because their end is not sent."""
+class DeliveryPlan(msgspec.Struct, frozen=True):
+    """``newly_seen``: alerts to record before anything is sent. ``raised``: those whose event is
+    due. ``forgotten``: alerts to delete at once, because their end is not sent."""
 
-    begun: list[Remembered]
+    newly_seen: list[Remembered]
     raised: list[Remembered]
     messages: list[AlertMessage]
     forgotten: list[Remembered]
@@ -152,7 +152,7 @@ def plan(
     now_unix: float,
     *,
     mended: Collection[Key] = (),
-) -> Plan:
+) -> DeliveryPlan:
     """Which alerts to record, raise, send and forget.
 
     ``mended``: the failed runs that a later run has mended, and the lost machines whose rentals are
@@ -161,7 +161,7 @@ def plan(
     """
     known = {entry.key: entry for entry in remembered}
     seen = {alert.key: alert for alert in alerts}
-    new = [begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
+    new = [newly_seen(alert, now_unix) for alert in seen.values() if alert.key not in known]
     known |= {entry.key: entry for entry in new}
     messages: list[AlertMessage] = []
     raised: list[Remembered] = []
@@ -189,7 +189,7 @@ def plan(
             :MOST_MESSAGES
         ]
     ]
-    return Plan(new, raised, bounded, forgotten)
+    return DeliveryPlan(new, raised, bounded, forgotten)
 
 
 def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remembered | None:
@@ -225,7 +225,7 @@ def lasting(
     """The alerts that people are to hear of by now, also those of which this look could not say
     that they have ended."""
     known = {entry.key: entry for entry in remembered}
-    seen = {alert.key: known.get(alert.key) or begun(alert, now_unix) for alert in alerts}
+    seen = {alert.key: known.get(alert.key) or newly_seen(alert, now_unix) for alert in alerts}
     found = [seen[alert.key] for alert in alerts if _lasts(alert, seen[alert.key], now_unix)]
     kept = [one for key, one in known.items() if key not in seen and one.raised]
     return found + [one for one in kept if doubt.covers(one)]
@@ -239,7 +239,7 @@ def without_secrets(words: str) -> str:
     return words
 
 
-def begun(alert: Alert, now_unix: float) -> Remembered:
+def newly_seen(alert: Alert, now_unix: float) -> Remembered:
     """What is remembered of an alert that is seen for the first time."""
     return Remembered(
         kind=alert.kind,

@@ -288,18 +288,17 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
     found = [
         Alert(
             kind="budget reached",
-            subject=f"{standing.budget.name} {standing.month} {standing.budget.usd_month:f}",
-            title=f"{100 * min(1.0, standing.share):.0f} % of budget {standing.budget.name} "
-            "are spent",
-            cause=f"{standing.message()}.",
+            subject=f"{status.budget.name} {status.month} {status.budget.usd_month:f}",
+            title=f"{100 * min(1.0, status.share):.0f} % of budget {status.budget.name} are spent",
+            cause=f"{status.message()}.",
             next_step="watch hibernates its machines when it is spent: raise it, or hibernate some",
             at_unix=now_unix,
             once=True,
         )
-        for standing in seen.reached
+        for status in seen.reached
     ]
     for of in seen.running_out:
-        name = of.standing.budget.name
+        name = of.status.budget.name
         ends = [
             f"Machine {entry.machine}: {words}."
             for entry in watched
@@ -312,7 +311,7 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
                     kind="budget spent",
                     subject=name,
                     title=f"budget {name} is spent",
-                    cause="\n".join([f"{of.standing.message()}.", *ends]),
+                    cause="\n".join([f"{of.status.message()}.", *ends]),
                     next_step="raise the budget to go on, or wait for the next month",
                     at_unix=now_unix,
                 )

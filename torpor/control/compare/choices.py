@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from torpor.control.compare.experience import Experience, Past
+from torpor.control.compare.experience import Experience, RentalHistory
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.canaries import Canary
 from torpor.control.rental.prospects import COUNTS, Prospect, checkpoint, matters, prospect
-from torpor.control.rental.search import Tried, billed_s, expected, refusal
+from torpor.control.rental.search import OfferOutcome, billed_s, expected, refusal
 from torpor.control.store_prices import StorePrice
 from torpor.shared.values import GIB, Want
 
@@ -144,18 +144,18 @@ class Compared(msgspec.Struct, frozen=True):
     terms: Terms
     fitting: list[Choice]
     rejected: list[Choice]
-    silent: list[Tried]
+    silent: list[OfferOutcome]
 
 
 def compared(
     sold: Iterable[tuple[Provider, Sequence[Offer]]],
-    silent: Sequence[Tried],
-    past: Past,
+    silent: Sequence[OfferOutcome],
+    past: RentalHistory,
     terms: Terms,
 ) -> Compared:
     """All offers under the terms."""
     found = [
-        choice_of(offer, provider.abilities, past.of(offer), terms, past.flown.of(offer))
+        choice_of(offer, provider.abilities, past.of(offer), terms, past.canaries.of(offer))
         for provider, offers in sold
         for offer in offers
     ]

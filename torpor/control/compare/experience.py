@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.providers.offers import Offer
-from torpor.control.rental.canaries import Flown
+from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.records import Rental
 from torpor.shared.values import MIB
 
@@ -46,17 +46,17 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.links_mb_s) if self.links_mb_s else None
 
 
-class Past:
-    """The experience with each kind of machine, and with each provider. ``flown``: where processes
-    were frozen and went on."""
+class RentalHistory:
+    """The experience with each kind of machine, and with each provider. ``canaries``: where
+    processes were frozen and went on."""
 
     def __init__(
         self,
         rentals: Iterable[Rental],
         since_unix: float = 0.0,
-        flown: Flown = Flown(),  # noqa: B008 - it is never changed
+        canaries: CanaryResults = CanaryResults(),  # noqa: B008 - it is never changed
     ) -> None:
-        self.flown = flown
+        self.canaries = canaries
         groups: dict[tuple[str, ...], list[Rental]] = {}
         for rental in rentals:
             if rental.created_unix >= since_unix:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from torpor.control.compare.choices import Choice, Terms, choice_of
-from torpor.control.compare.experience import Past
+from torpor.control.compare.experience import RentalHistory
 from torpor.control.providers.seam import Provider
-from torpor.control.rental.search import Offers, Tried
+from torpor.control.rental.search import OfferOutcome, Offers
 from torpor.control.reports import Row, WorkspaceReport, without
 from torpor.shared.values import MachineId
 
@@ -25,7 +25,7 @@ class OffersReport(WorkspaceReport, frozen=True):
 
     snapshot: str
     fitting: list[Choice]
-    refused: list[Tried]
+    refused: list[OfferOutcome]
     awake: list[MachineId]
     ranked: bool = False  # by whether frozen programs can go on
     hours: float = 0.0
@@ -77,12 +77,12 @@ class OffersReport(WorkspaceReport, frozen=True):
 
 
 def offered(
-    offers: Offers, providers: Sequence[Provider], past: Past, terms: Terms
+    offers: Offers, providers: Sequence[Provider], past: RentalHistory, terms: Terms
 ) -> list[Choice]:
     """The fitting offers in their order, with what ``past`` rentals say of each one's start."""
     able = {provider.identity: provider.abilities for provider in providers}
     return [
-        choice_of(offer, able[offer.provider], past.of(offer), terms, past.flown.of(offer))
+        choice_of(offer, able[offer.provider], past.of(offer), terms, past.canaries.of(offer))
         for offer in offers.fitting
     ]
 

@@ -61,7 +61,8 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
-    """The block of a stack without Prefect. Commands may hold the names of ``Place.filled``."""
+    """The block of a stack without Prefect. Commands may hold the names that ``StackPaths.filled``
+    knows."""
 
     name: str
     image: str
@@ -160,7 +161,7 @@ def base_name(stack: Stack, facts: Facts, shared_by: str, key_id: str = "") -> W
 
 
 @dataclass(frozen=True)
-class Place:
+class StackPaths:
     """Where a stack is on a machine."""
 
     stack: Stack

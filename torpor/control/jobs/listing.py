@@ -47,8 +47,8 @@ class JobList(Report, frozen=True):
 
     def title(self) -> str:
         return (
-            f"{len(self.open)} jobs are open, {len(self.queued)} runs wait in queues; "
-            f"{len(self.ended)} ended jobs are listed"
+            f"Open jobs: {len(self.open)}, runs in queues: {len(self.queued)}, "
+            f"ended jobs listed: {len(self.ended)}"
         )
 
 

@@ -37,7 +37,7 @@ from torpor.shared.values import (
     made_at,
     new_snapshot_id,
 )
-from torpor.shared.wire.job import SaveGrant, StandBy
+from torpor.shared.wire.autosave import Book, SaveGrant
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 OWN_SAVES: Final = 4
@@ -47,7 +47,7 @@ SCHEDULED_SAVES: Final = OWN_COMMIT_S // 60
 """Scheduled saves on one book: one each minute, until its grants end."""
 PACKS: Final = 2048
 """128 GiB of packs: a program may write far more than the workspace held. They are 1.4 MB of
-grants, which the machine's supervisor holds; the names of young packs are half a megabyte."""
+grants, which the machine holds in memory; the names of young packs are half a megabyte."""
 _MOST_YOUNG: Final = 8192
 _YOUNG_S: Final = 24 * 3600.0
 
@@ -60,7 +60,7 @@ def book_for(
     basis: SnapshotId | None,
     manifest: Manifest | None = None,
     every_s: float = 0.0,
-) -> StandBy:
+) -> Book:
     """Leave to save the workspace for ``lasts_s``, after notices and every ``every_s`` seconds; 0:
     after notices alone. ``basis``: the snapshot that the machine's disk was last equal to, None for
     the newest one; ``manifest``: its manifest, where the caller has it.
@@ -85,7 +85,7 @@ def book_for(
     gone = set(compare_packs(there, spec.name, packs)[0])
     named = [pack_key(spec.name, pack.id) for pack in packs]
     lost = [pack for pack in named if pack in gone or pack_id_of(pack) in marked]
-    return StandBy(
+    return Book(
         job=job,
         workspace=spec.name,
         roots=spec.paths,
@@ -94,7 +94,6 @@ def book_for(
         compression=Compression(),
         key=None if key is None else key.hex(),
         known=known,
-        parent=basis,
         lost=lost,
         saves=saves,
         packs=[_grant(store, "PUT", new_pack_key(spec.name), end_s) for _ in range(PACKS)],

@@ -49,7 +49,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any(workspace in names_of(name) for name in self.workspaces)
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How a budget stands: what its rentals have cost this month, and what runs."""
 
     budget: Budget
@@ -131,19 +131,19 @@ class OpenBudget(msgspec.Struct, frozen=True):
         of = self.budget
         return [rental for rental in found if of.covers(rental.label.workspace, rental.project)]
 
-    def standing(self, now_unix: float) -> Standing:
+    def status(self, now_unix: float) -> BudgetStatus:
         """How it stands now."""
-        return standing(self.budget, self.rentals(now_unix), now_unix)
+        return budget_status(self.budget, self.rentals(now_unix), now_unix)
 
 
-def standing(budget: Budget, rentals: Iterable[Rental], now_unix: float) -> Standing:
+def budget_status(budget: Budget, rentals: Iterable[Rental], now_unix: float) -> BudgetStatus:
     """How the budget stands; ``rentals`` are those that it counts, of this month at least."""
     rentals = list(rentals)
     zone = zone_named(budget.timezone)
     month = Month.of(microseconds(now_unix), zone)
     now = [cost for cost in costs(rentals, now_unix, zone) if cost.month == month]
     still_open = [rental for rental in rentals if rental.state != "ended"]
-    return Standing(
+    return BudgetStatus(
         budget=budget,
         month=month,
         low=sum(cost.low for cost in now),
@@ -161,7 +161,7 @@ def exhausted_unix(budget: Budget, rentals: Iterable[Rental], now_unix: float) -
     open rentals never reach it, because each month begins with nothing spent, or none has a known
     price.
     """
-    now = standing(budget, rentals, now_unix)
+    now = budget_status(budget, rentals, now_unix)
     if now.left <= 0:
         return now_unix
     if not now.usd_h:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.money.budgets import RESERVE_S, Standing
+from torpor.control.money.budgets import RESERVE_S, BudgetStatus
 from torpor.control.rental.records import Rental
 from torpor.shared.values import MIB
 
@@ -32,18 +32,18 @@ MOST_S: Final = 24 * 3600.0
 class RunningOut(msgspec.Struct, frozen=True):
     """A budget whose cost reaches 100 % at ``at_unix``, if all that runs goes on."""
 
-    standing: Standing
+    status: BudgetStatus
     at_unix: float
 
     def counts(self, rental: Rental) -> bool:
-        return self.standing.budget.covers(rental.label.workspace, rental.project)
+        return self.status.budget.covers(rental.label.workspace, rental.project)
 
     def why_end(self, rental: Rental, stored_bytes: int, now_unix: float) -> str:
         """Why the rental's machine is to be hibernated now; empty if it is not."""
         left_s = self.at_unix - now_unix
         if not self.counts(rental) or left_s > lead_s(stored_bytes):
             return ""
-        name = self.standing.budget.name
+        name = self.status.budget.name
         return f"budget {name} is spent" + (f" in {left_s / 60:.0f} min" if left_s > 0 else "")
 
 
@@ -52,7 +52,7 @@ class BudgetsSeen(msgspec.Struct, frozen=True):
     time. ``reached``: most is spent. ``unread``: a sentence for each that cannot be read."""
 
     running_out: list[RunningOut]
-    reached: list[Standing]
+    reached: list[BudgetStatus]
     unread: list[str]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, Cost, dollars
 from torpor.control.money.months import Month
-from torpor.control.money.storage import Stored
+from torpor.control.money.storage import StorageUse
 from torpor.control.reports import MOST_ROWS, Row
 from torpor.control.store.records import Unread
 from torpor.shared.values import WorkspaceName
@@ -99,7 +99,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def lines(
     costs: Sequence[Cost],
     of: Mapping[WorkspaceName, WorkspaceName],
-    stored: Sequence[Stored] = (),
+    stored: Sequence[StorageUse] = (),
     store: str = "",
     now: Month | None = None,
 ) -> list[Line]:

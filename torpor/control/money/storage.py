@@ -15,7 +15,7 @@ _GB: Final = 10**9
 _PREFIX: Final = "workspaces/"
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StorageUse(msgspec.Struct, frozen=True):
     """The bytes of one workspace, with those of its benchmarks, its drills and its homes.
     ``usd_month``: what so many bytes cost in a month; None if the store's price is unknown."""
 
@@ -43,14 +43,14 @@ def workspaces(names: dict[WorkspaceName, int]) -> dict[WorkspaceName, Workspace
     return known
 
 
-def stored(names: dict[WorkspaceName, int], price: StorePrice | None) -> list[Stored]:
+def stored(names: dict[WorkspaceName, int], price: StorePrice | None) -> list[StorageUse]:
     """What each workspace keeps, by name."""
     known, sizes = workspaces(names), dict[WorkspaceName, int]()
     for name, size in names.items():
         sizes[known[name]] = sizes.get(known[name], 0) + size
     gb_usd = None if price is None else Decimal(str(price.gb_month_usd))
     return [
-        Stored(name, size, None if gb_usd is None else _rounded(gb_usd * size / _GB))
+        StorageUse(name, size, None if gb_usd is None else _rounded(gb_usd * size / _GB))
         for name, size in sorted(sizes.items())
     ]
 

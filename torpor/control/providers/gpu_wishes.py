@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.gpus import Gpu, gpu_misfit, parse_gpu, vram_misfit
+from torpor.control.providers.gpus import GpuModel, gpu_misfit, parse_gpu, vram_misfit
 from torpor.control.providers.vast_gpus import GPU_NAMES
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import Want
@@ -38,13 +38,13 @@ class GpuWish(msgspec.Struct, frozen=True):
 
     text: str  # without the count
     count: int
-    gpu: Gpu | None = None
+    gpu: GpuModel | None = None
 
-    def misfit(self, gpu: Gpu | None, count: int) -> str:
+    def misfit(self, gpu: GpuModel | None, count: int) -> str:
         """Why ``count`` of ``gpu`` are not what is wished for; empty where they are."""
         if not self.count:
             return f"it has a GPU, {gpu}, none is wanted" if gpu else ""
-        wanted = self.gpu or Gpu("")
+        wanted = self.gpu or GpuModel("")
         if gpu is None:
             return f"it has no GPU, {self.text} is wanted"
         named = gpu_misfit(wanted, gpu) if wanted.model else vram_misfit(wanted.vram_gib, gpu)
@@ -108,7 +108,7 @@ def _wish(text: str, count: int) -> GpuWish:
     if name.lower() == "any":
         return GpuWish("any", count)
     if memory := _MEMORY.fullmatch(name):
-        return GpuWish(name, count, Gpu("", "", float(memory[1])))
+        return GpuWish(name, count, GpuModel("", "", float(memory[1])))
     gpu = parse_gpu(name.removesuffix("+"))
     wish = GpuWish(name, count, gpu)
     if gpu is None or not (gpu.model in MODELS or _SHAPE.fullmatch(gpu.model)):

@@ -30,7 +30,7 @@ _SUFFIX: Final = {
 _TOLERANCE: Final = 0.9  # a "24 GB" card reports 22.5 GiB
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class GpuModel(msgspec.Struct, frozen=True):
     """One model of GPU. ``form`` and ``vram_gib`` are empty where nobody states them."""
 
     model: str  # "H100", "RTX 4090", "RTX 6000 Ada"
@@ -41,7 +41,7 @@ class Gpu(msgspec.Struct, frozen=True):
         return f"{self.model} {self.form}".strip()
 
 
-def parse_gpu(text: str, vram_gib: float = 0.0) -> Gpu | None:
+def parse_gpu(text: str, vram_gib: float = 0.0) -> GpuModel | None:
     """The GPU that ``text`` names; ``vram_gib``, where given, is what the market states of each.
 
     None for an empty name. A model that is not known keeps its name, in capitals.
@@ -56,11 +56,11 @@ def parse_gpu(text: str, vram_gib: float = 0.0) -> Gpu | None:
         return None
     vram_gib = vram_gib or (float(stated[1]) if stated else 0.0)
     if pro := _PRO.fullmatch(name):
-        return Gpu(f"RTX PRO {pro[1]}", _EDITIONS[pro[2]], vram_gib)
-    return Gpu(_model(name), form, vram_gib)
+        return GpuModel(f"RTX PRO {pro[1]}", _EDITIONS[pro[2]], vram_gib)
+    return GpuModel(_model(name), form, vram_gib)
 
 
-def gpu_misfit(wanted: Gpu, gpu: Gpu | None) -> str:
+def gpu_misfit(wanted: GpuModel, gpu: GpuModel | None) -> str:
     """Why ``gpu`` is not what somebody means who writes ``wanted``; empty where it is."""
     if gpu is None:
         return f"it has no GPU, {wanted} is wanted"
@@ -76,7 +76,7 @@ def least_vram_gib(wanted_gib: float) -> float:
     return wanted_gib * _TOLERANCE
 
 
-def vram_misfit(wanted_gib: float, gpu: Gpu | None) -> str:
+def vram_misfit(wanted_gib: float, gpu: GpuModel | None) -> str:
     """Why ``gpu`` has too little memory; empty where it has enough. Unknown is too little."""
     if gpu is not None and gpu.vram_gib >= least_vram_gib(wanted_gib):
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torpor.control.providers.gpu_wishes import wishes_of
-from torpor.control.providers.gpus import Gpu
+from torpor.control.providers.gpus import GpuModel
 from torpor.shared.errors import (
     MachineUnread,
     NoCapacity,
@@ -22,7 +22,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     provider: str
-    gpu: Gpu | None  # None: no GPU
+    gpu: GpuModel | None  # None: no GPU
     gpu_count: int
     price_usd_h: float  # of everything: machine, the wanted disk, address; of spot, what it bids
     region: str

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.gpus import Gpu, gpu_misfit, parse_gpu
+from torpor.control.providers.gpus import GpuModel, gpu_misfit, parse_gpu
 
 GPU_NAMES: Final = (
     "A10", "A100 PCIE", "A100 SXM", "A100 SXM4", "A100X", "A10g", "A16", "A30", "A40",
@@ -31,7 +31,7 @@ GPU_NAMES: Final = (
 """Those that Vast.ai's own client (vast-cli, vastai/data/query.py) knows, and newer ones."""
 
 
-def names_of(gpu: Gpu | None) -> list[str]:
+def names_of(gpu: GpuModel | None) -> list[str]:
     """What a wanted GPU is called in a search; empty where nobody knows, or any model will do."""
     if gpu is None or not gpu.model:
         return []

@@ -11,7 +11,7 @@ from torpor.shared.values import StoredSnapshot, WorkspaceSpec
 from torpor.shared.wire.restore import BeginPath, RestorePlan
 
 
-class Chosen(NamedTuple):
+class SnapshotPath(NamedTuple):
     """A name in a snapshot: the number of the workspace's directory, and the path below it."""
 
     root: int
@@ -29,7 +29,7 @@ class RemotePath(RemoteRestore):
         wanted: StoredSnapshot,
         key: bytes | None,
         run: str,
-        chosen: Chosen,
+        chosen: SnapshotPath,
         *,
         into: str,
         aside: bool,

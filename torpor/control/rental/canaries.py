@@ -41,7 +41,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, rental: Rental, why_not: str, host: Host) -> Canary:
-        """One that has just been flown on the machine of this rental, which is not trusted."""
+        """One that has just ended on the machine of this rental, which is not trusted."""
         words = _plain(why_not)
         return cls(
             gpu=rental.gpu,
@@ -72,17 +72,17 @@ def _plain(text: str, most: int = _MOST_CHARS) -> str:
     return "".join(char for char in words if char.isprintable())[:most]
 
 
-class _Book(msgspec.Struct, frozen=True):
+class _AccountCanaries(msgspec.Struct, frozen=True):
     provider: str
     canaries: list[Canary]  # one of each kind, the newest first
 
 
-class Canaries:
+class CanaryRecords:
     """The records of all accounts in one store."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._records = Records(store, _Book, _MOST_BYTES, "rank without it")
+        self._records = Records(store, _AccountCanaries, _MOST_BYTES, "rank without it")
 
     def keep(self, provider: str, canary: Canary) -> None:
         """In place of the one before, on this kind of machine."""
@@ -91,25 +91,25 @@ class Canaries:
             found = self._records.read(key)
             others = found[0].canaries if found else []
             others = [other for other in others if other.kind != canary.kind]
-            book = _Book(provider, [canary, *others][:MOST_KINDS])
+            record = _AccountCanaries(provider, [canary, *others][:MOST_KINDS])
             try:
                 if found is None:
-                    self._records.create(key, book)
+                    self._records.create(key, record)
                 else:
-                    self._records.replace(key, book, found[1])
+                    self._records.replace(key, record, found[1])
             except (ObjectChanged, ObjectExists):
                 continue
             return
         raise self._records.contested(key)
 
-    def flown(self) -> Flown:
+    def results(self) -> CanaryResults:
         """What counts of all accounts now."""
-        books = [self._records.read(found.key) for found in self._store.list(_PREFIX)]
-        return Flown({book[0].provider: book[0].canaries for book in books if book is not None})
+        read = [self._records.read(found.key) for found in self._store.list(_PREFIX)]
+        return CanaryResults({one[0].provider: one[0].canaries for one in read if one is not None})
 
 
-class Flown:
-    """Canaries by the kind of machine that they were flown on."""
+class CanaryResults:
+    """The newest canaries by kind of machine."""
 
     def __init__(self, canaries: Mapping[str, Sequence[Canary]] = {}) -> None:
         self._of = {

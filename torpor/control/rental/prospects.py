@@ -9,7 +9,7 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.offers import Offer, dotted
 from torpor.control.providers.seam import Abilities
 from torpor.control.rental.canaries import Canary
-from torpor.shared.values import Frozen, Host, Want, driver_version
+from torpor.shared.values import FrozenPrograms, Host, Want, driver_version
 
 COUNTS: Final = {"proven": 1.0, "claimed": 1.25, "no": 2.0}
 """By which the cost is multiplied in a ranking: what more is paid for a better prospect."""
@@ -37,7 +37,7 @@ def matters(want: Want) -> bool:
 
 def prospect(offer: Offer, able: Abilities, canary: Canary | None, want: Want) -> Prospect:
     """Whether the programs of a snapshot can go on there, or any where it holds none."""
-    frozen = want.frozen or Frozen()
+    frozen = want.frozen or FrozenPrograms()
     barred = _barred(offer, able, canary)
     if words := barred or _unlike(offer, canary.host if canary else Host(), frozen):
         return Prospect("no", f"processes cannot go on there: {words}", barred)
@@ -63,7 +63,7 @@ def _barred(offer: Offer, able: Abilities, canary: Canary | None) -> str:
     return ""
 
 
-def _unlike(offer: Offer, last: Host, frozen: Frozen) -> str:
+def _unlike(offer: Offer, last: Host, frozen: FrozenPrograms) -> str:
     """What differs from the machine that the programs ran on, of what they need. ``last``: the
     last machine of that kind. No words of a machine are passed on: it is not trusted."""
     was = frozen.host

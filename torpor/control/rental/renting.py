@@ -24,7 +24,7 @@ from torpor.control.rental.markets import ask_all
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.rental.records import Rental, with_host_key
 from torpor.control.rental.renter import Renter
-from torpor.control.rental.search import Tried
+from torpor.control.rental.search import OfferOutcome
 from torpor.control.rental.sweep import costs_on, end_abandoned, words_of_stuck
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.safety import Warrant
@@ -140,7 +140,7 @@ class Renting:
         self._first = threading.Lock()
         self._swept = False
         self._stuck: list[str] = []
-        self.tried: list[Tried] = []
+        self.tried: list[OfferOutcome] = []
 
     def __enter__(self) -> Renting:
         return self
@@ -480,7 +480,7 @@ class Renting:
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
-            self.tried.append(Tried.of(offer, outcome))
+            self.tried.append(OfferOutcome.of(offer, outcome))
 
 
 def _is_failure(cause: BaseException) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from torpor.control.providers.gpu_wishes import is_known, nearest, wishes_of
 from torpor.control.providers.offers import Offer, asked, misfit, preference
 from torpor.control.providers.seam import Abilities, Provider
-from torpor.control.rental.canaries import Flown
+from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.markets import ANSWER_S, ask_all
 from torpor.control.rental.prospects import COUNTS, Prospect, matters, prospect
 from torpor.control.reports import Row
@@ -28,7 +28,7 @@ UNSTATED: Final = 0.9
 """Assumed for the ranking of a host of one of many owners that states no reliability."""
 
 
-class Tried(msgspec.Struct, frozen=True):
+class OfferOutcome(msgspec.Struct, frozen=True):
     """An offer, or a provider as a whole, and what came of it."""
 
     provider: str
@@ -39,7 +39,7 @@ class Tried(msgspec.Struct, frozen=True):
     price_usd_h: float | None = None
 
     @classmethod
-    def of(cls, offer: Offer, outcome: str) -> Tried:
+    def of(cls, offer: Offer, outcome: str) -> OfferOutcome:
         gpu = f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else ""
         price = None if offer.unread else offer.price_usd_h
         return cls(offer.provider, offer.id, outcome, gpu, offer.region, price)
@@ -59,7 +59,7 @@ class Offers(msgspec.Struct, frozen=True):
     ``because``: where programs are to go on, whether they can, by provider and offer."""
 
     fitting: list[Offer]
-    refused: list[Tried]
+    refused: list[OfferOutcome]
     because: dict[tuple[str, str], str] = {}
 
     def chosen(self, provider: str, offer: str) -> str:
@@ -78,26 +78,26 @@ def find_offers(
     providers: Sequence[Provider],
     want: Want,
     restored_bytes: int = 0,
-    flown: Flown = Flown(),  # noqa: B008 - it is never changed
+    canaries: CanaryResults = CanaryResults(),  # noqa: B008 - it is never changed
 ) -> Offers:
     """What all providers sell that fits, the GPUs that are preferred first; NoOffer, with the
-    reasons, if nothing does. InvalidInput where the wanted GPU is not understood. ``flown``:
+    reasons, if nothing does. InvalidInput where the wanted GPU is not understood. ``canaries``:
     where processes were frozen and went on, for the ranking of a wake that lets some go on."""
     fitting: list[tuple[int, Offer, Prospect]] = []
-    refused: list[Tried] = []
+    refused: list[OfferOutcome] = []
     answers = ask_for_offers(providers, want)
     for place, (provider, answer) in enumerate(zip(providers, answers, strict=True)):
         if isinstance(answer, TorporError):
-            refused.append(Tried(provider.identity, "", str(answer)))
+            refused.append(OfferOutcome(provider.identity, "", str(answer)))
             continue
         for offer in answer:
-            seen = prospect(offer, provider.abilities, flown.of(offer), want)
+            seen = prospect(offer, provider.abilities, canaries.of(offer), want)
             if reason := misfit(offer, want) or refusal(seen, want):
-                refused.append(Tried.of(offer, reason))
+                refused.append(OfferOutcome.of(offer, reason))
             else:
                 fitting.append((place, offer, seen))
         if not answer:
-            refused.append(Tried(provider.identity, "", "nothing on sale is like that"))
+            refused.append(OfferOutcome(provider.identity, "", "nothing on sale is like that"))
     if not fitting:
         raise _no_offer(providers, want, refused, answers)
     in_order = want.rank == "order"
@@ -177,7 +177,7 @@ def _cost(offer: Offer, able: Abilities, restored_bytes: int) -> float:
 def _no_offer(
     providers: Sequence[Provider],
     want: Want,
-    refused: Sequence[Tried],
+    refused: Sequence[OfferOutcome],
     answers: Sequence[object],
 ) -> TorporError:
     if len(providers) == 1 and isinstance(answers[0], TorporError):

@@ -22,7 +22,7 @@ _MOST_MINUTES: Final = 24 * 60.0
 _DISK_GIB: Final = 10.0
 
 
-class Plan(Report, frozen=True, kw_only=True):
+class SmokePlan(Report, frozen=True, kw_only=True):
     """The cheapest machine that fits, and its worst case: each lives for ``minutes``, its market
     shows it as late as it may, and takes the longest time to prove its end."""
 
@@ -36,7 +36,7 @@ class Plan(Report, frozen=True, kw_only=True):
     lifetime_s: float | None  # after which ``ender`` ends it; None: nothing does
     ender: Literal["", "the market", "the machine"] = ""
 
-    def without_account(self) -> Plan:
+    def without_account(self) -> SmokePlan:
         """What a recording may hold."""
         return msgspec.structs.replace(self, account=Account(name=""))
 
@@ -76,7 +76,7 @@ def make_plan(
     minutes: float = MINUTES,
     gpu: str = "",
     machines: int = 1,
-) -> Plan:
+) -> SmokePlan:
     """The plan for the cheapest offer; of one with a GPU, where the market has such.
 
     BudgetExceeded if its worst case is over ``max_usd`` or over the account's balance.
@@ -109,7 +109,7 @@ def make_plan(
             f"{offer.bound_usd_h:.4f} $/h. The test can cost {worst_usd:.2f} $, and "
             f"{' and '.join(held)}: nothing was rented"
         )
-    return Plan(
+    return SmokePlan(
         provider=provider.identity,
         account=account,
         want=want,

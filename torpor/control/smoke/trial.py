@@ -22,7 +22,7 @@ from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.reports import Report, Row
 from torpor.control.smoke.ending import end
 from torpor.control.smoke.login import Door, Inside
-from torpor.control.smoke.plan import Plan
+from torpor.control.smoke.plan import SmokePlan
 from torpor.shared.errors import (
     CreateFailed,
     EndUnproven,
@@ -47,7 +47,7 @@ _PYTHON: Final = (3, 10)
 _MIRRORED: Final = str.maketrans("0123456789", "9876543210")
 
 
-class Check(msgspec.Struct, frozen=True):
+class AdapterCheck(msgspec.Struct, frozen=True):
     """One thing that an adapter assumes, and what came instead."""
 
     what: str
@@ -65,7 +65,7 @@ class SmokeReport(Report, frozen=True, kw_only=True):
     """What differed, and the bill. ``fault``: why the test did not go to its end."""
 
     provider: str
-    checks: list[Check]
+    checks: list[AdapterCheck]
     fault: str
     ended: list[str]  # the proofs
     usd: float  # estimated
@@ -84,10 +84,10 @@ class SmokeReport(Report, frozen=True, kw_only=True):
     def rows(self) -> list[Row]:
         """What differed comes first."""
         checks = sorted(self.checks, key=lambda check: not check.differs)
-        ends = [Check("end", "proven", proof, False) for proof in self.ended]
+        ends = [AdapterCheck("end", "proven", proof, False) for proof in self.ended]
         if not any(check.what == "end" for check in [*checks, *ends]):
-            ends = [Check("end", "proven", "nothing rented", False)]
-        cost = Check("cost", f"at most {self.worst_usd:.4f} $", f"{self.usd:.4f} $", False)
+            ends = [AdapterCheck("end", "proven", "nothing rented", False)]
+        cost = AdapterCheck("cost", f"at most {self.worst_usd:.4f} $", f"{self.usd:.4f} $", False)
         return [check.row() for check in [*checks, *ends, cost]]
 
 
@@ -110,7 +110,7 @@ class Trial:
     def __init__(
         self,
         provider: Provider,
-        plan: Plan,
+        plan: SmokePlan,
         identity: asyncssh.SSHKey,
         door: Door,
         tell: Callable[[Rental], None],
@@ -124,7 +124,7 @@ class Trial:
         self._nap, self._clock = nap, clock
         self._probe, self._machine = (Label(OWNER, WORKSPACE, rental) for rental in rentals)
         self._rentals: dict[Label, Rental] = {}
-        self._checks: list[Check] = []
+        self._checks: list[AdapterCheck] = []
         self._fault = ""
         self._ended: list[str] = []
         self._made_s = clock()
@@ -231,7 +231,7 @@ class Trial:
     # -- what is compared
 
     def _check(self, what: str, assumed: str, seen: str, differs: bool) -> None:
-        self._checks.append(Check(what, assumed, seen, differs))
+        self._checks.append(AdapterCheck(what, assumed, seen, differs))
 
     def _check_time(self, what: str, most_s: float, seen_s: float, came: bool = True) -> None:
         seen = f"after {seen_s:.0f} s" if came else f"not yet after {seen_s:.0f} s"

@@ -51,7 +51,7 @@ _ENTRY_BYTES: Final = 1024  # beside lists and names, at most
 _NAME_BYTES: Final = 32
 
 
-class Said(msgspec.Struct, frozen=True):
+class ManifestSummary(msgspec.Struct, frozen=True):
     """What a manifest says of its snapshot. ``lineage``: None where it says none."""
 
     agent: str
@@ -68,7 +68,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     snapshot: int
     versions: tuple[str, str]
     receipt: Receipt | None
-    said: Said | None
+    said: ManifestSummary | None
     lists: tuple[bytes, bytes, bytes]
 
 
@@ -86,10 +86,14 @@ class _Table(_Shape, frozen=True):
     entries: list[_Entry]
 
 
+_STORED: Final[dict[str, type[msgspec.Struct]]] = {  # by the names that catalogs hold
+    "Receipt": Receipt,
+    "Said": ManifestSummary,
+    "Lineage": Lineage,
+    "_Entry": _Entry,
+}
 SHAPE: Final = [
-    f"{kind.__name__}.{field}"
-    for kind in (Receipt, Said, Lineage, _Entry)
-    for field in kind.__struct_fields__
+    f"{name}.{field}" for name, kind in _STORED.items() for field in kind.__struct_fields__
 ]
 _SHAPES: Final = msgspec.msgpack.Decoder(_Shape)
 _TABLES: Final = msgspec.msgpack.Decoder(_Table)
@@ -100,7 +104,7 @@ class _Known(NamedTuple):
 
     versions: tuple[str, str]
     receipt: Receipt | None
-    said: Said | None
+    said: ManifestSummary | None
 
 
 class Catalog:
@@ -140,7 +144,7 @@ class Catalog:
             self._learn(snapshot, read, None)
         return read
 
-    def said(self, snapshot: SnapshotId, seal: Seal) -> Said:
+    def said(self, snapshot: SnapshotId, seal: Seal) -> ManifestSummary:
         """What the manifest of a snapshot without a receipt says. SnapshotMissing, ManifestInvalid
         and WrongKey as ``open_manifest`` raises them, where it was not read before."""
         known = self._find(snapshot)
@@ -148,7 +152,7 @@ class Catalog:
             return known.said
         manifest, _ = open_manifest(self._store, self._workspace, snapshot, seal, facts=(LINEAGE,))
         own = bool(manifest.statistics.get(OWN_SAVE))
-        said = Said(agent_of(manifest), own, is_autosave(manifest), recorded(manifest))
+        said = ManifestSummary(agent_of(manifest), own, is_autosave(manifest), recorded(manifest))
         if snapshot not in self._receipts:  # a receipt that is not believed today may be later
             self._learn(snapshot, None, said)
         return said
@@ -175,7 +179,9 @@ class Catalog:
         known = self._known.get(snapshot)
         return known if known is not None and known.versions == self._versions(snapshot) else None
 
-    def _learn(self, snapshot: SnapshotId, receipt: Receipt | None, said: Said | None) -> None:
+    def _learn(
+        self, snapshot: SnapshotId, receipt: Receipt | None, said: ManifestSummary | None
+    ) -> None:
         versions = self._versions(snapshot)
         if versions is not None:
             self._known[snapshot] = _Known(versions, receipt, said)

@@ -30,7 +30,7 @@ _KINDS: Final[dict[int, Kind]] = {
 }
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedEntry(msgspec.Struct, frozen=True):
     """One entry of a snapshot for display; ``path`` begins with the workspace's directory."""
 
     path: str
@@ -98,7 +98,7 @@ class SnapshotDiff(msgspec.Struct, frozen=True):
         return sum(change.difference == difference for change in self.changes)
 
 
-class Version(msgspec.Struct, frozen=True):
+class FileVersion(msgspec.Struct, frozen=True):
     """A name with one content, in ``snapshots`` snapshots one after the other."""
 
     path: str
@@ -120,10 +120,10 @@ class Version(msgspec.Struct, frozen=True):
         }
 
 
-def listed(manifest: Manifest) -> Iterator[Listed]:
+def listed(manifest: Manifest) -> Iterator[ListedEntry]:
     """Every name of a snapshot, in its order."""
     for entry in manifest.entries:
-        yield Listed(
+        yield ListedEntry(
             shown_path(manifest, entry),
             _KINDS[entry.kind],
             entry.size,
@@ -158,15 +158,15 @@ def compare(before: Manifest, after: Manifest) -> SnapshotDiff:
     )
 
 
-def find(manifests: Iterable[Manifest], pattern: str) -> list[Version]:
+def find(manifests: Iterable[Manifest], pattern: str) -> list[FileVersion]:
     """Every name that fits the glob ``pattern``, with its versions, by path and age.
 
     ``manifests`` come oldest first; only one is in memory at a time. A pattern with a slash is
     matched against the whole path or its end, one without against the last name.
     """
     fits = _matcher(pattern)
-    open_versions: dict[str, tuple[Version, object]] = {}
-    found: list[Version] = []
+    open_versions: dict[str, tuple[FileVersion, object]] = {}
+    found: list[FileVersion] = []
     for manifest in manifests:
         tree = _Tree(manifest)
         here = {path: entry for path, entry in tree.entries.items() if fits(path)}
@@ -183,7 +183,7 @@ def find(manifests: Iterable[Manifest], pattern: str) -> list[Version]:
                 if version is not None:
                     found.append(version)
                 resolved = tree.resolved(entry)
-                version = Version(
+                version = FileVersion(
                     path,
                     _KINDS[entry.kind],
                     resolved.size,

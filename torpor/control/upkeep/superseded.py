@@ -27,7 +27,7 @@ from torpor.control.upkeep.lineage import Lines
 from torpor.control.upkeep.pins import hold, holds, let_go, pin_times
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.missed import Missed, Tree, has_all, holds_all, missed
+from torpor.shared.format.missed import MissedFiles, Tree, has_all, holds_all, missed
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
@@ -37,7 +37,7 @@ _MOST_NAME: Final = 80
 """Characters of a file's name in a pin's reason."""
 
 
-class Held(NamedTuple):
+class PinnedSnapshot(NamedTuple):
     """A snapshot that torpor has pinned, and what it alone holds."""
 
     snapshot: SnapshotId
@@ -48,7 +48,7 @@ class Ended(NamedTuple):
     """``deleted``: oldest first. ``held``: those that stay for what they alone hold."""
 
     deleted: list[SnapshotId]
-    held: list[Held]
+    held: list[PinnedSnapshot]
 
 
 class Stays(NamedTuple):
@@ -99,10 +99,10 @@ class Succession:
             self._proven.add(snapshot)
         return snapshot in self._proven
 
-    def hold(self, newest: SnapshotId) -> list[Held]:
+    def hold(self, newest: SnapshotId) -> list[PinnedSnapshot]:
         """Pin those before ``newest`` that alone hold what it lacks: what it went on from, back to
         the nearest that its own run has verified, before which it was compared in the same way."""
-        held: list[Held] = []
+        held: list[PinnedSnapshot] = []
         later = [newest]  # back to the nearest that is whole
         for before in self.lines.going_back(newest):
             is_whole = self._is_whole(before.snapshot)
@@ -127,14 +127,14 @@ class Succession:
                     let_go(self._store, self._workspace, snapshot)
                     del self._holds[snapshot]
 
-    def named(self, snapshot: SnapshotId) -> list[Held]:
+    def named(self, snapshot: SnapshotId) -> list[PinnedSnapshot]:
         """What is pinned before a user's deletion of a snapshot that was named, whatever it alone
         holds: what comes before it, or is equal to it, as another machine may have stored the same
         again, where that alone holds then what others lack."""
         if not self.lines.exists(snapshot):
             return []  # its manifest is gone: nothing is compared with it any more
         before, equal = self.lines.before(snapshot), self.lines.equal_to(snapshot)
-        held: list[Held] = []
+        held: list[PinnedSnapshot] = []
         if before is not None:
             held += self._hold_for(before, snapshot, self._newest_heirs(snapshot))
         self.lines.remove(snapshot)
@@ -199,17 +199,17 @@ class Succession:
 
     def _hold_for(
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
-    ) -> list[Held]:
+    ) -> list[PinnedSnapshot]:
         """Pin ``before`` for what ``other`` misses. SnapshotMissing where it is gone."""
         lost = self._missed(before, other, newest)
         if lost is None or before in self._holds:
             return []
         return [self._pin(before, _words(lost), other)]
 
-    def _pin(self, snapshot: SnapshotId, reason: str, missed_in: SnapshotId) -> Held:
+    def _pin(self, snapshot: SnapshotId, reason: str, missed_in: SnapshotId) -> PinnedSnapshot:
         made = hold(self._store, self._workspace, snapshot, reason, missed_in)
         self._holds[snapshot] = made
-        return Held(snapshot, made.reason)
+        return PinnedSnapshot(snapshot, made.reason)
 
     def _is_back(
         self, snapshot: SnapshotId, missed_in: SnapshotId | None, newest: SnapshotId
@@ -222,7 +222,7 @@ class Succession:
 
     def _missed(
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
-    ) -> Missed | None:
+    ) -> MissedFiles | None:
         """What ``other`` misses of what ``before`` holds, where none of the ``newest`` has that
         again. One that is equal to ``before`` is no later state, and no wake names it. What cannot
         be read holds nothing, and shows nothing."""
@@ -305,7 +305,7 @@ class Succession:
         self._trees[snapshot] = tree
 
 
-def _words(lost: Missed) -> str:
+def _words(lost: MissedFiles) -> str:
     files = f"{lost.files:,} file{'' if lost.files == 1 else 's'} ({size(lost.size)})"
     names = ", ".join(clean(name)[-_MOST_NAME:] for name in lost.names)
     return f"it alone holds {files} that a later snapshot missed and nobody deleted: {names}"

@@ -92,10 +92,9 @@ def _canary(home: Path) -> int:
 
 
 def _supervise(bundle: Path, home: Path, lock: int) -> None:
-    from torpor.machine.agent.attach import own_command
     from torpor.machine.supervisor.process import supervise  # attach need not load it
 
-    supervise(home, lock, str(bundle), own_command(bundle, home, "rescue"))
+    supervise(home, lock, str(bundle))
 
 
 def _autosave(bundle: Path, home: Path, lock: int) -> None:
@@ -167,7 +166,7 @@ def _remove_other_bundles(bundle: Path, home: Path) -> None:
     try:
         used = {Path(kept.bundle) for _, kept in all_kept(home) if kept.supervisor.lives}
         used |= used_bundles(home)
-    except MachineError as error:
+    except (MachineError, OSError) as error:
         sys.stderr.write(f"old bundles stay: {error}\n")
         return
     for other in bundle.parent.iterdir():

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from torpor.machine.agent.call import Call
+from torpor.machine.agent.older_supervisors import end_their_saves, older_that_saves
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
-from torpor.machine.supervisor.autosave import AutosaveFolder, autosave_folders
-from torpor.machine.supervisor.folder import JobFolder, ProcessFolder, job_that_saves
-from torpor.shared.errors import InvalidInput, MachineError, WorkspaceBusy, from_wire
-from torpor.shared.values import Compression, WorkspaceName, workspace_name
-from torpor.shared.wire.autosave import Autosave, AutosaveState, EndAutosave, LookAtAutosave
-from torpor.shared.wire.job import StandBy
+from torpor.machine.supervisor.autosave import refuse_late
+from torpor.machine.supervisor.folder import AUTOSAVES, AutosaveFolder, Kept, autosave_folders
+from torpor.machine.supervisor.processes import OWN_MARK, kill, own_folders, own_processes
+from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy, from_wire
+from torpor.shared.values import WorkspaceName, workspace_name
+from torpor.shared.wire.autosave import (
+    Autosave,
+    AutosaveState,
+    EndAutosave,
+    HearForAttempt,
+    LookAtAutosave,
+)
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
 from torpor.shared.wire.request import Nothing, Request, parse_answer
@@ -27,67 +36,141 @@ from torpor.shared.wire.request import Nothing, Request, parse_answer
 LEAVE_S: Final = 15.0
 """A process whose save was ended leaves within this time."""
 _POLL_S: Final = 0.02
+_turn: Final = threading.Lock()
+"""Held by whoever may start a process: who takes its lock to see whether it is free makes it look
+taken to others."""
 
 
 def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
-    """``start`` is the argv that starts a process. One of another bundle is replaced."""
-    workspace = workspace_name(request.book.workspace)
-    if request.book.every_s <= 0:
-        raise InvalidInput(f"workspace {workspace} cannot be saved every {request.book.every_s} s")
-    folder = AutosaveFolder(call.home, workspace)
-    folder.make()
-    lock = folder.take()
-    if request.instead_of and request.instead_of == job_that_saves(call.home, workspace):
-        _take_grants_of(JobFolder(call.home, request.instead_of), workspace, call)
-    if lock is None and folder.bundle() == _bundle(start):
-        _ask(folder, call.request_id, request)
-        return Nothing()
-    if lock is None:
-        lock = _dismissed(folder, workspace, call)
+    """``start`` is the argv that starts a process."""
+    give(workspace_name(request.book.workspace), request, call, start)
+    return Nothing()
+
+
+def give(
+    workspace: WorkspaceName, request: Autosave | HearForAttempt, call: Call, start: list[str]
+) -> None:
+    """Hand the request to the process that saves the workspace. It is started where none lives,
+    and one of another bundle is replaced."""
+    with _own_turn(call):
+        end_their_saves(workspace, call)
+        folder = AutosaveFolder(call.home, workspace)
+        folder.make()
+        if isinstance(request, HearForAttempt):
+            end_save(call.home, workspace)  # of the attempt before, with that one's save command
+        give_up = time.monotonic() + LEAVE_S
+        while (lock := _vacant(folder)) is None:
+            if folder.bundle() != _bundle(start):
+                if isinstance(request, Autosave):
+                    refuse_late(request, _state_of(folder, call).job, folder.read())
+                lock = _dismissed(folder, call)
+                break
+            try:
+                _ask(folder, call.request_id, request)
+            except (OSError, MachineError) as error:  # it may be just leaving
+                if isinstance(error, MachineError) and isinstance(request, Autosave):
+                    raise  # it may have used grants, and each is for one process
+                call.check()
+                if time.monotonic() >= give_up:
+                    raise MachineError(f"the process of {folder.path} is silent: {error}") from None
+            else:
+                return
+            time.sleep(_POLL_S)
+        _start(folder, lock, request, call, start)
+
+
+@contextmanager
+def _own_turn(call: Call) -> Iterator[None]:
+    while not _turn.acquire(timeout=_POLL_S):
+        call.check()
     try:
-        # With the lock: a job that gets its grants after this look ends what is started here.
-        if job := job_that_saves(call.home, workspace):
-            raise WorkspaceBusy(f"job {job} saves workspace {workspace} on this machine")
-        start_process(start, lock, request_line(call.request_id, request), call)
+        yield
+    finally:
+        _turn.release()
+
+
+def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
+    """Start the process that hears for a command which runs, where it has ended. What fails here is
+    tried at the next look."""
+    if not (kept.at_work and _turn.acquire(blocking=False)):
+        return
+    try:
+        with suppress(OSError, TorporError):
+            for folder in autosave_folders(call.home):
+                told, state = folder.read(), kept.state
+                if told.job != state.job or told.over or (lock := _vacant(folder)) is None:
+                    continue
+                heard = HearForAttempt(folder.workspace, state.job, state.attempt, told.notices)
+                _start(folder, lock, heard, call, start)
+    finally:
+        _turn.release()
+
+
+def end_saves_for(job: str, call: Call) -> None:
+    """The job was stopped, and its save command with it: no grants are left for it, and no process
+    takes a book that is still on its way. One that does not answer is ended."""
+    there = {folder.path: folder for folder in autosave_folders(call.home)}
+    for path in own_folders(call.home / AUTOSAVES):  # a command may have removed those
+        there.setdefault(path, AutosaveFolder(call.home, WorkspaceName(path.name)))
+    for folder in there.values():
+        with suppress(OSError):  # it is gone, and so is its process; or nothing can be written
+            _end_for(folder, job, call)
+
+
+def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
+    request = HearForAttempt(folder.workspace, job, 0, over=True)
+    give_up = time.monotonic() + LEAVE_S
+    while (lock := _vacant(folder)) is None:
+        try:
+            _ask(folder, call.request_id, request)
+        except (OSError, MachineError):  # it makes its folder again, or hangs
+            call.check()
+        except TorporError:  # of an older bundle: it saves for no job
+            return
+        else:
+            if folder.read().job == job:
+                end_save(call.home, folder.workspace)
+            return
+        if time.monotonic() >= give_up:
+            kill(own_processes(folder.path))
+        time.sleep(_POLL_S)
+    try:
+        told = folder.read()
+        if told.job == job and not told.over:
+            folder.write(msgspec.structs.replace(told, over=True))
     finally:
         os.close(lock)
-    return Nothing()
 
 
 def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
     workspace = workspace_name(request.workspace)
-    folder = AutosaveFolder(call.home, workspace)
     line = WorkspaceState(call.home, workspace).past().line
-    state = AutosaveState(lives=False)
-    with suppress(OSError):  # none listens
-        said = _ask(folder, call.request_id, request)
-        state = parse_answer(LookAtAutosave, said)
-    job = job_that_saves(call.home, workspace)
+    state = _state_of(AutosaveFolder(call.home, workspace), call)
+    job = state.job or older_that_saves(call.home, workspace)
     return msgspec.structs.replace(state, job=job, line=line.snapshot if line else None)
 
 
-def end_saves(request: EndAutosave, call: Call) -> Nothing:
-    """Those of the workspace's own process, and those that the supervisor of a job makes."""
+def _state_of(folder: AutosaveFolder, call: Call) -> AutosaveState:
+    state = AutosaveState(lives=False)
+    with suppress(OSError, MachineError):  # none answers
+        said = _ask(folder, call.request_id, LookAtAutosave(folder.workspace))
+        state = parse_answer(LookAtAutosave, said)
+    return state
+
+
+def end_autosave(request: EndAutosave, call: Call) -> Nothing:
     workspace = workspace_name(request.workspace)
-    end_autosave(workspace, call)
-    if job := job_that_saves(call.home, workspace):
-        _take_grants_of(JobFolder(call.home, job), workspace, call)
-        if job_that_saves(call.home, workspace):
-            raise MachineError(f"the supervisor of job {job} keeps its grants: ask again")
-    return Nothing()
-
-
-def end_autosave(workspace: WorkspaceName, call: Call) -> None:
-    """End the process that saves the workspace, if one lives."""
     folder = AutosaveFolder(call.home, workspace)
     if folder.identity() is not None:
-        os.close(_dismissed(folder, workspace, call))
+        os.close(_dismissed(folder, call))
+    end_their_saves(workspace, call)
+    return Nothing()
 
 
 def dismiss_autosaves(home: Path, call: Call) -> None:
     """Before HOME is removed. WorkspaceBusy while a process does not leave."""
     for folder in autosave_folders(home):
-        os.close(_dismissed(folder, WorkspaceName(folder.path.name), call))
+        os.close(_dismissed(folder, call))
 
 
 def used_bundles(home: Path) -> set[Path]:
@@ -102,50 +185,59 @@ def used_bundles(home: Path) -> set[Path]:
     return used
 
 
-def _take_grants_of(folder: JobFolder, workspace: WorkspaceName, call: Call) -> None:
-    """Its supervisor saves nothing from now on, but for a save after a notice that runs."""
-    empty: list[Any] = []
-    none = StandBy(
-        job=folder.job,
-        workspace=workspace,
-        roots=empty,
-        exclude=empty,
-        accepted=empty,
-        compression=Compression(),
-        key=None,
-        known=empty,
-        parent=None,
-        lost=empty,
-        saves=empty,
-        packs=empty,
-        save_argv=empty,
-        save_timeout_s=0.0,
-    )
-    with suppress(OSError, MachineError):  # it has just left, and its grants with it
-        _ask(folder, call.request_id, none)
-    end_save(call.home, workspace)
+def _start(
+    folder: AutosaveFolder, lock: int, asked: Autosave | HearForAttempt, call: Call, argv: list[str]
+) -> None:
+    try:
+        line, mark = request_line(call.request_id, asked), {OWN_MARK: str(folder.path)}
+        start_process(argv, lock, line, call, mark)
+    finally:
+        os.close(lock)  # the process holds it by its own copy
 
 
-def _dismissed(folder: AutosaveFolder, workspace: WorkspaceName, call: Call) -> int:
+def _vacant(folder: AutosaveFolder) -> int | None:
+    """The lock, where no process lives: a command may have removed the folder of one that does."""
+    try:
+        lock = folder.take()
+    except FileNotFoundError:
+        if own_processes(folder.path):
+            return None
+        raise
+    if lock is None:
+        return None
+    os.close(lock)  # at once: that process makes its folder again
+    return None if own_processes(folder.path) else folder.take()
+
+
+def _dismissed(folder: AutosaveFolder, call: Call) -> int:
     """The lock of the folder, whose process has left."""
     give_up = time.monotonic() + LEAVE_S
-    while (lock := folder.take()) is None:
-        with suppress(OSError):
+    while (lock := _vacant(folder)) is None:
+        with suppress(OSError, MachineError):
             _ask(folder, call.request_id, Bye())
-        end_save(call.home, workspace)
+        end_save(call.home, folder.workspace)
         call.check()
         if time.monotonic() >= give_up:
             raise WorkspaceBusy(
-                f"the process that saves workspace {workspace} by itself does not leave: wait "
-                "until its save has ended, then run it again"
+                f"the process that saves workspace {folder.workspace} by itself does not leave: "
+                "wait until its save has ended, then run it again"
             )
         time.sleep(_POLL_S)
     return lock
 
 
-def _ask(folder: ProcessFolder, request_id: str, request: Request[Any]) -> dict[str, Any]:
+def _ask(folder: AutosaveFolder, request_id: str, request: Request[Any]) -> dict[str, Any]:
+    """OSError where no process listens, or where it ended before it had read the request.
+    MachineError where one does not answer: what it did with the request is not known."""
     with folder.connect() as peer:
-        said = ask(peer, request_line(request_id, request))
+        try:
+            said = ask(peer, request_line(request_id, request))
+        except (BrokenPipeError, ConnectionResetError):  # a socket says this of unread bytes alone
+            raise
+        except OSError as error:
+            raise MachineError(
+                f"the process of {folder.path} did not answer ({error}): ask again"
+            ) from None
     if said is None:
         raise MachineError(f"the process of {folder.path} did not answer: ask again")
     if said.error is not None:

@@ -11,7 +11,7 @@ import msgspec
 
 from torpor.machine.agent.call import Call
 from torpor.machine.pipeline.download import FetchPlan
-from torpor.machine.tree.abilities import Abilities, check_cases, needs_of, probe
+from torpor.machine.tree.abilities import FilesystemAbilities, check_cases, needs_of, probe
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.shared.errors import DiskFull
@@ -45,7 +45,7 @@ class Goal(NamedTuple):
     def real_targets(self) -> list[bytes]:
         return [os.path.realpath(target) for target in self.targets]
 
-    def abilities(self, note: Path) -> list[Abilities]:
+    def abilities(self, note: Path) -> list[FilesystemAbilities]:
         """Try what the file system of each target can hold; MachineUnfit where that is too little
         for what this target becomes. ``note``: the file that ``probe`` keeps meanwhile."""
         entries, targets = self.manifest.entries, self.targets

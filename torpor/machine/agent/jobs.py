@@ -18,14 +18,14 @@ from typing import Final
 
 import msgspec
 
-from torpor.machine.agent.autosave import end_autosave
+from torpor.machine.agent.autosave import end_saves_for, give, hear_again
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import host
 from torpor.machine.agent.log import LOG_FILE
+from torpor.machine.agent.older_supervisors import end_their_saves
 from torpor.machine.agent.processes import ask, start_process
 from torpor.machine.agent.programs import look_at
 from torpor.machine.checkpoint.tree import why_not
-from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, Kept, all_kept
 from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
@@ -34,14 +34,13 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     WorkspaceBusy,
-    from_wire,
 )
-from torpor.shared.values import WorkspaceName, learned, workspace_name
+from torpor.shared.values import learned, workspace_name
+from torpor.shared.wire.autosave import HearForAttempt
 from torpor.shared.wire.job import (
     JobLook,
     JobState,
     LookAtJob,
-    StandBy,
     StartJob,
     StopJob,
     Tried,
@@ -49,7 +48,6 @@ from torpor.shared.wire.job import (
 )
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
-from torpor.shared.wire.request import Nothing
 
 LEFT_GRACE_S: Final = 10.0
 """How long processes of an earlier attempt get between SIGTERM and SIGKILL."""
@@ -68,12 +66,17 @@ _POLL_S: Final = 0.02
 _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
-def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
-    """``supervise`` is the argv that starts a supervisor."""
+def start_job(
+    request: StartJob, call: Call, supervise: list[str], autosaves: list[str]
+) -> JobState:
+    """``supervise`` and ``autosaves`` are the argv that start such a process."""
     request = _resolved(request)
+    workspace = workspace_name(request.workspace) if request.workspace else None
     folder = JobFolder(call.home, request.job)
     folder.make()
     _remove_logs(call.home, request)
+    if workspace is not None and folder.look()[0].state != "running":
+        end_their_saves(workspace, call)  # else an older one that saves would not leave
     lock = _lock_to_start(folder, request.attempt, call)
     if lock is None:
         return _look(folder, call)[0]
@@ -83,6 +86,9 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
             return state
         end_processes(lambda: folder.processes(kept), LEFT_GRACE_S, call.check)
         _make_log(request.log)
+        if workspace is not None:
+            heard = HearForAttempt(workspace, request.job, request.attempt, request.notices)
+            give(workspace, heard, call, autosaves)
         mark = {OWN_MARK: str(folder.path)}
         start_process(supervise, lock, request_line(request.job, request), call, mark)
     finally:
@@ -97,10 +103,12 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
     return state
 
 
-def look_at_job(request: LookAtJob, call: Call) -> JobLook:
+def look_at_job(request: LookAtJob, call: Call, autosaves: list[str]) -> JobLook:
+    """``autosaves`` as in ``start_job``."""
     state, kept = _look(JobFolder(call.home, request.job), call)
     if kept is None:
         return JobLook(state, "", request.offset)
+    hear_again(kept, call, autosaves)
     ended = state.state == "ended"
     try:
         piece = log.read(kept.log, request.offset, request.most_bytes, state.log_from, whole=ended)
@@ -115,12 +123,14 @@ def stop_job(request: StopJob, call: Call) -> JobState:
         raise InvalidInput(f"the grace of a stop is 0 to {MOST_GRACE_S:.0f} s")
     if _look(folder, call)[1] is None and folder.identity() is None:
         end_processes(lambda: folder.processes(None), request.grace_s, call.check)
+        end_saves_for(folder.job, call)
         return folder.look()[0]
     with _none_starts(folder, call):
         _, kept = folder.look()
         end_processes(lambda: folder.processes(kept), request.grace_s, call.check)
         if kept is not None:
             _ask_to_leave(folder, kept.state.attempt)
+        end_saves_for(folder.job, call)
         give_up = time.monotonic() + SETTLE_S
         while (state := folder.look()[0]).state == "running":
             call.check()
@@ -151,26 +161,6 @@ def _try_freezing(request: TryFreezing, canary: list[str]) -> Tried:
         return Tried(f"the canary's process failed: {error}")
 
 
-def stand_by(request: StandBy, call: Call) -> Nothing:
-    """Pass the request on to the supervisor, and end the workspace's autosave process: its saves
-    would be newer than the job's own with the frozen command, and lack that."""
-    folder = JobFolder(call.home, request.job)
-    try:
-        with folder.connect() as peer:
-            said = ask(peer, request_line(call.request_id, request))
-    except OSError as error:
-        raise MachineError(
-            f"no supervisor of job {request.job} answers on the machine ({error.strerror}): it has "
-            "left, or was ended. Look at the job"
-        ) from None
-    if said is None:
-        raise MachineError(f"the supervisor of job {request.job} did not answer: ask again")
-    if said.error is not None:
-        raise from_wire(said.error)
-    end_autosave(workspace_name(request.workspace), call)
-    return Nothing()
-
-
 def dismiss_supervisors(home: Path) -> None:
     """Before HOME is removed. WorkspaceBusy while a command runs, or what its supervisor still has
     to do."""
@@ -183,11 +173,10 @@ def dismiss_supervisors(home: Path) -> None:
         give_up = time.monotonic() + LEAVE_S
         while kept.supervisor.lives:
             _ask_to_leave(folder, kept.state.attempt)
-            _end_scheduled_save(home, kept)
             if time.monotonic() >= give_up:
                 raise WorkspaceBusy(
-                    f"the supervisor of job {folder.job} saves the workspace: wait until it has "
-                    f"ended, then remove {home}"
+                    f"the supervisor of job {folder.job} does not leave: look at the machine's "
+                    f"processes, then remove {home}"
                 )
             time.sleep(_POLL_S)
 
@@ -229,12 +218,11 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
             left = partial(of_supervisor, folder.path, kept.supervisor)
             end_processes(left, LEFT_GRACE_S, call.check)  # without it, init adopts them
             _ask_to_leave(folder, state.attempt)
-            _end_scheduled_save(call.home, kept)
         call.check()
         if time.monotonic() >= give_up:
             raise WorkspaceBusy(
-                f"the supervisor of attempt {state.attempt} of job {folder.job} still saves the "
-                "workspace, or does not answer: wait until it has ended, then run it again"
+                f"the supervisor of attempt {state.attempt} of job {folder.job} does not leave: "
+                "look at the machine's processes, then run it again"
             )
         time.sleep(_POLL_S)
 
@@ -287,11 +275,6 @@ def _make_log(path: str) -> None:
             f"the log {path} cannot be written on the machine: {error.strerror}. Name a file in "
             "the workspace"
         ) from None
-
-
-def _end_scheduled_save(home: Path, kept: Kept) -> None:
-    if kept.saves:
-        end_save(home, WorkspaceName(kept.saves))
 
 
 def _ask_to_leave(folder: JobFolder, attempt: int) -> None:

@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torpor.machine.agent.activity import read_activity
-from torpor.machine.agent.autosave import autosave, end_saves, look_at_autosave
+from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosave
 from torpor.machine.agent.brought import make_paths, note_made_again
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
 from torpor.machine.agent.jobs import (
     look_at_job,
-    stand_by,
     start_job,
     stop_job,
     try_freezing,
@@ -31,13 +30,7 @@ from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
 from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
-from torpor.shared.wire.job import (
-    LookAtJob,
-    StandBy,
-    StartJob,
-    StopJob,
-    TryFreezing,
-)
+from torpor.shared.wire.job import LookAtJob, StartJob, StopJob, TryFreezing
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
@@ -96,17 +89,16 @@ def operations(
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
     table.add(PreviewSnapshot, preview)
     table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))
-    table.add(StartJob, lambda request, call: start_job(request, call, supervise))
-    table.add(LookAtJob, look_at_job)
+    table.add(StartJob, lambda request, call: start_job(request, call, supervise, autosaves))
+    table.add(LookAtJob, lambda request, call: look_at_job(request, call, autosaves))
     table.add(StopJob, stop_job)
-    table.add(StandBy, stand_by)
     table.add(TryFreezing, lambda request, call: try_freezing(request, call, canary))
     table.add(NoteReady, note_ready)
     table.add(MakePaths, make_paths)
     table.add(NoteMadeAgain, note_made_again)
     table.add(Autosave, lambda request, call: autosave(request, call, autosaves))
     table.add(LookAtAutosave, look_at_autosave)
-    table.add(EndAutosave, end_saves)
+    table.add(EndAutosave, end_autosave)
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

@@ -74,7 +74,7 @@ class Programs:
                     if _is_awaited(self._home, path):
                         raise WorkspaceBusy(
                             f"the command of job {path.name} is frozen on this machine, and goes "
-                            "on soon, here or elsewhere: wait until then"
+                            "on soon, here or elsewhere: wait until then, or cancel the job"
                         )
                     remove_images(path)
                     if frozen_bytes(path):
@@ -198,7 +198,7 @@ def end_frozen(home: Path, programs: Sequence[Program]) -> None:
 
 
 def _is_awaited(home: Path, images: Path) -> bool:
-    """Whether they hold a job's command that was ended, and its supervisor still stands by."""
+    """Whether they hold a job's command that was ended, and its supervisor stays for it."""
     if frozen_for(images) is None:
         return False
     kept = JobFolder(home, images.name).read()

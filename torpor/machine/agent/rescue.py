@@ -40,7 +40,7 @@ from torpor.machine.agent.workers import workers_in
 from torpor.machine.checkpoint.criu import CheckpointFailed
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.sampler.save_lock import saving
-from torpor.machine.supervisor.autosave import AutosaveFolder
+from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.supervisor.freezing import LEAST_BYTES
 from torpor.machine.supervisor.saves import Orders, Rescued
 from torpor.shared.errors import (
@@ -186,9 +186,6 @@ class Rescue:
         """Raises TorporError where nothing could be saved."""
         if not self._book.saves:
             raise InvalidInput("a save needs a grant for its manifest")
-        if self._gives_place():
-            why = "the job's grants have ended, and autosave saves the workspace"
-            return Rescued(None, why, packs=0, unsent=True)
         with ThreadPoolExecutor(2, "rescue") as threads:
             if not self._scheduled:  # which most often needs no manifest
                 threads.submit(record_environment)  # nvidia-smi may take seconds
@@ -229,13 +226,6 @@ class Rescue:
                 if not self._scheduled and (fault := run.settle()):
                     self._say(fault)
                 run.end("the machine's own save is over")
-
-    def _gives_place(self) -> bool:
-        """Whether autosave took over from a job whose grants have ended: this save would only hold
-        the workspace, for which that process's own save would wait."""
-        book = self._book
-        over = all(time.time() >= save.grant.expires_unix for save in book.saves)
-        return bool(book.job) and over and AutosaveFolder(self._home, book.workspace).listens
 
     def _owe_resume(self, run: SnapshotRun) -> str:
         """From now on the counterpart of the save command has to run; why the save command must not
@@ -354,6 +344,7 @@ class Rescue:
         freeze, left_s = self._freeze, self._left_s
         if freeze is None or left_s is None:
             raise InvalidInput("a command is frozen for a machine that ends")
+        log = self._held_log(freeze.job, left_s)
         self._late = threading.Timer(left_s - (time.monotonic() - self._began), self._call.cancel)
         self._late.start()
         try:
@@ -376,6 +367,21 @@ class Rescue:
             self._late.cancel()
             if fault := run.settle():
                 self._say(fault)
+            os.close(log)  # from now on the supervisor says how the command ended
+
+    def _held_log(self, job: str, left_s: float) -> int:
+        """The lock of the command's log, which its supervisor holds for a look at a time."""
+        folder = JobFolder(self._home, job)
+        try:
+            while (lock := folder.take_log()) is None:
+                if self._ends():
+                    raise CheckpointFailed("the machine shuts down")
+                if time.monotonic() >= self._began + left_s:
+                    raise CheckpointFailed("its supervisor held its log until the time was over")
+                time.sleep(_POLL_S)
+        except OSError as error:
+            raise CheckpointFailed(f"its log cannot be held: {error}") from None
+        return lock
 
     def _end_command(self, run: SnapshotRun) -> None:
         """Only here the frozen command is ended, while there is time for the manifest."""

@@ -37,7 +37,7 @@ from torpor.machine.pipeline.download import (
     RestoreJournal,
     restore_part,
 )
-from torpor.machine.tree.abilities import Abilities
+from torpor.machine.tree.abilities import FilesystemAbilities
 from torpor.machine.tree.absence import is_there
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST, First, find_first, find_used
@@ -232,7 +232,7 @@ class RestoreRun(AgentRun):
         goal: Goal,
         request: BeginRestore | BeginPath,
         done: set[int],
-        able: Sequence[Abilities],
+        able: Sequence[FilesystemAbilities],
         first: First = NO_FIRST,
     ) -> FetchPlan:
         """What has to be fetched; DiskFull where it does not fit."""
@@ -450,7 +450,7 @@ def _is_of_mkfs(name: os.DirEntry[bytes]) -> bool:
         return name.stat(follow_symlinks=False).st_uid == 0
 
 
-def _lacking(goal: Goal, plan: FetchPlan, able: Sequence[Abilities] = ()) -> list[int]:
+def _lacking(goal: Goal, plan: FetchPlan, able: Sequence[FilesystemAbilities] = ()) -> list[int]:
     """Plain bytes of each target that are not written yet, with copies in place of hard links where
     a target has none."""
     entries, roots = goal.manifest.entries, len(goal.targets)

@@ -29,7 +29,7 @@ from torpor.machine.agent.manifests import Wanted, read_wanted
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import SyncRecord
 from torpor.machine.pipeline.download import FetchPlan, restore_part
-from torpor.machine.tree.abilities import Abilities
+from torpor.machine.tree.abilities import FilesystemAbilities
 from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Changes, Staged, going, leave_out, plan_changes, touching
@@ -87,7 +87,7 @@ class _Staged(NamedTuple):
     directories: Directories
     staging: Staging
     plan: FetchPlan
-    abilities: list[Abilities]
+    abilities: list[FilesystemAbilities]
 
 
 class _Changed(NamedTuple):

@@ -19,14 +19,14 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal, first_few, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
-from torpor.machine.tree.abilities import Abilities
+from torpor.machine.tree.abilities import FilesystemAbilities
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.walk import RACY_NS
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.computed import Chosen
+from torpor.shared.format.computed import SelectedElements
 from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry, described
 from torpor.shared.format.rows import NO_CHUNK
 
@@ -49,7 +49,7 @@ class Writing:
         first: First,
         in_use: InUse,
         stage: bytes = b"",
-        abilities: Sequence[Abilities] = (),
+        abilities: Sequence[FilesystemAbilities] = (),
     ) -> None:
         self.plan = plan
         in_use.attributes.abilities = abilities
@@ -184,7 +184,7 @@ class Writing:
         chunks = described(self._entries).chunks
         every = self.writer.staged
         left = (n for n, c in enumerate(chunks) if (every or c == NO_CHUNK) and n not in in_use)
-        return Chosen(self._entries, array("Q", left))
+        return SelectedElements(self._entries, array("Q", left))
 
     def _numbered(self, numbers: Iterable[int]) -> list[Entry]:
         return [self._entries[number] for number in numbers]

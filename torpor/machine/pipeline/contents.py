@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 
 from torpor.machine.tree.names import SmallFiles, Unread
-from torpor.machine.tree.plan import Piece, ReadUnit
+from torpor.machine.tree.plan import ChunkRange, ReadUnit
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Walk
 from torpor.shared.format.manifest import HOLE, Content, Extent
@@ -34,14 +34,14 @@ class Contents:
         self._unstable: set[int] = set()
         idle = bytearray(b"\1") * len(seen.unread)  # empty, or nothing but a hole
         for job in jobs:
-            if isinstance(job, Piece):
+            if isinstance(job, ChunkRange):
                 self._missing.setdefault(job.file, set()).add(job.offset)
-            for number in (job.file,) if isinstance(job, Piece) else job.files:
+            for number in (job.file,) if isinstance(job, ChunkRange) else job.files:
                 idle[number] = 0
         for number in compress(range(len(idle)), idle):
             self._hold(number, seen.unread[number], {}, b"")
 
-    def add_piece(self, piece: Piece, read: Read, chunk: int) -> None:
+    def add_piece(self, piece: ChunkRange, read: Read, chunk: int) -> None:
         """A run of a big file is chunk number ``chunk`` (-1 when nothing could be read)."""
         with self._lock:
             if read.gone:

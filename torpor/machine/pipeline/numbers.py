@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from torpor.machine.tree.names import Unread
-from torpor.machine.tree.plan import Piece
+from torpor.machine.tree.plan import ChunkRange
 from torpor.machine.tree.read import opened
 from torpor.shared.codecs.elements import guess, layout_of
 from torpor.shared.codecs.layout import Layout, Run
@@ -21,14 +21,14 @@ class Numbers:
         self._unread = unread
         self._layouts: dict[int, Layout | None] = {}
 
-    def runs(self, piece: Piece, data: bytes) -> Sequence[Run]:
+    def runs(self, piece: ChunkRange, data: bytes) -> Sequence[Run]:
         """The runs of ``data``, which was read for ``piece``; none if it is not numbers."""
         if piece.file not in self._layouts:
             self._layouts[piece.file] = self._find(piece, data)
         layout = self._layouts[piece.file]
         return () if layout is None else layout.chunk(piece.offset, len(data))
 
-    def _find(self, piece: Piece, data: bytes) -> Layout | None:
+    def _find(self, piece: ChunkRange, data: bytes) -> Layout | None:
         file = self._unread[piece.file]
         size = file.signature.size
         try:

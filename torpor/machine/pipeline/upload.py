@@ -15,7 +15,7 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.names import Unread, UnreadFiles
-from torpor.machine.tree.plan import Group, Piece, ReadUnit
+from torpor.machine.tree.plan import ChunkRange, Group, ReadUnit
 from torpor.machine.tree.read import Read, read_at, read_unchanged, read_whole
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
@@ -84,7 +84,7 @@ def store_share(
         try:
             for job in share.jobs[at:]:
                 check()
-                if isinstance(job, Piece):
+                if isinstance(job, ChunkRange):
                     _store_piece(job, source, packer, share)
                 else:
                     _store_group(job, source, packer, share)
@@ -95,7 +95,7 @@ def store_share(
             packer.give_back()
 
 
-def _store_piece(piece: Piece, source: Source, packer: _Packer, report: Share) -> None:
+def _store_piece(piece: ChunkRange, source: Source, packer: _Packer, report: Share) -> None:
     read = _read(piece.file, piece.offset, piece.length, source)
     number, data = -1, bytes(read.data)
     if data:

@@ -22,7 +22,7 @@ class HostLook(NamedTuple):
     disk: int
 
 
-class Host:
+class HostSampler:
     """Rates between two looks. The first look knows none; nor does one after a counter was reset.
 
     ``root`` is the folder that holds ``proc`` and ``sys``.

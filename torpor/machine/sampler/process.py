@@ -17,7 +17,7 @@ from typing import Final
 
 from torpor.machine.sampler import sessions
 from torpor.machine.sampler.gpus import Gpus
-from torpor.machine.sampler.host import Host
+from torpor.machine.sampler.host import HostSampler
 from torpor.machine.sampler.jupyter import Jupyter
 from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
 from torpor.machine.sampler.save_lock import is_saving
@@ -108,7 +108,7 @@ class Sampler:
         self._newest = newest
         self._agent = agent
         self._boot = boot_id()
-        self._gpus, self._host, self._jupyter = Gpus(), Host(), Jupyter()
+        self._gpus, self._host, self._jupyter = Gpus(), HostSampler(), Jupyter()
         self._sessions = sessions.SessionLook(NOBODY, False)
         self._sessions_s = -SESSIONS_S
         self._gpu_minute: deque[int] = deque(maxlen=PEAK_SAMPLES)

@@ -1,8 +1,10 @@
-"""The autosave process: one for each workspace of a HOME that is saved every few minutes, apart
-from the agent and from everyone who asks.
+"""The autosave process: one for each workspace of a HOME that is to be saved by itself, apart from
+the agent and from everyone who asks.
 
-It holds the newest book in memory only, so it saves while no control side is there. It also saves
-when the machine will be taken away. It leaves when the grants have ended, or HOME is removed.
+It holds the newest book in memory only, so it saves while no control side is there: on a schedule,
+and when the machine will be taken away. A SIGTERM is a machine that shuts down. While a job's
+command runs, it hears for it also without a book, and makes HOME again if that is removed. It
+leaves when it has nothing to do any more.
 """
 
 from __future__ import annotations
@@ -12,60 +14,45 @@ import signal
 import sys
 import time
 from collections import deque
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from torpor.machine.supervisor.folder import ProcessFolder
-from torpor.machine.supervisor.guard import Guard
+from torpor.machine.supervisor.folder import AutosaveFolder, JobFolder, Kept, Told
+from torpor.machine.supervisor.guard import Frozen, Guard, News
 from torpor.machine.supervisor.requests import Requests
 from torpor.machine.supervisor.saves import Rescued
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, TorporError, WorkspaceBusy
 from torpor.shared.values import WorkspaceName
-from torpor.shared.wire.autosave import Autosave, AutosaveState, LookAtAutosave
+from torpor.shared.wire.autosave import (
+    Autosave,
+    AutosaveState,
+    HearForAttempt,
+    LookAtAutosave,
+)
 from torpor.shared.wire.job import Notice
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
-AUTOSAVES: Final = "autosaves"
 TICK_S: Final = 1.0
-
-
-class AutosaveFolder(ProcessFolder):
-    """The folder ``HOME/autosaves/WORKSPACE`` (mode 0700). ``alive`` is locked as long as the
-    process lives, and names its bundle."""
-
-    def __init__(self, home: Path, workspace: WorkspaceName) -> None:
-        super().__init__(home / AUTOSAVES / workspace)
-
-    def bundle(self) -> str:
-        """What the newest process was started from."""
-        try:
-            return (self.path / "alive").read_text("utf-8").strip()
-        except FileNotFoundError:
-            return ""
-
-
-def autosave_folders(home: Path) -> list[AutosaveFolder]:
-    """One for each workspace that was ever saved so."""
-    try:
-        return [AutosaveFolder(home, WorkspaceName(n)) for n in os.listdir(home / AUTOSAVES)]
-    except FileNotFoundError:
-        return []
+LEAVES_S: Final = 5.0
+"""Who wants it to leave asks for that again and again, and may give up."""
+BEGINS_S: Final = 300.0
+"""Within this time a supervisor writes that its command runs, also where it goes on from images,
+and its driver hands over a book."""
 
 
 def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
     """Serve the request that stdin brings, and those that follow. ``lock``: of the workspace's
     folder; ``save``: the argv of a process that saves the workspace. Closes stdout once it does."""
-    os.set_inheritable(lock, False)
     asked = parse_line(sys.stdin.buffer.read())
     if not isinstance(asked, Envelope):
         raise InvalidInput("autosave is started with a request")
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{bundle}\n".encode(), 0)
-    process = Autosaver(home, parse_request(Autosave, asked.args), save)
+    process = Autosaver(home, lock, bundle, save, asked)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(null, stream)
@@ -73,75 +60,256 @@ def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
     process.run()
 
 
-class Autosaver:
-    """Saves one workspace until its grants have ended."""
+def refuse_late(request: Autosave, held: str, told: Told) -> None:
+    """A book may have been on its way for long: refuse one that would take the place of another
+    that its sender has not seen, and one for a job that is over. ``held``: the job whose book a
+    process holds; ``told``: what it wrote."""
+    book = request.book
+    if not book.job and held not in ("", request.instead_of):
+        raise WorkspaceBusy(
+            f"job {held} saves workspace {book.workspace} on this machine by now: look again"
+        )
+    if book.job and told.job == book.job and told.over:
+        raise InvalidInput(f"job {book.job} was stopped on this machine: it saves nothing")
 
-    def __init__(self, home: Path, request: Autosave, save: list[str]) -> None:
-        self._folder = AutosaveFolder(home, request.book.workspace)
-        self._ours = self._folder.identity()
+
+class Autosaver:
+    """Saves one workspace. ``asked``: its first request."""
+
+    def __init__(
+        self, home: Path, lock: int, bundle: str, save: list[str], asked: Envelope
+    ) -> None:
+        book = asked.args.get("book", {})
+        workspace = asked.args.get("workspace") or book.get("workspace")
+        self._home, self._bundle = home, bundle
+        self._folder = AutosaveFolder(home, WorkspaceName(str(workspace)))
+        self._has_place = True
+        self._hold(lock)
         self._requests = Requests(self._folder.listen(), self._serve)
-        self._guard = Guard(request.notices, save, self._requests.wake, rests=True)
-        self._shuts_down = self._leaving = False
+        self._guard = Guard(home, save, self._requests.wake)
+        self._shuts_down = False
+        self._leaves_until_s = 0.0
+        self._taken: set[str] = set()  # the requests that brought a book
         signal.signal(signal.SIGTERM, self._shut_down)
-        self._state = AutosaveState(lives=True, interval_s=request.book.every_s)
+        self._state = AutosaveState(lives=True)
         self._heard: deque[tuple[float, float]] = deque()  # of saves that have not ended
         self._stored_s = time.monotonic()
-        self._hand_over(request)
+        self._told = msgspec.structs.replace(self._folder.read(), saves_until_unix=0.0)
+        self._kept: Kept | None = None  # of its job, as it was seen last
+        self._begins_s = 0.0
+        self._is_written = False
+        self._look_at_command()  # before a book for another job
+        self._serve(asked)
+        self._look_at_command()
 
     def run(self) -> None:
         while not self._done():
-            saves = self._guard.saves_now
-            self._requests.wait(TICK_S if saves else min(TICK_S, self._guard.schedule.wait_s))
+            self._requests.wait(TICK_S)  # what is due may be held back for hours
             if self._shuts_down:
-                self._shuts_down = False
+                self._shuts_down, self._guard.shuts_down = False, True
                 words = "the machine shuts down: the autosave process got SIGTERM"
                 self._guard.hear(Notice("signal", words, time.time()))
-            else:
+            elif not self._is_leaving:
                 self._guard.save_if_due()
             for news in self._guard.news():
-                if isinstance(news, Notice):
-                    self._heard.append((news.at_unix, time.monotonic()))
-                elif isinstance(news, Rescued):
-                    self._hear(news)
+                self._hear(news)
+            if not self._is_written:
+                self._tell()
+            self._look_at_command()
+            self._look_at_folder()
 
-    def _hear(self, done: Rescued) -> None:
-        began_unix, began_s = self._heard.popleft()  # saves end in the order of what asked for them
-        if done.gave_way:
-            return
+    def _hear(self, news: News) -> None:
+        if isinstance(news, Notice):
+            self._heard.append((news.at_unix, time.monotonic()))
+            if news.kind != "schedule":
+                why_not = self._guard.why_never_frozen(self._told.job)
+                self._tell(notice=news, save_error="", not_frozen=why_not)
+        elif isinstance(news, Frozen):
+            if news.attempt in (0, self._told.attempt):  # else of one that has ended since
+                saved = news.done.saved or self._told.saved
+                self._tell(saved=saved, not_frozen=news.done.error)
+        else:
+            began = self._heard.popleft()  # saves end in the order of what asked for them
+            if not news.gave_way:
+                self._note(news, *began)
+
+    def _note(self, done: Rescued, began_unix: float, began_s: float) -> None:
         replace, schedule = msgspec.structs.replace, self._guard.schedule
         self._state = replace(self._state, error=done.error, interval_s=schedule.interval_s)
         if done.saved is not None or done.unchanged:
             self._stored_s = began_s
             saved = done.saved or self._state.saved
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
+        saved = done.saved or self._told.saved
+        heard = not done.scheduled and self._told.notice is not None  # by this attempt
+        self._tell(saved=saved, save_error=done.error if heard else self._told.save_error)
+
+    def _tell(self, **changes: Any) -> None:
+        """Write what is to be said of the job's attempt; what cannot be written now is tried again
+        at each tick."""
+        self._told = msgspec.structs.replace(self._told, **changes)
+        try:
+            self._folder.write(self._told)
+        except OSError:
+            self._is_written = False
+        else:
+            self._is_written = True
+
+    # -- its end
 
     def _done(self) -> bool:
-        if self._folder.is_gone(self._ours):
+        if not self._has_place:
             return True
-        return (self._leaving or self._guard.is_over) and not self._guard.saves_now
+        if self._guard.saves_now:
+            return False
+        is_idle = self._guard.is_over and not self._is_for_a_command()
+        return self._is_leaving or (is_idle and self._is_written)
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether somebody waits for its end, and asks for that again and again."""
+        return time.monotonic() < self._leaves_until_s
+
+    def _is_for_a_command(self) -> bool:
+        """Whether a command runs, or is about to begin, for which this process hears."""
+        kept = self._kept
+        if kept is None or kept.state.attempt < self._told.attempt:
+            return time.monotonic() < self._begins_s
+        return kept.at_work
+
+    def _look_at_command(self) -> None:
+        if self._told.job:
+            with suppress(TorporError, OSError):
+                self._kept = JobFolder(self._home, self._told.job).read() or self._kept
+
+    def _look_at_folder(self) -> None:
+        """Make again what somebody has removed, as `rm -rf ~/.*` of a job's command does. Where
+        there is no folder of this process any more, it stays only for a job. What cannot be made
+        now is tried again at each tick, unless what HOME stood in is gone, too."""
+        with suppress(OSError):  # it is not known what is there
+            if self._folder.is_whole(self._lock):
+                return
+            is_for_a_job = self._is_for_a_command() or bool(self._guard.job)
+            stays = is_for_a_job or self._folder.is_locked_by(self._lock)
+            self._has_place = stays and self._folder.has_place
+            if not self._has_place:
+                return
+            lock = self._folder.make_again(self._lock)
+            if lock is None:
+                return
+            if lock != self._lock:
+                self._hold(lock, self._lock)
+            self._requests.listen(self._folder.listen())
+            self._tell()
+
+    def _hold(self, lock: int, before: int | None = None) -> None:
+        """Hold this lock from now on, in place of the one ``before``. OSError where it cannot take
+        the name of the bundle, which stays on the disk as long as this process lives."""
+        os.set_inheritable(lock, False)
+        name = f"{self._bundle}\n".encode()
+        try:
+            os.pwrite(lock, name, 0)  # first, or a full disk would leave none
+            os.ftruncate(lock, len(name))
+        except OSError:
+            os.close(lock)
+            raise
+        if before is not None:
+            os.close(before)
+        self._lock = lock
 
     def _shut_down(self, _number: int, _frame: object) -> None:
         self._shuts_down = True
 
+    # -- requests
+
     def _serve(self, asked: Envelope) -> Nothing | AutosaveState:
         if asked.op == LookAtAutosave.op:
+            gap_s = self._guard.schedule.gap_s
             return msgspec.structs.replace(
                 self._state,
+                job=self._guard.job,
                 left=self._guard.left,
                 unsaved_s=time.monotonic() - self._stored_s,
-                interval_s=max(self._state.interval_s, self._guard.schedule.gap_s),
+                interval_s=max(self._state.interval_s, gap_s) if isfinite(gap_s) else 0.0,
             )
         if asked.op == Autosave.op:
-            self._hand_over(parse_request(Autosave, asked.args))
+            self._hand_over(parse_request(Autosave, asked.args), asked.id)
+        elif asked.op == HearForAttempt.op:
+            self._attempt(parse_request(HearForAttempt, asked.args))
         elif asked.op == Bye.op:
-            self._leaving = True
+            self._leaves_until_s = time.monotonic() + LEAVES_S
         else:
             raise InvalidInput("the autosave process does not know what it is asked for")
         return Nothing()
 
-    def _hand_over(self, request: Autosave) -> None:
-        self._guard.stand_by(request.book)
-        until_unix = max((save.grant.expires_unix for save in request.book.saves), default=0)
+    def _hand_over(self, request: Autosave, request_id: str) -> None:
+        book = request.book
+        self._refuse_unwanted(request)
+        if request_id in self._taken:  # its answer was lost: it may have used some of the grants
+            return
+        self._leaves_until_s = 0.0
+        had_none = self._guard.is_over
+        if book.job:
+            self._begins_s = 0.0
+            self._begin(book.job, self._attempt_of(book.job))
+        self._guard.listen(request.notices)
+        if self._guard.stand_by(book):
+            self._stored_s = time.monotonic()
+        self._taken.add(request_id)
+        until_unix = max((float(save.grant.expires_unix) for save in book.saves), default=0.0)
         self._state = msgspec.structs.replace(
-            self._state, until_unix=until_unix, lasts_s=request.book.lasts_s
+            self._state, until_unix=until_unix, lasts_s=book.lasts_s
         )
+        self._tell(notices=request.notices, saves_until_unix=until_unix if book.job else 0.0)
+        if had_none and self._told.notice is not None and self._told.save_error:
+            self._guard.hear(self._told.notice)  # it was heard without grants
+
+    def _refuse_unwanted(self, request: Autosave) -> None:
+        book, told, held = request.book, self._told, self._guard.job
+        refuse_late(request, held, told)
+        if not book.job and not held and time.monotonic() < self._begins_s:
+            raise WorkspaceBusy(
+                f"job {told.job} has just begun on this machine, and its driver hands over a book: "
+                "look again"
+            )
+        if book.job and told.job not in ("", book.job) and (held or self._is_for_a_command()):
+            raise InvalidInput(f"job {told.job} has this machine, and job {book.job} does not")
+
+    def _attempt(self, request: HearForAttempt) -> None:
+        if request.over:
+            if self._guard.job == request.job:
+                self._drop_book()
+            if self._told.job == request.job:
+                self._begins_s = 0.0
+                self._tell(over=True)
+            return
+        self._leaves_until_s = 0.0
+        if self._guard.job not in ("", request.job):
+            self._drop_book()
+        self._begins_s = time.monotonic() + BEGINS_S
+        self._begin(request.job, request.attempt)
+        self._guard.listen(request.notices)
+        self._tell(notices=request.notices, over=False)
+
+    def _begin(self, job: str, attempt: int) -> None:
+        """What was heard for another attempt does not count for this one, unless it is heard
+        again."""
+        if (self._told.job, self._told.attempt) != (job, attempt):
+            until_unix = self._told.saves_until_unix if self._told.job == job else 0.0
+            self._told = Told(job, attempt, saves_until_unix=until_unix)
+            self._kept = None
+            self._guard.shuts_down = False
+            self._guard.listen([])
+
+    def _attempt_of(self, job: str) -> int:
+        """The newest attempt that is known here."""
+        known = self._told.attempt if self._told.job == job else 0
+        with suppress(TorporError, OSError):
+            kept = JobFolder(self._home, job).read()
+            known = max(known, kept.state.attempt if kept else 0)
+        return known
+
+    def _drop_book(self) -> None:
+        self._guard.drop_book()
+        self._state = msgspec.structs.replace(self._state, until_unix=0.0, lasts_s=0.0)
+        self._tell(saves_until_unix=0.0)

@@ -1,9 +1,10 @@
-"""What a machine keeps about one job: the folder ``HOME/jobs/JOB`` (mode 0700).
+"""What a machine keeps about one process that outlives the agent: a folder of HOME (mode 0700).
 
-``alive`` is locked as long as a supervisor of the job lives; whoever starts one takes the lock
-first and passes it on, so that there are never two. ``state`` says how the command stands; only the
-holder of the lock writes it. ``socket`` is the supervisor's. A command may remove the folder, or
-all of HOME: its supervisor, which knows how the command stands, makes both again.
+A supervisor has ``HOME/jobs/JOB``, an autosave process ``HOME/autosaves/WORKSPACE``. ``alive`` is
+locked as long as the process lives; whoever starts one takes the lock first and passes it on, so
+that there are never two. ``state`` says what the process knows; only the holder of the lock writes
+it. ``socket`` is the process's. A job's command may remove the folder, or all of HOME: the
+processes of the job make both again.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from torpor.machine.supervisor.freezing import Freeze
 from torpor.machine.supervisor.marker import MARKER, mark_home
 from torpor.machine.supervisor.processes import ProcessId, of_job, own_processes
 from torpor.shared.errors import InvalidInput, MachineError
 from torpor.shared.values import WorkspaceName, learned
-from torpor.shared.wire.job import JobState
+from torpor.shared.wire.job import JobState, Notice, NoticeSource, OwnSave
 from torpor.shared.wire.protocol import encode_line
 
 JOBS: Final = "jobs"
+AUTOSAVES: Final = "autosaves"
+CONNECT_S: Final = 1.0
 _ID: Final = re.compile(r"[0-9a-f]{12}")
 
 
@@ -36,8 +39,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
     was started from. ``serves``: the command is a server. ``root``: of processes that went on in a
     namespace of their own, the id of their root there; ``command`` is then its first process.
-    ``saves``: the workspace that the supervisor has got grants to save; empty without any.
-    ``saves_until_unix``: when they end; None where an older supervisor does not say."""
+    ``freeze``: how the command is frozen for a machine that is taken away; None where it is not to
+    be."""
 
     state: JobState
     supervisor: ProcessId
@@ -46,8 +49,7 @@ class Kept(msgspec.Struct, frozen=True):
     bundle: str
     serves: bool = False
     root: int | None = None
-    saves: str = ""
-    saves_until_unix: float | None = None
+    freeze: Freeze | None = None
 
     @property
     def runs(self) -> bool:
@@ -59,18 +61,30 @@ class Kept(msgspec.Struct, frozen=True):
         """Whether the command runs, also where its supervisor is lost."""
         return self.runs and (self.command.lives or self.supervisor.lives)
 
-    def can_save(self, workspace: WorkspaceName) -> bool:
-        """Whether the supervisor saves the workspace by itself; also where it is not known whether
-        its grants have ended."""
-        over = self.saves_until_unix is not None and time.time() >= self.saves_until_unix
-        return self.saves == workspace and self.supervisor.lives and not over
+
+class Told(msgspec.Struct, frozen=True):
+    """What an autosave process has to say of the newest ``attempt`` of a ``job`` that it heard for,
+    in the fields of JobState; and what another one needs that takes its place: ``notices``, which
+    it asks, and whether the job is ``over``, because somebody has stopped it."""
+
+    job: str = ""
+    attempt: int = 0
+    notice: Notice | None = None
+    saved: OwnSave | None = None
+    save_error: str = ""
+    not_frozen: str = ""
+    saves_until_unix: float = 0.0
+    notices: list[NoticeSource] = []
+    over: bool = False
 
 
 class ProcessFolder:
     """The folder of one process, of which at most one lives."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, home: Path, path: Path) -> None:
         self.path: Final = path
+        self._home: Final = home
+        self._state: Final = path / "state"
 
     def make(self) -> None:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -78,13 +92,19 @@ class ProcessFolder:
 
     def take(self) -> int | None:
         """The lock; None while its process holds it, or someone who starts one."""
-        fd = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._locked("alive")
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether its process lives, or is being started. Whoever takes the lock at the same moment
+        has to try again. OSError where that is unknown."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        return fd
+            lock = self.take()
+        except FileNotFoundError:  # somebody has removed the folder
+            return False
+        if lock is not None:
+            os.close(lock)
+        return lock is None
 
     def listen(self) -> socket.socket:
         """The process's socket; only the holder of the lock may call this."""
@@ -99,8 +119,10 @@ class ProcessFolder:
         return listener
 
     def connect(self) -> socket.socket:
-        """A connection to the process; OSError where none listens."""
+        """A connection to the process; OSError where none listens, or one has not answered those
+        who asked before."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.settimeout(CONNECT_S)  # else it would wait for room in the queue of one that hangs
         try:
             with self._opened() as folder:
                 peer.connect(f"/proc/self/fd/{folder}/socket")
@@ -108,14 +130,6 @@ class ProcessFolder:
             peer.close()
             raise
         return peer
-
-    @property
-    def listens(self) -> bool:
-        """Whether its process lives and can be asked."""
-        with suppress(OSError):
-            self.connect().close()
-            return True
-        return False
 
     def identity(self) -> tuple[int, int] | None:
         """Which folder it is; None once it is gone. OSError where that is unknown."""
@@ -125,13 +139,6 @@ class ProcessFolder:
             return None
         return facts.st_dev, facts.st_ino
 
-    def is_gone(self, identity: tuple[int, int] | None) -> bool:
-        """Whether it is surely not that folder any more."""
-        try:
-            return self.identity() != identity
-        except OSError:
-            return False
-
     def is_locked_by(self, lock: int) -> bool:
         """Whether the file ``alive`` is the one that ``lock`` holds. OSError where that is
         unknown."""
@@ -139,6 +146,47 @@ class ProcessFolder:
             return os.path.samestat(os.stat(self.path / "alive"), os.fstat(lock))
         except (FileNotFoundError, NotADirectoryError):
             return False
+
+    def is_whole(self, lock: int) -> bool:
+        """Whether all is there that the process which holds ``lock`` keeps here. OSError where
+        that is unknown."""
+        files = (self._home / MARKER, self.path / "socket", self._state)
+        return self.is_locked_by(lock) and all(_is_there(path) for path in files)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether what HOME stands in is there. OSError where that is unknown."""
+        return _is_there(self._home.parent)
+
+    def make_again(self, lock: int) -> int | None:
+        """Make again the folder of the process that holds ``lock``, and HOME: not what HOME
+        stands in. The lock that it is to hold from now on; None while somebody else holds it."""
+        mark_home(self._home, again=True)
+        self.make()
+        return lock if self.is_locked_by(lock) else self.take()
+
+    def write(self, kept: msgspec.Struct) -> None:
+        """Replace ``state`` in one step that outlives a crash of the machine."""
+        fresh = self.path / ".state"
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(encode_line(msgspec.to_builtins(kept)))
+            file.flush()
+            os.fsync(fd)
+        os.replace(fresh, self._state)
+        with self._opened() as folder:
+            os.fsync(folder)
+
+    def _locked(self, name: str) -> int | None:
+        fd = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+        return fd
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -155,33 +203,18 @@ class JobFolder(ProcessFolder):
     def __init__(self, home: Path, job: str) -> None:
         if not _ID.fullmatch(job):
             raise InvalidInput(f"{job[:80]!r} is not a job's id: they look like 3f2a9c81d04e")
-        super().__init__(home / JOBS / job)
+        super().__init__(home, home / JOBS / job)
         self.job: Final = job
-        self._home: Final = home
-        self._state: Final = self.path / "state"
 
-    def is_whole(self, lock: int) -> bool:
-        """Whether all is there that the supervisor which holds ``lock`` keeps here. OSError where
-        that is unknown."""
-        files = (self._home / MARKER, self.path / "socket", self._state)
-        return self.is_locked_by(lock) and all(_is_there(path) for path in files)
-
-    @property
-    def has_place(self) -> bool:
-        """Whether what HOME stands in is there. OSError where that is unknown."""
-        return _is_there(self._home.parent)
-
-    def make_again(self, lock: int) -> int | None:
-        """Make again the folder of the supervisor that holds ``lock``, and HOME: not what HOME
-        stands in. The lock that it is to hold from now on; None while somebody else holds it."""
-        mark_home(self._home, again=True)
-        self.make()
-        return lock if self.is_locked_by(lock) else self.take()
+    def take_log(self) -> int | None:
+        """The lock of the command's log and of its end: a supervisor holds it while it looks at
+        both, and whoever freezes the command until that is over. None while another one holds
+        it."""
+        return self._locked("log")
 
     @property
     def has_supervisor(self) -> bool:
-        """Whether a supervisor of the job lives, or a save that one began; the folder need not
-        be there."""
+        """Whether a supervisor of the job lives; the folder need not be there."""
         return bool(own_processes(self.path))
 
     def read(self) -> Kept | None:
@@ -198,35 +231,69 @@ class JobFolder(ProcessFolder):
                 "machine and remove that file"
             ) from None
 
-    def write(self, kept: Kept) -> None:
-        """Replace ``state`` in one step that outlives a crash of the machine."""
-        fresh = self.path / ".state"
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(encode_line(msgspec.to_builtins(kept)))
-            file.flush()
-            os.fsync(fd)
-        os.replace(fresh, self._state)
-        with self._opened() as folder:
-            os.fsync(folder)
-
     def look(self) -> tuple[JobState, Kept | None]:
-        """How the command stands now, and what its supervisor wrote; none where somebody has
-        removed that."""
+        """How the command stands now, with what the autosave process says of this attempt, and
+        what the supervisor wrote; none where somebody has removed that."""
         kept = self.read()
         if kept is None:
             return JobState(self.job, 0, "none"), None
         if kept.runs and not kept.supervisor.lives:
             kept = self.read() or kept  # it may have written how the command ended, and then ended
             if kept.runs and not kept.supervisor.lives:
-                return msgspec.structs.replace(kept.state, state="lost"), kept
-        return kept.state, kept
+                return self._told(msgspec.structs.replace(kept.state, state="lost")), kept
+        return self._told(kept.state), kept
+
+    def _told(self, state: JobState) -> JobState:
+        for folder in autosave_folders(self._home):
+            told = folder.read()
+            if (told.job, told.attempt) == (state.job, state.attempt):
+                holds_book = told.saves_until_unix > 0 and folder.is_locked
+                return msgspec.structs.replace(
+                    state,
+                    notice=told.notice,
+                    saved=told.saved or state.saved,  # of a supervisor of an older bundle
+                    save_error=told.save_error,
+                    not_frozen=told.not_frozen or state.not_frozen,  # as saved
+                    saves_until_unix=told.saves_until_unix if holds_book else 0.0,
+                )
+        return state
 
     def processes(self, kept: Kept | None) -> list[int]:
         """The live processes of the job: of its command, and what that left in the background."""
         if kept is None:
             return of_job(self.path, None, None)
         return of_job(self.path, kept.command, kept.supervisor)
+
+
+class AutosaveFolder(ProcessFolder):
+    """The folder of the process that saves one workspace by itself. ``alive`` names its bundle."""
+
+    def __init__(self, home: Path, workspace: WorkspaceName) -> None:
+        super().__init__(home, home / AUTOSAVES / workspace)
+        self.workspace: Final = workspace
+
+    def bundle(self) -> str:
+        """What the newest process was started from."""
+        try:
+            return (self.path / "alive").read_text("utf-8").strip()
+        except FileNotFoundError:
+            return ""
+
+    def read(self) -> Told:
+        """What the newest process wrote, whether it lives or not; nothing where that is not what
+        one writes."""
+        try:
+            return msgspec.convert(json.loads(self._state.read_bytes()), learned(Told))
+        except (OSError, ValueError):
+            return Told()
+
+
+def autosave_folders(home: Path) -> list[AutosaveFolder]:
+    """One for each workspace that was ever saved so."""
+    try:
+        return [AutosaveFolder(home, WorkspaceName(n)) for n in os.listdir(home / AUTOSAVES)]
+    except FileNotFoundError:
+        return []
 
 
 def _is_there(path: Path) -> bool:
@@ -237,18 +304,16 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
-    """What the supervisors of every job that was ever started here wrote."""
+def job_folders(home: Path) -> list[JobFolder]:
+    """One for each job that was ever started here."""
     try:
         names = sorted(os.listdir(home / JOBS))
     except FileNotFoundError:
         return []
-    folders = [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
-    return [(folder, kept) for folder in folders if (kept := folder.look()[1]) is not None]
+    return [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
 
 
-def job_that_saves(home: Path, workspace: WorkspaceName) -> str:
-    """The job whose supervisor lives and has grants, which have not ended, to save the workspace by
-    itself; empty without one."""
-    saving = (folder.job for folder, kept in all_kept(home) if kept.can_save(workspace))
-    return next(saving, "")
+def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
+    """What the supervisors of every job wrote. MachineError where one of it cannot be read."""
+    folders = job_folders(home)
+    return [(folder, kept) for folder in folders if (kept := folder.read()) is not None]

@@ -13,17 +13,27 @@ from typing import Final
 import msgspec
 
 from torpor.machine.checkpoint.tree import frozen_for
+from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.freezing import NOTICES, Freeze, why_too_late
 from torpor.machine.supervisor.notices import Notices
+from torpor.machine.supervisor.processes import descendants, resident_bytes
 from torpor.machine.supervisor.saves import Rescued, RescueSaves
 from torpor.machine.supervisor.schedule import Schedule, usable_cores
-from torpor.shared.wire.job import Notice, NoticeSource, StandBy
+from torpor.shared.errors import TorporError
+from torpor.shared.wire.autosave import Book
+from torpor.shared.wire.job import Notice, NoticeSource
+
+NOT_PROVEN: Final = "this machine has not proven that processes can be frozen on it"
+NOT_KNOWN: Final = "what its supervisor wrote cannot be read"
+NO_BOOK: Final = "the machine has no grants for this job"
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """What became of the save with the frozen command; its ``error`` says why there is none."""
+    """What became of the save with the frozen command; its ``error`` says why there is none.
+    ``attempt``: of that command; 0 where it is not known."""
 
     done: Rescued
+    attempt: int = 0
 
 
 News = Notice | Rescued | Frozen
@@ -32,51 +42,54 @@ News = Notice | Rescued | Frozen
 class Guard:
     """Asks the metadata services and makes saves in threads of its own: either may take long.
 
-    ``save`` is the argv of a process that makes one; ``wake`` is called when there is news.
-    ``freeze``: how the command is frozen where there is time for it, ``held_bytes``: its memory.
-    ``rests``: scheduled saves take little of the machine. Its methods are called on one thread.
+    ``save`` is the argv of a process that makes one; ``wake`` is called when there is news. Its
+    methods are called on one thread.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[NoticeSource],
-        save: list[str],
-        wake: Callable[[], None],
-        freeze: Freeze | None = None,
-        held_bytes: Callable[[], int] = lambda: 0,
-        *,
-        rests: bool,
-    ) -> None:
+    def __init__(self, home: Path, save: list[str], wake: Callable[[], None]) -> None:
+        self._home = home
         self._saves = RescueSaves(save, is_urgent=lambda: self.is_urgent)
-        self.schedule: Final = Schedule(0.0, usable_cores(), rests=rests)
+        self.schedule: Final = Schedule(0.0, usable_cores())
         self._ends_s = 0.0
         self._failed = False
         self._wake = wake
-        self._freeze, self._held_bytes = freeze, held_bytes
-        self._freezes = self._shuts_down = False
+        self.shuts_down = False  # the machine, and the command with it: it is not frozen any more
         self._news: SimpleQueue[News] = SimpleQueue()
         self._unsaved: SimpleQueue[Notice] = SimpleQueue()
         self._lock = threading.Lock()
         self._open = self._urgent = 0  # notices whose save has not ended, and those not scheduled
-        self.stands_until_unix = 0.0
-        """When the last grant ends."""
+        self._sources: list[NoticeSource] = []
+        self._notices = Notices([])
         threading.Thread(target=self._save_for_each, name="saves", daemon=True).start()
-        if sources:
-            listens = threading.Thread(
-                target=self._listen, args=(Notices(sources),), name="notices", daemon=True
-            )
-            listens.start()
 
-    def stand_by(self, book: StandBy) -> None:
-        """Save with what ``book`` gives from now on. It stays in memory."""
-        if not self._saves.has_made(book.known):
-            self.schedule.restart()  # somebody else has stored the workspace
+    def listen(self, sources: Sequence[NoticeSource]) -> None:
+        """Hear what the services of ``sources`` say from now on, which they may have said
+        before. Those that are listened to go on."""
+        if list(sources) == self._sources:
+            return
+        self._sources, self._notices = list(sources), Notices(sources)
+        listens = threading.Thread(
+            target=self._listen, args=(self._notices,), name="notices", daemon=True
+        )
+        listens.start()
+
+    def stand_by(self, book: Book) -> bool:
+        """Save with what ``book`` gives from now on. It stays in memory. Whether somebody else has
+        stored the workspace since the book before."""
+        others = not self._saves.has_made(book.known)
+        if others:
+            self.schedule.restart()
         self._saves.stand_by(book)
         self._ends_s = time.monotonic() + book.lasts_s  # this machine's time of day may be wrong
-        self.schedule.every(book.every_s)
+        self.schedule.every(book.every_s, rests=not book.job)
         if self._failed:
             self.schedule.rest_no_longer()
-        self.stands_until_unix = max((save.grant.expires_unix for save in book.saves), default=0)
+        return others
+
+    def drop_book(self) -> None:
+        """Save with nothing any more. A save that runs goes on with what it has."""
+        self._saves.stand_by(None)
+        self._ends_s = 0.0
 
     def hear(self, notice: Notice) -> None:
         """Have the workspace saved for it. A scheduled save gives way to any other."""
@@ -93,8 +106,9 @@ class Guard:
     def save_if_due(self) -> None:
         """Begin a scheduled save, unless another one runs, or the command stays frozen: what is
         stored after that would lack it."""
-        frozen = self._freeze is not None and frozen_for(Path(self._freeze.images)) is not None
-        if self.saves_now or frozen or self.is_over or self.schedule.wait_s > 0:
+        if self._ends_s and self.is_over:  # else a notice would use grants that a store refuses
+            self.drop_book()
+        if self.saves_now or self.is_over or self.schedule.wait_s > 0 or self._is_frozen():
             return
         self.schedule.begin()
         self.hear(Notice("schedule", "a save is due", time.time()))
@@ -115,6 +129,11 @@ class Guard:
                     self._failed = done.saved is None and not done.unchanged
 
     @property
+    def job(self) -> str:
+        """The job that the grants are for, until their time is over; empty without one."""
+        return "" if self.is_over else self._saves.job
+
+    @property
     def is_urgent(self) -> bool:
         """Whether a save runs or waits that is not scheduled."""
         return self._urgent > 0
@@ -124,14 +143,18 @@ class Guard:
         """Whether a save runs or waits, so that news will come."""
         return self._open > 0 or not self._news.empty()
 
-    def shut_down(self) -> None:
-        """The machine shuts down, and the command with it: it is not frozen any more."""
-        self._shuts_down = True
-
-    @property
-    def freezes_now(self) -> bool:
-        """Whether the command is being frozen, or news of that will come."""
-        return self._freezes or not self._news.empty()
+    def why_never_frozen(self, job: str) -> str:
+        """Why the command of that job is not frozen at any notice; empty where it may be, or is not
+        to be."""
+        try:
+            kept = JobFolder(self._home, job).read() if job else None
+        except (TorporError, OSError):
+            return NOT_KNOWN
+        if kept is None or kept.freeze is None:
+            return ""
+        if not kept.freeze.criu:
+            return NOT_PROVEN
+        return "" if self._saves.job == job else NO_BOOK
 
     @property
     def left(self) -> int:
@@ -143,59 +166,81 @@ class Guard:
         """Whether the time of the grants is over, by this machine's own measure."""
         return time.monotonic() >= self._ends_s
 
-    @property
-    def stands_by(self) -> bool:
-        """Whether it could save: some grant has not ended."""
-        return time.time() < self.stands_until_unix
+    def _command(self) -> Kept | None:
+        """The command of the job that the grants are for; None where nothing is known of it."""
+        job = self._saves.job
+        try:
+            return JobFolder(self._home, job).read() if job else None
+        except (TorporError, OSError):
+            return None
+
+    def _is_frozen(self) -> bool:
+        kept = self._command()
+        images = kept.freeze.images if kept and kept.freeze else ""
+        return bool(images) and frozen_for(Path(images)) is not None
 
     def _save_for_each(self) -> None:
         while True:
             notice = self._unsaved.get()
             try:
                 self._save(notice)
-            finally:  # or its supervisor would never leave
+            finally:  # or the process would never leave
                 with self._lock:
                     self._open -= 1
                     self._urgent -= notice.kind != "schedule"
-                self._freezes = False  # the news of it is there
                 self._wake()
 
     def _save(self, notice: Notice) -> None:
         """Save; then, in the time that is left, once more with the command, frozen. A later save
         would lack what is frozen."""
-        freeze, began_s = self._freeze, time.monotonic()
-        if notice.kind == "schedule" and self.is_urgent:
-            self._news.put(Rescued(None, gave_way=True, scheduled=True))
-            return
-        if freeze is None:
-            self._news.put(self._saves.save(notice))
-            return
-        if frozen_for(Path(freeze.images)) is not None:
+        kept, began_s = self._command(), time.monotonic()
+        scheduled = notice.kind == "schedule"
+        if (scheduled and self.is_urgent) or self._is_frozen():
+            self._news.put(Rescued(None, gave_way=True, scheduled=scheduled))
             return
         left_s = self._saves.left_s(notice) or 0.0
         done = self._saves.save(notice)
         self._news.put(done)
         if notice.kind not in NOTICES:
             return
-        left_s -= time.monotonic() - began_s
-        why_not = self._why_not(done, left_s)
-        self._freezes = not why_not
-        frozen = Rescued(None, why_not) if why_not else self._saves.save(notice, freeze, left_s)
-        self._news.put(Frozen(frozen))
+        if kept is None and self._saves.job:  # whoever waits for this keeps back its own saves
+            self._news.put(Frozen(Rescued(None, NOT_KNOWN)))
+        elif kept is not None and kept.freeze is not None and kept.freeze.criu:
+            try:
+                frozen = self._save_frozen(kept, kept.freeze, notice, done, began_s + left_s)
+            except OSError as error:
+                frozen = Rescued(None, f"its processes cannot be looked at: {error}")
+            self._news.put(Frozen(frozen, kept.state.attempt))
 
-    def _why_not(self, done: Rescued, left_s: float) -> str:
+    def _save_frozen(
+        self, kept: Kept, freeze: Freeze, notice: Notice, before: Rescued, ends_s: float
+    ) -> Rescued:
+        """``before``: the save without the frozen command; ``ends_s``: when the machine ends."""
+        why_not = self._why_not(kept, before, ends_s - time.monotonic())
+        if why_not:
+            return Rescued(None, why_not)
+        return self._saves.save(notice, freeze, ends_s - time.monotonic())
+
+    def _why_not(self, kept: Kept, done: Rescued, left_s: float) -> str:
         """Why the command is not frozen after that save."""
         if done.saved is None:
             return "the save before it failed"
-        if self._shuts_down:
+        if self.shuts_down:
             return "the machine shuts down"
         if not self._saves.sealed:
             return "the save would hold its memory, and nothing seals it"
-        held_bytes = self._held_bytes()
-        return why_too_late(held_bytes, done.bytes_s, left_s) if held_bytes else "it has ended"
+        command = kept.command
+        if not (kept.runs and command.lives):
+            return "it has ended"
+        if not kept.supervisor.lives:  # nobody would say that it was frozen, nor keep its images
+            return "its supervisor is gone"
+        held_bytes = resident_bytes({command.pid, *descendants(command.pid)})
+        return why_too_late(held_bytes, done.bytes_s, left_s)
 
     def _listen(self, notices: Notices) -> None:
-        while (wait_s := notices.wait_s) is not None:
+        """Until others are listened to."""
+        while (wait_s := notices.wait_s) is not None and notices is self._notices:
             time.sleep(wait_s)
-            for notice in notices.poll():
+            found = notices.poll()
+            for notice in found if notices is self._notices else ():
                 self.hear(notice)

@@ -1,10 +1,9 @@
 """The supervisor's process: one for each job of a HOME, apart from the agent and from everyone who
-asks. It starts the command, waits for it, and writes how it ended.
+asks. It starts the command, keeps its log, waits for it, and writes how it ended.
 
-It also stands by: with what ``job.standby`` gave it, in memory only, it has the workspace saved
-when the machine will be taken away, and as often as that says where nobody else does, also once the
-command has ended. A SIGTERM is a machine that shuts down. It leaves after the command's end when it
-is asked to, or cannot save.
+A SIGTERM is a machine that shuts down: the autosave process has the workspace saved then, and this
+one stays. It leaves once the command has ended, but for one that was frozen: then it stays until
+that goes on or is stopped.
 """
 
 from __future__ import annotations
@@ -24,31 +23,28 @@ from torpor.machine.supervisor import log
 from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command, Thawed
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.freezing import Freeze
-from torpor.machine.supervisor.guard import Frozen, Guard, News
 from torpor.machine.supervisor.processes import (
     MARK,
     OWN_MARK,
     adopt_orphans,
-    descendants,
     identify,
     reap_orphans,
-    resident_bytes,
 )
 from torpor.machine.supervisor.requests import Requests
 from torpor.shared.errors import InvalidInput
-from torpor.shared.wire.job import JobState, Notice, StandBy, StartJob
+from torpor.shared.wire.job import JobState, StartJob
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
-_NOT_PROVEN: Final = "this machine has not proven that processes can be frozen on it"
-_SHUTS_DOWN: Final = "the machine shuts down: the supervisor of the job got SIGTERM"
+FROZEN_S: Final = 12 * 3600.0
+"""How long a supervisor stays for a frozen command that nobody lets go on or stops: as long as a
+machine saves by itself. Until then nothing else may be stored here."""
 
 
-def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
-    """Start the command that stdin asks for, and wait for it. ``lock``: of the job's folder;
-    ``save``: the argv of a process that saves the workspace.
+def supervise(home: Path, lock: int, bundle: str) -> None:
+    """Start the command that stdin asks for, and wait for it. ``lock``: of the job's folder.
 
     Closes stdout once the command runs, or could not be started and that is on record.
     """
@@ -56,7 +52,7 @@ def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
     asked = parse_line(sys.stdin.buffer.read())
     if not isinstance(asked, Envelope):
         raise InvalidInput("a supervisor is started with a request")
-    supervisor = Supervisor(home, lock, parse_request(StartJob, asked.args), bundle, save)
+    supervisor = Supervisor(home, lock, parse_request(StartJob, asked.args), bundle)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(null, stream)
@@ -67,43 +63,25 @@ def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
 class Supervisor:
     """Begins the attempt as it is made."""
 
-    def __init__(
-        self, home: Path, lock: int, request: StartJob, bundle: str, save: list[str]
-    ) -> None:
+    def __init__(self, home: Path, lock: int, request: StartJob, bundle: str) -> None:
         self._folder = JobFolder(home, request.job)
         self._lock = lock
         self._has_place = True
         self._leaving = False
+        self._frozen_s = 0.0  # since when the command is frozen
         self._requests = Requests(self._folder.listen(), self._serve)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.signal(signal.SIGTERM, self._shut_down)
-        self._shuts_down = False
+        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         adopt_orphans()
         self._images = Path(request.images) if request.freezes and request.criu else None
-        self._unable = _NOT_PROVEN if request.freezes and not request.criu else ""
         self._begin(request, bundle)
-        # Its threads start only now: the command is a fork of this process.
-        freezes = self._images is not None and self._kept.runs
-        freeze = Freeze(request.job, request.images, request.criu) if freezes else None
-        wake = self._requests.wake
-        self._guard = Guard(request.notices, save, wake, freeze, self._held_bytes, rests=False)
         self._look_at_orphans()
 
     def run(self) -> None:
         """Until the command has ended, that is written, and nothing is left to do."""
         while not self._done():
             self._requests.wait(TICK_S)
-            if self._shuts_down:
-                self._guard.shut_down()
-                saves = self._guard.is_urgent  # then another one waits for what is being frozen
-                self._shuts_down = saves and self._guard.freezes_now
-                if not saves:
-                    self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
-            if not self._leaving:
-                self._guard.save_if_due()
-            for news in self._guard.news():
-                self._hear(news)
-            self._look_at_command(freezes=self._guard.freezes_now)
+            self._look_at_command()
             self._look_at_orphans()
             self._look_at_folder()
 
@@ -140,7 +118,16 @@ class Supervisor:
             afresh=afresh,
         )
         me, root = identify(os.getpid()), thawed.root if thawed else None
-        self._kept = Kept(state, me, self._command.id, request.log, bundle, request.serves, root)
+        self._kept = Kept(
+            state,
+            me,
+            self._command.id,
+            request.log,
+            bundle,
+            request.serves,
+            root,
+            Freeze(request.job, request.images, request.criu) if request.freezes else None,
+        )
         self._folder.write(self._kept)
         self._written = True  # before it runs
         error = self._command.go()
@@ -148,33 +135,39 @@ class Supervisor:
             self._keep(error=error)
         self._look_at_command()
 
-    def _held_bytes(self) -> int:
-        """The memory of the command; 0 once it has ended."""
-        command = self._kept.command
-        if not (self._kept.runs and command.lives):
-            return 0
-        return max(1, resident_bytes({command.pid, *descendants(command.pid)}))
-
-    def _look_at_command(self, *, freezes: bool = False) -> None:
-        """``freezes``: what is frozen needs its log as it is, unless somebody ends it."""
-        if self._kept.runs and (self._leaving or not freezes):
-            with suppress(OSError, InvalidInput):  # the next look tries again
-                self._output.keep()
-                log.cut(self._kept.log, log.MOST_LOG_BYTES)
-            status = self._command.poll()
-            if status is not None:
-                self._ended(status)
+    def _look_at_command(self) -> None:
+        """What is being frozen needs its log as it is, unless somebody ends it. Its end is its
+        save's to say first."""
+        if self._kept.runs:
+            try:
+                lock, is_free = self._folder.take_log(), False
+            except OSError:  # somebody has removed the folder, or the disk is full
+                lock, is_free = None, True
+            try:
+                if lock is not None or is_free or self._leaving:
+                    self._look_at_running()
+            finally:
+                if lock is not None:
+                    os.close(lock)
         if not self._written:
             self._keep()
 
+    def _look_at_running(self) -> None:
+        with suppress(OSError, InvalidInput):  # the next look tries again
+            self._output.keep()
+            log.cut(self._kept.log, log.MOST_LOG_BYTES)
+        status = self._command.poll()
+        if status is not None:
+            self._ended(status)
+
     def _look_at_orphans(self) -> None:
-        if not self._guard.saves_now:  # its thread waits for the process that saves
-            self._has_orphans = reap_orphans(self._command.id.pid if self._kept.runs else None)
+        self._has_orphans = reap_orphans(self._command.id.pid if self._kept.runs else None)
 
     def _ended(self, status: int) -> None:
         state = self._kept.state
         frozen = frozen_for(self._images) if self._images and status == -signal.SIGKILL else None
         if frozen is not None:  # it goes on with its log as it is
+            self._frozen_s = time.monotonic()
             self._keep(state="ended", status=status, ended_unix=time.time(), frozen=frozen)
             return
         how = f"with status {status}" if status >= 0 else f"by {_signal_name(-status)}"
@@ -219,48 +212,24 @@ class Supervisor:
             self._keep()
 
     def _done(self) -> bool:
-        if self._kept.runs or self._guard.saves_now:
+        if self._kept.runs:
             return False
         if not self._has_place:  # there is nowhere to write it
             return True
-        stays = self._guard.stands_by or self._has_orphans  # which init would adopt
+        stays = self._has_orphans or self._is_frozen()  # init would adopt the orphans
         return self._written and (self._leaving or not stays)
 
-    # -- the machine's end
-
-    def _shut_down(self, _number: int, _frame: object) -> None:
-        self._shuts_down = True
-
-    def _hear(self, news: News) -> None:
-        if isinstance(news, Notice):
-            if news.kind != "schedule":
-                self._keep(notice=news, save_error="", not_frozen=self._unable)
-        elif isinstance(news, Frozen):
-            was, done = self._kept.state, news.done
-            state = msgspec.structs.replace(
-                was, saved=done.saved or was.saved, not_frozen=done.error
-            )
-            self._kept = msgspec.structs.replace(self._kept, state=state)
-            self._look_at_command()  # where it was ended for that, one write says both
-            self._keep()
-        elif news.scheduled:
-            if news.saved is not None:
-                self._keep(saved=news.saved)
-        else:
-            self._keep(saved=news.saved or self._kept.state.saved, save_error=news.error)
+    def _is_frozen(self) -> bool:
+        """Whether the command, which was ended, may go on soon."""
+        if self._kept.state.frozen is None or self._images is None:
+            return False
+        is_recent = time.monotonic() < self._frozen_s + FROZEN_S
+        return is_recent and frozen_for(self._images) is not None
 
     # -- requests
 
     def _serve(self, asked: Envelope) -> Nothing:
-        if asked.op == StandBy.op:
-            book = parse_request(StandBy, asked.args)
-            self._guard.stand_by(book)
-            until_unix = self._guard.stands_until_unix
-            self._kept = msgspec.structs.replace(
-                self._kept, saves=book.workspace, saves_until_unix=until_unix
-            )
-            self._keep()
-        elif asked.op == Bye.op:
+        if asked.op == Bye.op:
             if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
                 self._leaving = True
         else:

@@ -25,8 +25,8 @@ from torpor.shared.errors import MachineError
 MARK: Final = "TORPOR_JOB_FOLDER"
 """The environment variable that every process of a job inherits; it holds the job's folder."""
 OWN_MARK: Final = "TORPOR_SUPERVISOR_FOLDER"
-"""The environment variable of a supervisor and of the saves that it starts, which are no processes
-of the job; it holds the job's folder, too."""
+"""The environment variable of a supervisor and of an autosave process, which are no processes of a
+job; it holds the process's folder, which a command may remove."""
 HARD_S: Final = 10.0
 """A process that got SIGKILL is gone within this time, or hangs in the kernel."""
 _QUICKEST_S: Final = 0.01
@@ -87,7 +87,7 @@ def of_job(folder: Path, command: ProcessId | None, supervisor: ProcessId | None
     session = command.pid if command is not None and command.may_lead() else None
     within = _own_namespace(command) if command is not None else None
     seen = _look_at_all()
-    children = _descendants(seen, folder, supervisor)
+    children = _of_supervisor(seen, folder, supervisor)
     return [
         pid
         for pid, process in seen.items()
@@ -99,19 +99,30 @@ def of_job(folder: Path, command: ProcessId | None, supervisor: ProcessId | None
 
 
 def own_processes(folder: Path) -> list[int]:
-    """The live supervisors of the job of that folder, and the saves that they began."""
+    """The live supervisors, or autosave processes, of that folder."""
     own_mark = f"{OWN_MARK}={folder}".encode()
     return [pid for pid in _look_at_all() if own_mark in _environment(pid) and _is_own(pid)]
 
 
+def own_folders(parent: Path) -> set[Path]:
+    """The folders in ``parent`` whose processes live, whether these folders are there or not."""
+    mark = f"{OWN_MARK}={parent}/".encode()
+    found = set()
+    for pid in _look_at_all():
+        names = [one for one in _environment(pid) if one.startswith(mark)]
+        if names and _is_own(pid):
+            found |= {parent / os.fsdecode(name[len(mark) :]) for name in names}
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL for each of them that is there."""
+    _send(pids, signal.SIGKILL)
+
+
 def descendants(pid: int) -> set[int]:
     """The live children of a process, and theirs."""
-    seen = _look_at_all()
-    found, parents = set[int](), {pid}
-    while parents:
-        parents = {child for child, process in seen.items() if process.parent in parents} - found
-        found |= parents
-    return found
+    return _descendants(_look_at_all(), pid)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
@@ -131,7 +142,7 @@ def are_stopped(pids: Sequence[int]) -> bool:
 
 def of_supervisor(folder: Path, supervisor: ProcessId) -> list[int]:
     """The live processes that descend from the supervisor, which are the job's."""
-    return sorted(_descendants(_look_at_all(), folder, supervisor))
+    return sorted(_of_supervisor(_look_at_all(), folder, supervisor))
 
 
 def adopt_orphans() -> None:
@@ -185,17 +196,19 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _descendants(seen: dict[int, _Seen], folder: Path, supervisor: ProcessId | None) -> set[int]:
-    """Its children and theirs, without the saves that it makes."""
+def _of_supervisor(seen: dict[int, _Seen], folder: Path, supervisor: ProcessId | None) -> set[int]:
+    """Without the save that a supervisor of an older bundle makes."""
+    if supervisor is None or not supervisor.lives:
+        return set()
     own_mark = f"{OWN_MARK}={folder}".encode()
-    found: set[int] = set()
-    parents = {supervisor.pid} if supervisor is not None and supervisor.lives else set()
+    found = _descendants(seen, supervisor.pid)
+    return {pid for pid in found if own_mark not in _environment(pid)}
+
+
+def _descendants(seen: dict[int, _Seen], pid: int) -> set[int]:
+    found, parents = set[int](), {pid}
     while parents:
-        parents = {
-            pid
-            for pid, process in seen.items()
-            if process.parent in parents and own_mark not in _environment(pid)
-        }
+        parents = {child for child, process in seen.items() if process.parent in parents} - found
         found |= parents
     return found
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, Envelope, Said, encode_line, parse_line
 
 ASKED_S: Final = 5.0
@@ -19,7 +19,7 @@ ASKED_S: Final = 5.0
 
 
 class Requests:
-    """``serve`` returns the answer to a request, or raises InvalidInput. The process ignores SIGHUP
+    """``serve`` returns the answer to a request, or raises TorporError. The process ignores SIGHUP
     and SIGINT from now on."""
 
     def __init__(self, listener: socket.socket, serve: Callable[[Envelope], Any]) -> None:
@@ -57,7 +57,7 @@ class Requests:
             peer.settimeout(ASKED_S)
             try:
                 said = Said(result=self._serve(_request(_line(peer))))
-            except InvalidInput as error:
+            except TorporError as error:
                 said = Said(error=error.to_wire())
             peer.sendall(encode_line(said))
 

@@ -1,21 +1,25 @@
-"""The saves that a machine makes by itself, after a notice or on a schedule: what a supervisor
-holds for them, and the process that makes one (agent/rescue.py)."""
+"""The saves that a machine makes by itself, after a notice or on a schedule: what the autosave
+process holds for them, and the process that makes one (agent/rescue.py)."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import IO, Final
 
 import msgspec
 
 from torpor.machine.supervisor.freezing import Freeze
+from torpor.machine.supervisor.processes import OWN_MARK
 from torpor.shared.values import learned
-from torpor.shared.wire.job import Notice, OwnSave, StandBy
+from torpor.shared.wire.autosave import Book
+from torpor.shared.wire.job import Notice, OwnSave
 from torpor.shared.wire.protocol import encode_line
 from torpor.shared.wire.snapshot import KnownSnapshot
 
@@ -40,7 +44,7 @@ class Orders(msgspec.Struct, frozen=True):
     unchanged workspace is not stored. ``freeze``: freeze that job's command first, for this save.
     """
 
-    book: StandBy
+    book: Book
     given_unix: float
     left_s: float | None
     made: list[str] = []
@@ -69,7 +73,7 @@ class Rescued(msgspec.Struct, frozen=True):
 
 
 class RescueSaves:
-    """Holds the newest book of a job, in memory only. Thread-safe.
+    """Holds the newest book, in memory only. Thread-safe.
 
     The process logs to this one's standard error. Each grant is handed out once, before its
     process starts: a second manifest of a name, or a second pack, would replace what an earlier
@@ -89,11 +93,11 @@ class RescueSaves:
         self._scheduled: subprocess.Popen[bytes] | None = None  # the process of such a save
         self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._book: StandBy | None = None
+        self._book: Book | None = None
         self._given_unix = 0.0
         self._made: list[str] = []
 
-    def stand_by(self, book: StandBy) -> None:
+    def stand_by(self, book: Book | None) -> None:
         """Replace the book. A save that runs goes on with the one that it has."""
         with self._lock:
             self._book, self._given_unix, self._made = book, self._now(), []
@@ -105,6 +109,12 @@ class RescueSaves:
             book = self._book
             before = set() if book is None else {one.root for one in book.known[:1]}
             return {one.root for one in known[:1]} <= before | set(self._made)
+
+    @property
+    def job(self) -> str:
+        """The job that the book is for; empty without one."""
+        with self._lock:
+            return self._book.job if self._book else ""
 
     @property
     def left(self) -> int:
@@ -119,7 +129,10 @@ class RescueSaves:
             return self._book is not None and self._book.key is not None
 
     def save(
-        self, notice: Notice, freeze: Freeze | None = None, left_s: float | None = None
+        self,
+        notice: Notice,
+        freeze: Freeze | None = None,
+        left_s: float | None = None,
     ) -> Rescued:
         """Save the workspace; waits for a save that runs, and returns when the process has ended.
         ``freeze``: with the command, frozen, in the ``left_s`` that the machine lives on. Never
@@ -196,6 +209,7 @@ class RescueSaves:
                 self._start,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env={name: value for name, value in os.environ.items() if name != OWN_MARK},
                 start_new_session=True,
             )
         except OSError as error:
@@ -230,16 +244,23 @@ class RescueSaves:
         """What the process prints; None where it was ended because it took ``longest_s``. Before it
         hears SIGTERM, one that gives way to a notice may miss it: it gets another one."""
         give_up_s = time.monotonic() + longest_s
-        line: bytes | None = encode_line(msgspec.to_builtins(orders))
+        line = encode_line(msgspec.to_builtins(orders))
+        its_input, process.stdin = process.stdin, None  # communicate() loses the rest at a timeout
+        threading.Thread(target=_tell, args=(its_input, line), name="orders", daemon=True).start()
         while True:
             left_s = give_up_s - time.monotonic()
             try:
-                return process.communicate(line, min(AGAIN_S, max(0.0, left_s)))[0]
+                return process.communicate(timeout=min(AGAIN_S, max(0.0, left_s)))[0]
             except subprocess.TimeoutExpired:
-                line = None  # it is on its way
                 if left_s <= AGAIN_S:
                     process.kill()
                     process.communicate()
                     return None
                 if orders.scheduled and self._is_urgent():
                     process.terminate()
+
+
+def _tell(its_input: IO[bytes], line: bytes) -> None:
+    """A pipe takes 64 KiB, and a process on a busy machine reads them only once it has started."""
+    with suppress(BrokenPipeError), its_input:  # it has ended
+        its_input.write(line)

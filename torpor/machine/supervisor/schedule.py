@@ -23,10 +23,10 @@ class Schedule:
     """When the next save is due: so often as is wanted, and, where it ``rests``, seldom enough for
     what the last one took of the ``cores``, of the line and of the clock."""
 
-    def __init__(self, every_s: float, cores: float, *, rests: bool = True) -> None:
+    def __init__(self, every_s: float, cores: float) -> None:
         self._every_s = every_s or math.inf
         self._cores = cores
-        self._rests = rests
+        self._rests = True
         self._rest_s = 0.0
         self._last_s: float | None = None
         self._saves = False
@@ -34,9 +34,12 @@ class Schedule:
         self._cpu_s = 0.0
         self.interval_s = every_s
 
-    def every(self, seconds: float) -> None:
+    def every(self, seconds: float, *, rests: bool) -> None:
         """Seconds between two saves from now on; 0 for none."""
         self._every_s = seconds or math.inf
+        self._rests = rests
+        if not rests:
+            self._rest_s = 0.0
 
     def restart(self) -> None:
         """Somebody else has stored the workspace: the next save comes a whole interval later."""

@@ -30,7 +30,7 @@ _EARLIEST_NS: Final = -(1 << 63)
 _LATEST_NS: Final = (1 << 64) - 1
 
 
-class Abilities(NamedTuple):
+class FilesystemAbilities(NamedTuple):
     """``step_ns``: mtimes are whole multiples of it; earlier ones than ``earliest_ns`` and later
     ones than ``latest_ns`` become these. ``links``: whether a file can have several names.
     ``cases``: whether names differ that have the same letters in upper and lower case. ``modes``:
@@ -49,7 +49,7 @@ class Abilities(NamedTuple):
         return within - within % self.step_ns
 
 
-EVERYTHING: Final = Abilities()
+EVERYTHING: Final = FilesystemAbilities()
 
 
 class Needs(NamedTuple):
@@ -94,7 +94,7 @@ def needs_of(entries: Sequence[Entry], roots: int) -> list[Needs]:
     ]
 
 
-def probe(target: bytes, place: bytes, needs: Needs, note: Path) -> Abilities:
+def probe(target: bytes, place: bytes, needs: Needs, note: Path) -> FilesystemAbilities:
     """Try in ``place``, a directory on the file system where ``target`` is or will be, and remove
     what was made. Until then the file ``note`` names it, for ``remove_left`` after a kill.
     MachineUnfit names what cannot be restored here at all. Where nothing can be tried, or noted,
@@ -125,7 +125,7 @@ def remove_left(note: Path) -> None:
 
 
 def check_cases(
-    entries: Sequence[Entry], targets: Sequence[bytes], able: Sequence[Abilities]
+    entries: Sequence[Entry], targets: Sequence[bytes], able: Sequence[FilesystemAbilities]
 ) -> None:
     """MachineUnfit where two names of a directory would be one file."""
     if all(one.cases for one in able):
@@ -142,7 +142,7 @@ def check_cases(
             )
 
 
-def _probed(target: bytes, trial: bytes, needs: Needs) -> Abilities:
+def _probed(target: bytes, trial: bytes, needs: Needs) -> FilesystemAbilities:
     file = os.path.join(trial, b"file")
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -168,7 +168,7 @@ def _probed(target: bytes, trial: bytes, needs: Needs) -> Abilities:
     cases = not os.path.lexists(os.path.join(trial, b"A"))
     tried, earliest, latest = times
     step = next((step for step in _STEPS_NS if _TRIED_NS - _TRIED_NS % step == tried), 1)
-    return Abilities(
+    return FilesystemAbilities(
         step,
         _EARLIEST_NS if earliest is None else earliest,
         _LATEST_NS if latest is None else latest,

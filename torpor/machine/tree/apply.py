@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from torpor.machine.tree.abilities import Abilities
+from torpor.machine.tree.abilities import FilesystemAbilities
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Changes, Staged
 from torpor.machine.tree.directories import Directories
@@ -40,7 +40,7 @@ class TreeChanger:
         staging: Staging,
         *,
         written_too: bool,
-        abilities: Sequence[Abilities] = (),
+        abilities: Sequence[FilesystemAbilities] = (),
     ) -> None:
         self._names = names
         self._written_too = written_too

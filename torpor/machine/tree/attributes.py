@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-from torpor.machine.tree.abilities import EVERYTHING, Abilities
+from torpor.machine.tree.abilities import EVERYTHING, FilesystemAbilities
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.refusals import NO_ROOM, is_full, write_refused
 from torpor.machine.tree.walk import read_xattrs
@@ -31,7 +31,7 @@ class Attributes:
     Thread-safe. ``abilities``: of the file system of each root.
     """
 
-    def __init__(self, abilities: Sequence[Abilities] = ()) -> None:
+    def __init__(self, abilities: Sequence[FilesystemAbilities] = ()) -> None:
         self.abilities = abilities
         self._root = os.geteuid() == 0
         self._own = (os.geteuid(), os.getegid())
@@ -62,7 +62,7 @@ class Attributes:
         if not self._root and (entry.uid, entry.gid) != self._own:
             self._warn_once("owners are not restored: the agent does not run as root")
 
-    def able(self, root: int) -> Abilities:
+    def able(self, root: int) -> FilesystemAbilities:
         """What the file system of a root can hold."""
         return self.abilities[root] if self.abilities else EVERYTHING
 

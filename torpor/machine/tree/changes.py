@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from torpor.machine.tree.content import Content, content_of
+from torpor.machine.tree.content import ContentKey, content_of
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.survey import OTHER, Name, Saved, same_attributes
 from torpor.shared.errors import InvalidInput
@@ -239,7 +239,7 @@ class _Planner:
         chunks = self._target.chunks
         files = {content_of(staged.entry, chunks) for staged in self._changes.staged}
         runs = {run for content in files for run in content.runs}
-        whole: dict[Content, CopySource] = {}
+        whole: dict[ContentKey, CopySource] = {}
         parts: dict[tuple[bytes, int], CopySource] = {}
         for root, there in enumerate(self._names):
             for path, name in there.items():
@@ -280,7 +280,7 @@ class _Planner:
     def _find_copies_for(
         self,
         staged: Staged,
-        whole: Mapping[Content, CopySource],
+        whole: Mapping[ContentKey, CopySource],
         parts: Mapping[tuple[bytes, int], CopySource],
     ) -> None:
         entry = staged.entry
@@ -304,7 +304,7 @@ class _Planner:
             at += extent.length
 
 
-def _holes(content: Content) -> set[tuple[int, int]]:
+def _holes(content: ContentKey) -> set[tuple[int, int]]:
     """Where a file has holes: offset and length."""
     holes = set()
     at = 0

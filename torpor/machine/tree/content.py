@@ -14,7 +14,7 @@ from torpor.shared.values import MIB
 _READ_BYTES: Final = 8 * MIB
 
 
-class Content(NamedTuple):
+class ContentKey(NamedTuple):
     """Equal for files of equal content that were cut in the same way, in whatever snapshot."""
 
     size: int
@@ -22,13 +22,13 @@ class Content(NamedTuple):
     runs: tuple[tuple[bytes, int], ...]  # else: names (empty for a hole) and lengths of its chunks
 
 
-def content_of(entry: Entry, chunks: Sequence[Chunk]) -> Content:
+def content_of(entry: Entry, chunks: Sequence[Chunk]) -> ContentKey:
     """The content of a file's entry, by its hashes."""
     if entry.digest:
-        return Content(entry.size, entry.digest, ())
+        return ContentKey(entry.size, entry.digest, ())
     names = (b"" if e.chunk == HOLE else chunks[e.chunk].name for e in entry.extents)
     lengths = (extent.length for extent in entry.extents)
-    return Content(entry.size, b"", tuple(zip(names, lengths, strict=True)))
+    return ContentKey(entry.size, b"", tuple(zip(names, lengths, strict=True)))
 
 
 def right_extents(

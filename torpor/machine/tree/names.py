@@ -96,14 +96,14 @@ class Signatures(Computed[Signature | None]):
         return None if found == NO_SIGNATURE else Signature(*_SIGNED.unpack(found))
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class KnownPath(msgspec.Struct, frozen=True, gc=False):
     """What is known about a path: its entry, and the signature it had then."""
 
     signature: Signature | None  # None: always look again
     entry: Entry
 
 
-class Run(NamedTuple):
+class DirectoryNames(NamedTuple):
     """The names of one directory: they stand one after the other."""
 
     first: int
@@ -123,7 +123,7 @@ class Names:
         self.marks = bytearray()
         self._signatures = bytearray()
         self._tops = [-1] * roots
-        self._runs: list[dict[bytes, Run]] = [{} for _ in range(roots)]
+        self._runs: list[dict[bytes, DirectoryNames]] = [{} for _ in range(roots)]
         self._read = ReadContents()  # in the order in which files were read
         self._read_at = array("q")  # by position; -1: not there
         self._positions: dict[int, dict[bytes, int]] = {}
@@ -154,7 +154,7 @@ class Names:
         changed = bytearray(len(self.entries))
         for place in self.entries.listed(changed):
             if place.is_run:
-                self._runs[place.root][place.path] = Run(place.row, place.names)
+                self._runs[place.root][place.path] = DirectoryNames(place.row, place.names)
             elif not place.path:
                 self._tops[place.root] = place.row
         return changed
@@ -204,13 +204,13 @@ class Names:
 
     def _end_run(self, place: tuple[int, bytes] | None, end: int, names: Sequence[bytes]) -> None:
         if place is not None and names:
-            self._runs[place[0]][place[1]] = Run(end - len(names), b"\0".join(names))
+            self._runs[place[0]][place[1]] = DirectoryNames(end - len(names), b"\0".join(names))
 
     def top(self, root: int) -> int:
         """The position of a root itself; -1 where it is not there."""
         return self._tops[root]
 
-    def run(self, root: int, directory: bytes) -> Run | None:
+    def run(self, root: int, directory: bytes) -> DirectoryNames | None:
         return self._runs[root].get(directory)
 
     def find(self, root: int, path: bytes) -> int:
@@ -221,7 +221,7 @@ class Names:
         run = self._runs[root].get(directory)
         return -1 if run is None else self.positions(run).get(name, -1)
 
-    def positions(self, run: Run) -> dict[bytes, int]:
+    def positions(self, run: DirectoryNames) -> dict[bytes, int]:
         """By name. Kept for a while: who asks for one name of a directory asks for its others."""
         found = self._positions.get(run.first)
         if found is None:
@@ -231,11 +231,11 @@ class Names:
             self._positions[run.first] = found
         return found
 
-    def held(self, root: int, path: bytes) -> Held | None:
+    def held(self, root: int, path: bytes) -> KnownPath | None:
         position = self.find(root, path)
         if position < 0 or not self.marks[position] & HELD:
             return None
-        return Held(self.signature(position), self.entry(position))
+        return KnownPath(self.signature(position), self.entry(position))
 
     def entry(self, position: int) -> Entry:
         """With the content, where it was read."""

@@ -13,7 +13,7 @@ from torpor.machine.tree.read import data_regions
 from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES
 
 
-class Piece(NamedTuple):
+class ChunkRange(NamedTuple):
     """A run of one big file, which becomes one chunk."""
 
     file: int  # position in the pass's unread files
@@ -28,7 +28,7 @@ class Group(NamedTuple):
     length: int
 
 
-ReadUnit = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
+ReadUnit = Union[ChunkRange, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
 
 
 def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[ReadUnit]:
@@ -79,11 +79,11 @@ def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:
     return [total * weight // done[-1] for weight in done]
 
 
-def _pieces(file: int, start: int, length: int) -> list[Piece]:
+def _pieces(file: int, start: int, length: int) -> list[ChunkRange]:
     pieces = []
     end = start + length
     while start < end:
         stop = min(end, (start // CHUNK_BYTES + 1) * CHUNK_BYTES)
-        pieces.append(Piece(file, start, stop - start))
+        pieces.append(ChunkRange(file, start, stop - start))
         start = stop
     return pieces

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from torpor.machine.tree.attributes import HOST_XATTRS
-from torpor.machine.tree.content import Content, content_of, right_extents
+from torpor.machine.tree.content import ContentKey, content_of, right_extents
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import Walk
@@ -34,7 +34,7 @@ class Name(NamedTuple):
     entry: Entry  # as it was walked; without content
     signature: Signature | None
     first: bytes  # names of one file share this one
-    content: Content | None  # None: in no snapshot that was asked
+    content: ContentKey | None  # None: in no snapshot that was asked
     settled: Signature | None = None  # the signature, where a later change is sure to change it
     is_held: bool = False  # it is as it was when it equalled the last snapshot
     right: frozenset[int] = frozenset()  # extents of the target's file of that name that it holds
@@ -55,7 +55,7 @@ class Saved:
         """The file that a name stands for: itself, or what it is a hard link to."""
         return self._at[entry.root, entry.target] if entry.kind == HARDLINK else entry
 
-    def content(self, entry: Entry) -> Content:
+    def content(self, entry: Entry) -> ContentKey:
         return content_of(self.file(entry), self.chunks)
 
 
@@ -158,7 +158,7 @@ def _read_unknown(
             if name.kind == FILE and name.content is None:
                 together.setdefault((root, name.first), []).append(path)
 
-    def read(of: tuple[int, bytes]) -> tuple[Content | None, frozenset[int]]:
+    def read(of: tuple[int, bytes]) -> tuple[ContentKey | None, frozenset[int]]:
         check()
         root, first = of
         name = names[root][first]
@@ -177,7 +177,7 @@ def _wanted(
     root: int, paths: Sequence[bytes], saved: Sequence[Saved]
 ) -> Iterator[tuple[Entry, Saved]]:
     """The files that the snapshots have at any of a file's names, the target's first."""
-    asked: set[Content] = set()
+    asked: set[ContentKey] = set()
     for source in saved:
         for path in paths:
             entry = source.at(root, path)
@@ -190,7 +190,7 @@ def _wanted(
 
 def _read(
     full: bytes, name: Name, wanted: Iterator[tuple[Entry, Saved]], target: Saved, seal: Seal
-) -> tuple[Content | None, frozenset[int]]:
+) -> tuple[ContentKey | None, frozenset[int]]:
     right: frozenset[int] = frozenset()
     for entry, source in wanted:
         found: set[int] = set()

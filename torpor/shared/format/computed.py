@@ -26,7 +26,7 @@ class Computed(Sequence[T]):
         return self.at(number if number >= 0 else range(len(self))[number])
 
 
-class Chosen(Computed[T]):
+class SelectedElements(Computed[T]):
     """Some of a sequence's elements, by their numbers in it."""
 
     def __init__(self, whole: Sequence[T], numbers: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.shared.values import Frozen, Host, learned
+from torpor.shared.values import FrozenPrograms, Host, learned
 
 _KEY: Final = "frozen"
 """Its name in the environment record, where a reader of any torpor takes it for a fact more."""
@@ -32,7 +32,7 @@ def frozen_record(programs: int, gpus: int) -> dict[str, Any]:
     return {_KEY: {"programs": programs, "gpus": gpus}} if programs else {}
 
 
-def frozen_in(environment: Mapping[str, Any]) -> Frozen | None:
+def frozen_in(environment: Mapping[str, Any]) -> FrozenPrograms | None:
     """What programs need that are frozen in a snapshot; None where it says nothing of them."""
     try:
         was = msgspec.convert(environment, learned(_Machine))
@@ -43,4 +43,4 @@ def frozen_in(environment: Mapping[str, Any]) -> Frozen | None:
     gpus = was.frozen.gpus
     driver = (was.nvidia_driver or "") if gpus else ""
     host = Host(was.kernel or "", was.cpu_features or "", driver)
-    return Frozen(host, was.gpus[0].partition(",")[0] if gpus and was.gpus else "", gpus)
+    return FrozenPrograms(host, was.gpus[0].partition(",")[0] if gpus and was.gpus else "", gpus)

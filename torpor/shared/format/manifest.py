@@ -88,7 +88,7 @@ EntryId = tuple[int, bytes]
 """A root's number and a path below it: an entry of a workspace."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class EntryHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The beginning of an entry."""
 
     kind: int
@@ -140,7 +140,7 @@ _LEAST_ENTRY: Final = 10  # bytes
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_content: Final = msgspec.msgpack.Decoder(Content).decode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
-_decode_place: Final = msgspec.msgpack.Decoder(Place).decode
+_decode_place: Final = msgspec.msgpack.Decoder(EntryHead).decode
 _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
@@ -263,7 +263,7 @@ class Entries(Computed[Entry]):
             self._large[number] = _decode(self._rows[start:end])
         return self._large[number]
 
-    def places(self, numbers: Iterable[int]) -> Iterator[Place]:
+    def places(self, numbers: Iterable[int]) -> Iterator[EntryHead]:
         """What the entries of these numbers begin with."""
         for number in numbers:
             yield _decode_place(self._rows[self._ends[number] : self._ends[number + 1]])

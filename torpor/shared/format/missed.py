@@ -27,8 +27,8 @@ from torpor.shared.format.manifest import (
     Chunk,
     Entries,
     Entry,
+    EntryHead,
     Manifest,
-    Place,
     described,
 )
 from torpor.shared.format.rows import NotPlain
@@ -101,7 +101,7 @@ def recorded_missing(manifest: Manifest) -> list[Missing]:
     return [place for place in places if 0 <= place.root < len(manifest.roots)]
 
 
-class Missed(NamedTuple):
+class MissedFiles(NamedTuple):
     """Files that one snapshot holds and a later one misses, and names of some of them."""
 
     files: int
@@ -217,7 +217,7 @@ class Tree:
 
     def first_of(self, positions: Sequence[int]) -> list[str]:
         """The first names in the directory that has most of them."""
-        directories: dict[tuple[int, bytes], list[Place]] = {}
+        directories: dict[tuple[int, bytes], list[EntryHead]] = {}
         for place in self._entries.places(positions):
             key = (place.root, os.path.dirname(place.path))
             directories.setdefault(key, []).append(place)
@@ -228,7 +228,7 @@ class Tree:
         ]
 
 
-def missed(before: Tree, now: Tree, later: Tree | None = None) -> Missed | None:
+def missed(before: Tree, now: Tree, later: Tree | None = None) -> MissedFiles | None:
     """The files of ``before`` that ``now`` misses; None where there are none. Files that ``now``
     lacks and does not miss were deleted by their user. What ``later`` has again, by its name or by
     a new one, is back."""
@@ -254,7 +254,7 @@ def missed(before: Tree, now: Tree, later: Tree | None = None) -> Missed | None:
         lost = _not_back(before, lost, later)
     if not lost:
         return None
-    return Missed(*_amount(before, lost), before.first_of(lost))
+    return MissedFiles(*_amount(before, lost), before.first_of(lost))
 
 
 def has_all(now: Tree, before: Tree) -> bool:

@@ -1,4 +1,4 @@
-"""Jobs: commands that a supervisor runs on a machine, and the saves that it makes by itself.
+"""Jobs: commands that a supervisor runs on a machine.
 
 These requests hold no workspace: a job runs while snapshots are taken.
 """
@@ -9,9 +9,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.shared.values import Compression, Grant, Host, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.request import Count, Nothing, Request, Snapshot, Words
-from torpor.shared.wire.snapshot import Froze, KnownSnapshot
+from torpor.shared.values import Host, SnapshotId
+from torpor.shared.wire.losses import Moment
+from torpor.shared.wire.request import Count, Request, Snapshot, Words
+from torpor.shared.wire.snapshot import Froze
 
 CRIU: Final = "criu-"
 """The name of CRIU's folder on a machine, among the bundles, begins so."""
@@ -46,10 +47,14 @@ class JobState(msgspec.Struct, frozen=True):
     ``error``: why the command could not be started; its status is then 126 or 127, as a shell's.
     ``log_from``: how long the log was when this attempt began; shorter than what an earlier machine
     wrote, if that was not saved. ``went_on``: its processes went on where they
-    were frozen; ``afresh``: why they did not. ``saved``: what the machine saved last by itself;
-    ``save_error``: why it did not, or what went wrong although it did.
+    were frozen; ``afresh``: why they did not.
     ``frozen``: the save for which the command's processes were frozen and ended, whether or not it
-    was stored; ``not_frozen``: why they were not, or why that save is not stored.
+    was stored.
+
+    The autosave process says the rest of this attempt. ``saved``: what the machine saved last by
+    itself; ``save_error``: why it did not after a notice, or what went wrong although it did;
+    ``not_frozen``: why the command was not frozen, or why that save is not stored;
+    ``saves_until_unix``: when its grants for this job end, 0 without any.
     """
 
     job: str
@@ -60,13 +65,14 @@ class JobState(msgspec.Struct, frozen=True):
     ended_unix: float | None = None
     error: Words = ""
     log_from: Count = 0
-    notice: Notice | None = None
-    saved: OwnSave | None = None
-    save_error: Words = ""
     went_on: bool = False
     afresh: Words = ""
     frozen: Snapshot | None = None
+    notice: Notice | None = None
+    saved: OwnSave | None = None
+    save_error: Words = ""
     not_frozen: Words = ""
+    saves_until_unix: Moment = 0.0
 
 
 class NoticeSource(msgspec.Struct, frozen=True):
@@ -93,7 +99,8 @@ class StartJob(Request[JobState], frozen=True):
     cannot, the command is started afresh. The images are removed then. ``freezes``: they are frozen
     into it, too, when the market takes the machine; only what was frozen for the snapshot
     ``frozen`` goes on. ``nodes``: the addresses of all machines of a job on several, by their
-    ranks; this machine's is ``rank``."""
+    ranks; this machine's is ``rank``. ``workspace``: whose autosave process hears for the command
+    that the machine will be taken away, from before it starts; empty for none."""
 
     op = "job.start"
     job: str
@@ -111,6 +118,7 @@ class StartJob(Request[JobState], frozen=True):
     rank: Count = 0
     freezes: bool = False
     frozen: SnapshotId | None = None
+    workspace: str = ""
 
 
 class JobLook(msgspec.Struct, frozen=True):
@@ -163,47 +171,3 @@ class TryFreezing(Request[Tried], frozen=True):
     op = "freeze.try"
     criu: str
     programs: list[str] = msgspec.field(default_factory=list)
-
-
-class SaveGrant(msgspec.Struct, frozen=True):
-    """Leave to write one manifest by the time that ``grant`` expires."""
-
-    snapshot: SnapshotId
-    created_unix: int
-    grant: Grant
-
-
-class StandBy(Request[Nothing], frozen=True):
-    """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
-
-    ``job``: empty for the saves of no job. ``saves``: one for each save, used in order. ``packs``:
-    grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name.
-    ``young``: packs that none of those names and a manifest may: a save that did not end may have
-    stored them. The key stays in memory. ``parent``: only a supervisor of an older bundle reads it.
-    ``resume_argv``: the counterpart of ``save_argv``, owed from before that runs; empty for none. A
-    supervisor of an older bundle does not know it. ``authority`` as in BeginsRun; that supervisor
-    does not know it either. ``every_s``: save so often, unless a newer book shows that somebody
-    else has stored the workspace meanwhile; 0: only after a notice. ``lasts_s``: seconds until the
-    grants end. An older supervisor knows neither, and saves only after a notice.
-    """
-
-    op = "job.standby"
-    job: str
-    workspace: WorkspaceName
-    roots: list[str]
-    exclude: list[str]
-    accepted: list[str]
-    compression: Compression
-    key: str | None
-    known: list[KnownSnapshot]
-    parent: SnapshotId | None
-    lost: list[ObjectKey]
-    saves: list[SaveGrant]
-    packs: list[Grant]
-    save_argv: list[str]
-    save_timeout_s: float
-    young: list[ObjectKey] = msgspec.field(default_factory=list)
-    resume_argv: list[str] = msgspec.field(default_factory=list)
-    authority: str = ""
-    every_s: float = 0.0
-    lasts_s: float = 3600.0

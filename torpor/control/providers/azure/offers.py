@@ -15,7 +15,7 @@ import msgspec
 from torpor.control.providers.azure.client import AzureClient
 from torpor.control.providers.azure.image import AzureImages, Image
 from torpor.control.providers.azure.prices import ADDRESS_USD_H, MOST_DISK_GIB, AzurePrices, Prices
-from torpor.control.providers.gpus import Gpu
+from torpor.control.providers.gpus import GpuModel
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import CreateFailed
@@ -27,14 +27,14 @@ _GPUS: Final = "Standard_N"
 """All sizes with GPUs begin so, also those of which Azure does not say that they have some."""
 _SPOT_QUOTA: Final = "lowprioritycores"
 FAMILIES: Final = {
-    "standardncasv3_t4family": Gpu("T4", "", 16),
-    "standardncadsa10v4family": Gpu("A10", "", 24),
-    "standardncadsa100v4family": Gpu("A100", "PCIe", 80),
-    "standardndasv4_a100family": Gpu("A100", "SXM", 40),
-    "standardndamsv4_a100family": Gpu("A100", "SXM", 80),
-    "standardncadsh100v5family": Gpu("H100", "NVL", 94),
-    "standardndsh100v5family": Gpu("H100", "SXM", 80),
-    "standardndisrh200v5family": Gpu("H200", "SXM", 141),
+    "standardncasv3_t4family": GpuModel("T4", "", 16),
+    "standardncadsa10v4family": GpuModel("A10", "", 24),
+    "standardncadsa100v4family": GpuModel("A100", "PCIe", 80),
+    "standardndasv4_a100family": GpuModel("A100", "SXM", 40),
+    "standardndamsv4_a100family": GpuModel("A100", "SXM", 80),
+    "standardncadsh100v5family": GpuModel("H100", "NVL", 94),
+    "standardndsh100v5family": GpuModel("H100", "SXM", 80),
+    "standardndisrh200v5family": GpuModel("H200", "SXM", 141),
 }
 """The GPU by Azure's name of the family, in lower case and without blanks, which Azure writes in
 several ways. NVadsA10v5 is missing: parts of a GPU, for which the default image has no driver."""
@@ -84,7 +84,7 @@ class _Ware(msgspec.Struct):
 
     sku: _Sku
     region: str
-    gpu: Gpu | None
+    gpu: GpuModel | None
     image: Image
 
 

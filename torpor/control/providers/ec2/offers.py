@@ -11,7 +11,7 @@ import msgspec
 from torpor.control.providers.ec2.client import Ec2Client
 from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import DLAMI_CUDA, Ec2Setup, Image
-from torpor.control.providers.gpus import Gpu, parse_gpu
+from torpor.control.providers.gpus import GpuModel, parse_gpu
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import CreateFailed
@@ -92,7 +92,7 @@ class _Ware(msgspec.Struct):
     """One instance type that a machine of ours can be."""
 
     type: _Type
-    gpu: Gpu | None
+    gpu: GpuModel | None
     gpu_count: int
     image: Image
 
@@ -221,7 +221,7 @@ def offer_parts(offer: str) -> tuple[str, str, bool]:
     return kind, zone, market == "spot"
 
 
-def _gpu(kind: str, item: _GpuItem) -> Gpu | None:
+def _gpu(kind: str, item: _GpuItem) -> GpuModel | None:
     """The GPUs of an instance type; None for a part of a GPU, and for one that is not NVIDIA's."""
     # Of g6f and gr6f, AWS has counted 1 (SkyPilot's fetch_aws.py) and 0 (moto's list of 2026).
     if item.manufacturer != "NVIDIA" or item.count < 1 or item.gpu_partition_size < 1:

@@ -15,7 +15,7 @@ import msgspec
 
 from torpor.control.providers.gcp.client import GcpClient
 from torpor.control.providers.gcp.image import DEFAULT_CUDA, GcpImages, Image
-from torpor.control.providers.gpus import Gpu, parse_gpu
+from torpor.control.providers.gpus import GpuModel, parse_gpu
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import CreateFailed, InvalidInput
@@ -137,7 +137,7 @@ class GcpOffers:
         image: Image,
         types: Sequence[_Type],
         cards: Mapping[tuple[str, str], int],
-    ) -> Iterator[tuple[Ware, _Type, Gpu | None]]:
+    ) -> Iterator[tuple[Ware, _Type, GpuModel | None]]:
         """The wares in each zone, as far as the image runs on them. ``cards``: how many of an
         accelerator a machine in a zone may have."""
         default = self._images.is_default(want.image)
@@ -175,7 +175,7 @@ class GcpOffers:
         image: Image,
         ware: Ware,
         kind: _Type,
-        gpu: Gpu | None,
+        gpu: GpuModel | None,
         usd_h: float,
         *,
         spot: bool,
@@ -230,7 +230,7 @@ def _accelerator(ware: Ware, kind: _Type) -> tuple[str, int]:
     return (own[0].guest_accelerator_type, own[0].guest_accelerator_count) if own else ("", 0)
 
 
-def _gpu(name: str) -> Gpu | None:
+def _gpu(name: str) -> GpuModel | None:
     gpu = parse_gpu(name)
     if gpu is None:
         return None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from torpor.control.providers.gpus import Gpu, parse_gpu
+from torpor.control.providers.gpus import GpuModel, parse_gpu
 from torpor.control.providers.hostkey.client import Body
 from torpor.control.providers.labels import label_in, label_name
 from torpor.shared.values import Label, MachineId
@@ -83,7 +83,7 @@ def label_among(told: object) -> Label | None:
     return next((label for label in words if label is not None), None)
 
 
-def gpu_of(row: dict[str, Any]) -> tuple[Gpu | None, int]:
+def gpu_of(row: dict[str, Any]) -> tuple[GpuModel | None, int]:
     """In ``gpu`` where it stands, else in the preset's name: gpu.v2-2xa5000."""
     name = str(row["name"])
     text = str(row.get("gpu") or "")

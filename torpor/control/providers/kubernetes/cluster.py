@@ -11,9 +11,9 @@ from torpor.control.providers.kubernetes.client import KubernetesClient
 from torpor.control.providers.kubernetes.objects import (
     KUEUE,
     Conditioned,
+    KubernetesNode,
     Machines,
     ManyConditioned,
-    Node,
     Object,
     Version,
 )
@@ -37,7 +37,7 @@ _CLASSES: Final = ("gpu.nvidia.com/class", "nvidia.com/gpu.product",
 class Nodes(NamedTuple):
     """``unread``: for each node that cannot be read an offer that fits nobody."""
 
-    items: list[Node]
+    items: list[KubernetesNode]
     unread: list[Offer]
 
 
@@ -87,7 +87,7 @@ class Cluster:
         params = {"labelSelector": selector} if selector else {}
         answer = self._client.market.ask("GET", _NODES, _Rows, params=params)
         if isinstance(answer, _Rows):
-            return Nodes(*offer_rows(self._client.identity, Node, answer.items))
+            return Nodes(*offer_rows(self._client.identity, KubernetesNode, answer.items))
         if answer.status == 403:
             return None
         raise self._client.refused(answer, "list nodes")

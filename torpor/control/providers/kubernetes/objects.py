@@ -156,7 +156,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     conditions: list[Condition] = []
 
 
-class Job(msgspec.Struct, frozen=True):
+class KubernetesJob(msgspec.Struct, frozen=True):
     metadata: Metadata
     spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
@@ -269,7 +269,7 @@ class _NodeStatus(msgspec.Struct, frozen=True):
     allocatable: dict[str, str] = {}
 
 
-class Node(msgspec.Struct, frozen=True):
+class KubernetesNode(msgspec.Struct, frozen=True):
     metadata: Metadata
     status: _NodeStatus
 
@@ -430,7 +430,7 @@ def owner_of(job: Metadata) -> dict[str, str]:
     return {"apiVersion": BATCH, "kind": "Job", "name": job.name, "uid": job.uid}
 
 
-def pinned_to(job: Job, pod: Metadata) -> dict[str, Any]:
+def pinned_to(job: KubernetesJob, pod: Metadata) -> dict[str, Any]:
     """A patch that makes the pod an owner of its Job, if nobody has changed the Job.
 
     Kueue suspends a Job to take its quota, and starts it again later with a new pod: an empty

@@ -33,7 +33,7 @@ from torpor.control.providers.kubernetes.objects import (
     QUEUE,
     RENTAL,
     Items,
-    Job,
+    KubernetesJob,
     Machines,
     ManyConditioned,
     Metadata,
@@ -167,7 +167,7 @@ class KubernetesProvider:
         self._ssh_port = ssh_port
         self._rows = Rows(
             self.identity,
-            Job,
+            KubernetesJob,
             id_of=lambda job: job.metadata.name,
             label_of=lambda job: label_among(job.metadata.labels),
             exact=["metadata.labels"],
@@ -245,7 +245,7 @@ class KubernetesProvider:
         runtime = self._cluster.runtime_class() if gpus else ""
         body = job_of(order, self._machines, gpus, image, self._ssh_port, runtime)
         path = self._client.path("jobs", api=BATCH)
-        answer = self._market.create("POST", path, Job, body, reads_conflict=True)
+        answer = self._market.create("POST", path, KubernetesJob, body, reads_conflict=True)
         if isinstance(answer, Refusal) and answer.status != 409:
             raise self._not_made(order, answer)
         job = self._known(order, answer) if isinstance(answer, Refusal) else answer
@@ -294,7 +294,7 @@ class KubernetesProvider:
         for pod in self._pods(RENTAL):
             pods.setdefault(pod.metadata.labels.get(JOB, ""), []).append(pod)
 
-        def seen(job: Job) -> Machine | Absent:
+        def seen(job: KubernetesJob) -> Machine | Absent:
             if job.metadata.labels.get(QUEUE, "") != self._machines.queue:
                 return Absent()
             return self._state(job, pods.get(job.metadata.name, []), pins=False)
@@ -384,7 +384,7 @@ class KubernetesProvider:
             for node in nodes.unread
         ]
 
-    def _state(self, job: Job, pods: list[Pod], *, pins: bool) -> Machine:
+    def _state(self, job: KubernetesJob, pods: list[Pod], *, pins: bool) -> Machine:
         """``pins``: keep the Job to the pod that is shown, before it is shown."""
         meta, owners = job.metadata, {owner.uid for owner in job.metadata.owner_references}
         ours = [pod for pod in pods if pod.metadata.uid in owners] if owners else pods
@@ -417,7 +417,9 @@ class KubernetesProvider:
             return self._machine(job, "starting", None, "its pod runs")
         return self._machine(job, "running", endpoint, pod.words())
 
-    def _machine(self, job: Job, state: Any, endpoint: Endpoint | None, note: str) -> Machine:
+    def _machine(
+        self, job: KubernetesJob, state: Any, endpoint: Endpoint | None, note: str
+    ) -> Machine:
         meta = job.metadata
         return Machine(
             MachineId(meta.name),
@@ -463,10 +465,10 @@ class KubernetesProvider:
         label = label_among(pod.metadata.labels)
         return Machine(machine, self.identity, label, state, endpoint, price, note)
 
-    def _pin(self, job: Job, pod: Pod) -> bool:
+    def _pin(self, job: KubernetesJob, pod: Pod) -> bool:
         path = self._client.path("jobs", job.metadata.name, BATCH)
-        answer = self._market.ask("PATCH", path, Job, body=pinned_to(job, pod.metadata))
-        if isinstance(answer, Job):
+        answer = self._market.ask("PATCH", path, KubernetesJob, body=pinned_to(job, pod.metadata))
+        if isinstance(answer, KubernetesJob):
             return True
         if answer.status in (404, 409):  # it has changed since: the next look decides
             return False
@@ -493,7 +495,7 @@ class KubernetesProvider:
             return None
         return Endpoint(pod.status.pod_ip, self._ssh_port, "root", jump=jump)
 
-    def _queue_words(self, job: Job) -> str:
+    def _queue_words(self, job: KubernetesJob) -> str:
         """Why Kueue has not started it."""
         selector = f"kueue.x-k8s.io/job-uid={job.metadata.uid}"
         path = self._client.path("workloads", api=self._cluster.kueue())
@@ -521,11 +523,11 @@ class KubernetesProvider:
 
     # -- changing
 
-    def _known(self, order: Order, conflict: Refusal) -> Job:
+    def _known(self, order: Order, conflict: Refusal) -> KubernetesJob:
         """The Job that an earlier create of this order made. CreateFailed where there is none."""
         path = self._client.path("jobs", name_of(order), BATCH)
         try:
-            answer = self._market.ask("GET", path, Job)
+            answer = self._market.ask("GET", path, KubernetesJob)
         except ProviderError as cause:
             raise self._market.uncertain(cause, "the Job's name is taken, but GET") from cause
         if isinstance(answer, Refusal):

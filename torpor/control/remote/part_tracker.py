@@ -55,7 +55,7 @@ class _Lot:
         self.claimed_at = 0.0
 
 
-class Exchange:
+class PartTracker:
     """Which machine of a replicate has which part. The control side keeps it. Thread-safe."""
 
     def __init__(
@@ -166,20 +166,20 @@ class Exchange:
 
 
 class Member:
-    """One machine in an exchange: what it lacks, fetches and holds."""
+    """One machine of a replicate: what it lacks, fetches and holds."""
 
     def __init__(
-        self, exchange: Exchange, plan: RestorePlan, peer: Peer | None, number: int
+        self, tracker: PartTracker, plan: RestorePlan, peer: Peer | None, number: int
     ) -> None:
         self.peer = peer
         self.uploads = 0
         self.store_bytes = 0
         self.peer_bytes = 0
-        self._exchange = exchange
+        self._tracker = tracker
         self._todo: dict[tuple[str, ...], RestorePart] = {}
         for first in (True, False):
             parts = [part for part in plan.parts if part.first is first]
-            at = number * exchange.share(first) % max(1, len(parts))  # each begins at another part
+            at = number * tracker.share(first) % max(1, len(parts))  # each begins at another part
             self._todo |= {_name(part): part for part in [*parts[at:], *parts[:at]]}
         self._active: dict[str, int] = {"store": 0, "peers": 0}
         self._first_lacking = sum(part.first for part in plan.parts)
@@ -194,10 +194,10 @@ class Member:
 
     def next(self) -> Errand | None:
         """The next part to fetch; waits for peers. None when no part is left to begin."""
-        exchange = self._exchange
-        with exchange.changed:
+        tracker = self._tracker
+        with tracker.changed:
             while self._todo:
-                exchange.check()
+                tracker.check()
                 errand = self._choose()
                 if errand is not None:
                     del self._todo[_name(errand.part)]
@@ -205,17 +205,17 @@ class Member:
                     if errand.holder is not None:
                         errand.holder.uploads += 1
                     return errand
-                exchange.changed.wait(_POLL_S)
+                tracker.changed.wait(_POLL_S)
             return None
 
     def done(self, errand: Errand, restored: RestoredPart) -> bool:
         """The part is on the machine's disk, verified. Returns whether it was the last of those
         that come first."""
-        exchange, lot = self._exchange, self._lot(errand.part)
-        with exchange.changed:
+        tracker, lot = self._tracker, self._lot(errand.part)
+        with tracker.changed:
             self.peer_bytes += restored.peer_bytes
             self.store_bytes += restored.stored_bytes - restored.peer_bytes
-            took_s = max(1e-3, exchange.clock() - errand.began)
+            took_s = max(1e-3, tracker.clock() - errand.began)
             source = _source(errand)
             together = min(_TOGETHER, self._active[source])
             self._leave(errand)
@@ -223,45 +223,45 @@ class Member:
             if errand.holder is not None and restored.peer_bytes < restored.stored_bytes:
                 self._refused.add(errand.holder)  # dead, slow, or it sent wrong bytes
             if restored.stored_bytes:
-                exchange.measure(source, moved / took_s * together, took_s)
+                tracker.measure(source, moved / took_s * together, took_s)
             if restored.kept and self.peer is not None and not self._gone:
                 lot.holders.append(self)
-            exchange.changed.notify_all()
+            tracker.changed.notify_all()
             self._first_lacking -= errand.part.first
             return errand.part.first and not self._first_lacking
 
     def failed(self, errand: Errand) -> None:
         """The part was not fetched: the next member that asks gets it."""
-        with self._exchange.changed:
+        with self._tracker.changed:
             self._leave(errand)
             if errand.holder is not None:
                 self._refused.add(errand.holder)
             self._todo = {_name(errand.part): errand.part, **self._todo}
-            self._exchange.changed.notify_all()
+            self._tracker.changed.notify_all()
 
     def leave(self) -> None:
         """The machine is gone or has stopped passing packs on."""
-        with self._exchange.changed:
+        with self._tracker.changed:
             self._gone = True
-            for lot in self._exchange.lots.values():
+            for lot in self._tracker.lots.values():
                 if self in lot.holders:
                     lot.holders.remove(self)
                 if lot.claimed is self:
                     lot.claimed = None
-            self._exchange.changed.notify_all()
+            self._tracker.changed.notify_all()
 
     def _choose(self) -> Errand | None:
         todo = sorted(self._todo.values(), key=lambda part: not part.first)
-        if not self._exchange.passing:
+        if not self._tracker.passing:
             return self._errand(todo[0], None)
         groups = [[part for part in todo if part.first is first] for first in (True, False)]
         errands = (self._choose_of(parts, parts[0].first) for parts in groups if parts)
         return next((errand for errand in errands if errand is not None), None)
 
     def _choose_of(self, parts: Sequence[RestorePart], first: bool) -> Errand | None:
-        exchange = self._exchange
+        tracker = self._tracker
         unclaimed = [p for p in parts if self._is_unclaimed(p)]
-        if unclaimed and self._claims[first] < exchange.share(first):
+        if unclaimed and self._claims[first] < tracker.share(first):
             return self._claim(unclaimed[0])
         overdue = None
         for part in parts:
@@ -272,22 +272,22 @@ class Member:
             free = min(able, key=lambda m: m.uploads, default=None)
             if free is not None and free.uploads < UPLOADS:
                 return self._errand(part, free)
-            waited_s = exchange.clock() - lot.claimed_at
-            if not able and (lot.holders or waited_s > exchange.patience_s()):
+            waited_s = tracker.clock() - lot.claimed_at
+            if not able and (lot.holders or waited_s > tracker.patience_s()):
                 overdue = overdue or part
-        if unclaimed and self._shared[first] >= exchange.share(first):
+        if unclaimed and self._shared[first] >= tracker.share(first):
             return self._claim(unclaimed[0])
         return None if overdue is None else self._errand(overdue, None)
 
     def _claim(self, part: RestorePart) -> Errand:
         lot = self._lot(part)
-        lot.claimed, lot.claimed_at = self, self._exchange.clock()
+        lot.claimed, lot.claimed_at = self, self._tracker.clock()
         self._claims[part.first] += 1
         return self._errand(part, None)
 
     def _errand(self, part: RestorePart, holder: Member | None) -> Errand:
-        floor = self._exchange.store_bytes_s / _TOGETHER / _PATIENT
-        return Errand(part, holder, floor, self._exchange.clock())
+        floor = self._tracker.store_bytes_s / _TOGETHER / _PATIENT
+        return Errand(part, holder, floor, self._tracker.clock())
 
     def _is_unclaimed(self, part: RestorePart) -> bool:
         lot = self._lot(part)
@@ -303,7 +303,7 @@ class Member:
             self._shared[errand.part.first] += 1
 
     def _lot(self, part: RestorePart) -> _Lot:
-        return self._exchange.lots[_name(part)]
+        return self._tracker.lots[_name(part)]
 
 
 def _name(part: RestorePart) -> tuple[str, ...]:

@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.remote.exchange import TRIALS, UPLOADS, Errand, Exchange, Member, PeerMode
+from torpor.control.remote.part_tracker import (
+    TRIALS,
+    UPLOADS,
+    Errand,
+    Member,
+    PartTracker,
+    PeerMode,
+)
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import MIB, ObjectKey
 from torpor.shared.wire.restore import Peer, RestoredPart, RestorePart, RestorePlan
@@ -33,11 +40,11 @@ def _plan(count: int) -> RestorePlan:
     return RestorePlan(False, ["/w"], count, count * MIB, count * MIB, parts)
 
 
-def _exchange(
+def _tracker(
     mode: PeerMode, machines: int, parts: int, clock: Callable[[], float] | None = None
-) -> tuple[Exchange, list[Member]]:
-    exchange = Exchange(mode, machines, clock or Clock())
-    return exchange, [exchange.join(_plan(parts), PEER) for _ in range(machines)]
+) -> tuple[PartTracker, list[Member]]:
+    tracker = PartTracker(mode, machines, clock or Clock())
+    return tracker, [tracker.join(_plan(parts), PEER) for _ in range(machines)]
 
 
 def _done(member: Member, errand: Errand, *, gave: bool = True, kept: bool = True) -> bool:
@@ -62,7 +69,7 @@ def _fetch(member: Member, parts: int, *, kept: bool = True) -> list[Member | No
 
 
 def test_each_part_comes_from_the_store_once_and_the_others_from_peers() -> None:
-    exchange, members = _exchange("always", 4, 12)
+    tracker, members = _tracker("always", 4, 12)
     lock, sources = threading.Lock(), []
 
     def work(member: Member) -> None:
@@ -76,13 +83,13 @@ def test_each_part_comes_from_the_store_once_and_the_others_from_peers() -> None
     from_store = [part for part, store in sources if store]
     assert sorted(from_store) == list(range(12))
     assert len(sources) == 48
-    assert "as asked" in exchange.decision
-    exchange.linger(members[0])
+    assert "as asked" in tracker.decision
+    tracker.linger(members[0])
 
 
 def test_the_first_machine_leaves_the_others_their_share() -> None:
-    exchange, (first, other) = _exchange("auto", 2, 6)
-    assert exchange.share() == 3
+    tracker, (first, other) = _tracker("auto", 2, 6)
+    assert tracker.share() == 3
     mine = [_next(first) for _ in range(3)]
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(_next, first)
@@ -95,30 +102,30 @@ def test_the_first_machine_leaves_the_others_their_share() -> None:
 
 
 def test_the_first_machine_goes_on_alone_where_the_others_are_late() -> None:
-    exchange = Exchange("auto", 4, Clock())
-    first = exchange.join(_plan(8), PEER)
+    tracker = PartTracker("auto", 4, Clock())
+    first = tracker.join(_plan(8), PEER)
     assert _fetch(first, 8) == [None] * 8
     assert first.next() is None
 
 
 def test_auto_does_not_share_fewer_parts_than_machines() -> None:
-    exchange, members = _exchange("auto", 3, 2)
+    tracker, members = _tracker("auto", 3, 2)
     assert [_fetch(member, 2) for member in members] == [[None] * 2] * 3
-    assert "too few parts" in exchange.decision
+    assert "too few parts" in tracker.decision
 
 
 def test_mode_never_uses_no_peers() -> None:
-    exchange, members = _exchange("never", 2, 3)
+    tracker, members = _tracker("never", 2, 3)
     assert [_fetch(member, 3) for member in members] == [[None] * 3] * 2
     assert [member.next() for member in members] == [None, None]
-    assert "from the store only, as asked" in exchange.decision
+    assert "from the store only, as asked" in tracker.decision
     with pytest.raises(InvalidInput, match="auto, never, always"):
-        Exchange("sometimes", 2)  # type: ignore[arg-type]
+        PartTracker("sometimes", 2)  # type: ignore[arg-type]
 
 
 def test_one_machine_has_no_peers() -> None:
-    exchange, (only,) = _exchange("always", 1, 2)
-    assert not exchange.passing
+    tracker, (only,) = _tracker("always", 1, 2)
+    assert not tracker.passing
     assert _fetch(only, 2) == [None, None]
     assert only.next() is None
 
@@ -128,8 +135,8 @@ def test_one_machine_has_no_peers() -> None:
 )
 def test_auto_uses_peers_while_they_are_faster(peer_s: float, verdict: str) -> None:
     clock = Clock()
-    exchange, (first, other) = _exchange("auto", 2, 2 * TRIALS + 4, clock)
-    for _ in range(exchange.share()):
+    tracker, (first, other) = _tracker("auto", 2, 2 * TRIALS + 4, clock)
+    for _ in range(tracker.share()):
         for member in (first, other):
             errand = _next(member)
             assert errand.holder is None
@@ -143,12 +150,12 @@ def test_auto_uses_peers_while_they_are_faster(peer_s: float, verdict: str) -> N
         _done(other, errand)
     last = _next(other)
     assert (last.holder is None) is (verdict != "passed on")
-    assert verdict in exchange.decision
-    assert "25 % of the bytes came from peers" in exchange.decision  # 4 parts of 16
+    assert verdict in tracker.decision
+    assert "25 % of the bytes came from peers" in tracker.decision  # 4 parts of 16
 
 
 def test_a_machine_that_died_costs_a_part_its_source_and_no_more() -> None:
-    exchange, (first, other) = _exchange("always", 2, 2)
+    tracker, (first, other) = _tracker("always", 2, 2)
     claimed = _next(first)
     mine = _next(other)
     _done(other, mine)
@@ -159,11 +166,11 @@ def test_a_machine_that_died_costs_a_part_its_source_and_no_more() -> None:
     assert errand.part == claimed.part
     _done(other, errand)
     assert other.next() is None
-    exchange.linger(other)  # the dead one lacks nothing that anybody waits for
+    tracker.linger(other)  # the dead one lacks nothing that anybody waits for
 
 
 def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
-    _, (first, other) = _exchange("always", 2, 6)
+    _, (first, other) = _tracker("always", 2, 6)
     _fetch(first, 3)
     _fetch(other, 3)
     errand = _next(other)
@@ -173,10 +180,10 @@ def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
 
 
 def test_no_member_uploads_more_than_its_share() -> None:
-    exchange = Exchange("always", 2, Clock())
-    holder = exchange.join(_plan(UPLOADS + 2), PEER)
+    tracker = PartTracker("always", 2, Clock())
+    holder = tracker.join(_plan(UPLOADS + 2), PEER)
     _fetch(holder, UPLOADS + 2)
-    other = exchange.join(_plan(UPLOADS + 2), PEER)
+    other = tracker.join(_plan(UPLOADS + 2), PEER)
     errands = [_next(other) for _ in range(UPLOADS)]
     assert all(errand.holder is holder for errand in errands)
     with ThreadPoolExecutor(1) as thread:
@@ -188,7 +195,7 @@ def test_no_member_uploads_more_than_its_share() -> None:
 
 def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
     clock = Clock()
-    _, (first, other) = _exchange("auto", 2, 2, clock)
+    _, (first, other) = _tracker("auto", 2, 2, clock)
     slow = _next(first)
     quick = _next(other)
     clock.now += 1.0
@@ -199,15 +206,15 @@ def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
 
 
 def test_what_is_not_kept_is_fetched_from_the_store_by_each() -> None:
-    _, (first, other) = _exchange("always", 2, 2)
+    _, (first, other) = _tracker("always", 2, 2)
     assert [_fetch(member, 2, kept=False) for member in (first, other)] == [[None] * 2] * 2
 
 
 def test_a_plan_of_its_own_is_fetched_whole() -> None:
     """A machine that had some of it already is cut into other parts."""
-    exchange, (first,) = _exchange("always", 1, 3)
+    tracker, (first,) = _tracker("always", 1, 3)
     rest = RestorePart(0, MIB, MIB, [ObjectKey("packs/1"), ObjectKey("packs/2")])
-    resumed = exchange.join(RestorePlan(False, ["/w"], 1, 1, 1, [rest]), None)
+    resumed = tracker.join(RestorePlan(False, ["/w"], 1, 1, 1, [rest]), None)
     assert _next(resumed).part == rest
     assert _next(first).holder is None
 
@@ -222,8 +229,8 @@ def _ordered(first: int, others: int) -> RestorePlan:
 
 
 def test_every_machine_fetches_what_comes_first_before_the_rest() -> None:
-    exchange = Exchange("always", 2, Clock())
-    first, other = (exchange.join(_ordered(4, 4), PEER) for _ in range(2))
+    tracker = PartTracker("always", 2, Clock())
+    first, other = (tracker.join(_ordered(4, 4), PEER) for _ in range(2))
     taken = [(member, _next(member)) for _ in range(2) for member in (first, other)]
     assert {errand.part.part for _, errand in taken} == {0, 1, 2, 3}  # each from the store once
     assert all(errand.holder is None for _, errand in taken)
@@ -235,15 +242,15 @@ def test_every_machine_fetches_what_comes_first_before_the_rest() -> None:
 
 
 def test_a_machine_does_not_wait_for_what_comes_first() -> None:
-    exchange = Exchange("always", 2, Clock())
-    first = exchange.join(_ordered(2, 2), PEER)
+    tracker = PartTracker("always", 2, Clock())
+    first = tracker.join(_ordered(2, 2), PEER)
     claimed = _next(first)
     assert (claimed.part.first, _next(first).part.first) == (True, False)  # the other one's share
 
 
 def test_a_failed_part_is_missing_from_what_comes_first() -> None:
-    exchange = Exchange("never", 1, Clock())
-    only = exchange.join(_ordered(2, 1), None)
+    tracker = PartTracker("never", 1, Clock())
+    only = tracker.join(_ordered(2, 1), None)
     failed, second = _next(only), _next(only)
     rest = _next(only)
     only.failed(failed)
@@ -256,17 +263,17 @@ def test_a_failed_part_is_missing_from_what_comes_first() -> None:
 def test_pieces_of_one_pack_are_parts_of_their_own() -> None:
     pack = [ObjectKey("packs/0")]
     parts = [RestorePart(n, MIB, MIB, pack, pieces) for n, pieces in enumerate(([1], [2], []))]
-    exchange = Exchange("never", 1, Clock())
-    only = exchange.join(RestorePlan(False, ["/w"], 2, 2, 2, parts, first=1), None)
+    tracker = PartTracker("never", 1, Clock())
+    only = tracker.join(RestorePlan(False, ["/w"], 2, 2, 2, parts, first=1), None)
     assert [_next(only).part for _ in parts] == parts
 
 
 def test_stop_ends_all_waiting() -> None:
-    exchange, (first, other) = _exchange("always", 2, 1)
+    tracker, (first, other) = _tracker("always", 2, 1)
     _next(first)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(other.next)
-        exchange.stop()
+        tracker.stop()
         with pytest.raises(RunCancelled):
             waiting.result(PATIENCE_S)
-    exchange.linger(other)
+    tracker.linger(other)

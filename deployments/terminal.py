@@ -1,0 +1,137 @@
+"""What stands on a terminal: text folded between words, and what a command waits for now.
+
+A pipe and a file get each line whole, and nothing about waits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, TextIO
+
+TICK_S: Final = 1.0
+NOTED_S: Final = 2.0
+"""What takes less is shown without its seconds."""
+CLEARED: Final = "\r\x1b[K"
+SHOWN_S: Final = 0.5
+"""What is over by then is not shown."""
+_WORD: Final = re.compile(r"\s*(?:\S*`[^`]*`\S*|\S+)")
+"""With the blanks before it. A command between backticks stays whole, so that it can be copied."""
+_LABEL: Final = re.compile(r" *(?:\S+ {2,})?")
+"""What a line of a list begins with: the lines that it is folded into stand to the right of it."""
+_MOST_HANGING: Final = 24
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print text, to standard output unless another stream is given, as ``folded`` shows it."""
+    stream = stream or sys.stdout
+    clear = CLEARED if Waiting.shown and rewrites(stream) else ""
+    print(clear + folded(text, stream), file=stream, flush=True)
+
+
+def folded(text: str, stream: TextIO) -> str:
+    """Text with each long line folded between words for a terminal; as it is for a pipe."""
+    if not stream.isatty():
+        return text
+    return "\n".join(_folded_line(line, columns(stream)) for line in text.split("\n"))
+
+
+def _folded_line(line: str, width: int) -> str:
+    if wide(line) <= width:
+        return line
+    label = _LABEL.match(line)
+    hanging = label.end() if label and label.end() <= _MOST_HANGING else 0
+    lines, room = [""], width
+    for word in _WORD.findall(line):
+        if lines[-1] and wide(lines[-1]) + wide(word) > room:
+            lines.append(" " * hanging + word.lstrip())
+        else:
+            lines[-1] += word
+    return "\n".join(lines)
+
+
+def wide(text: str) -> int:
+    """The columns that a terminal needs for it."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def cut(text: str, width: int) -> str:
+    """Text that fits into so many columns."""
+    if wide(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width)
+
+
+def columns(stream: TextIO) -> int:
+    if os.environ.get("COLUMNS", "").isdigit():
+        return max(2, int(os.environ["COLUMNS"]))
+    try:
+        return max(2, os.get_terminal_size(stream.fileno()).columns or 80)
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def rewrites(stream: TextIO) -> bool:
+    """Whether it is a terminal that can rewrite a line."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Waiting:
+    """Shows on a terminal what a command waits for, and for how long, while it is entered. Nothing
+    of it stays. ``words`` may be replaced meanwhile."""
+
+    shown = False
+    """Whether a line of one stands on the terminal now."""
+
+    def __init__(self, words: str, stream: TextIO | None = None) -> None:
+        self.words = words
+        self._stream = stream or sys.stderr
+        self._over = threading.Event()
+        self._shows = threading.Thread(target=self._show, name="waiting", daemon=True)
+
+    def __enter__(self) -> Waiting:
+        if rewrites(self._stream):
+            self._shows.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        cause: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if self._shows.ident is not None:
+            self._shows.join()
+
+    def line(self, took_s: float) -> str:
+        return self.words + (f", {took_s:.0f} s" if took_s >= NOTED_S else "")
+
+    def _show(self) -> None:
+        began = time.monotonic()
+        wait_s = SHOWN_S
+        while not self._over.wait(wait_s):
+            line = cut(self.line(time.monotonic() - began), columns(self._stream) - 1)
+            Waiting.shown = True
+            self._write(CLEARED + line)
+            wait_s = TICK_S
+        if wait_s == TICK_S:
+            self._write(CLEARED)
+            Waiting.shown = False
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads any more, such as after a hang-up
+            self._stream.write(text)
+            self._stream.flush()

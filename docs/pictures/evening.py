@@ -1,0 +1,164 @@
+"""Record a first evening with torpor: type README's commands into a terminal, keep what it shows.
+
+    python3 evening.py WHEEL [RECORDING]    # as a user with uv, on a host where torpor never was
+
+It needs Python alone. It prints a table: seconds of each command, its exit code, the longest time
+without a new word on the screen, and the lines that 80 columns fold. It ends with status 1 where a
+command fails. RECORDING gets what the screen showed, for `draw.py`. What is made stays in the home,
+but for the local machines, which `torpor down --machines` ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import struct
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from typing import Final
+
+COLUMNS: Final = 80
+ROWS: Final = 24
+PATIENCE_S: Final = 1800.0
+_DONE: Final = re.compile(r"\x1b\]133;D;(\d+)\x07")
+"""What the shell writes before each prompt, which no terminal shows: the last exit code."""
+_OBEYED: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[=>]")
+
+Step = tuple[str, Sequence[tuple[str, str]]]
+"""A command, and the answers to what it asks: the end of the question, and what is typed."""
+
+YES: Final = (r"\[y/N\] $", "y")
+ANSWERS: Final = [(r"Kind of store .*: $", "default"), (r"Market .*: $", "local")]
+ANSWERS += [(r"Directories .*: $", ""), (r"GPUs, .*: $", "")]
+PROMPT: Final = r"workspace[$#] $"
+WORK: Final = [(PROMPT, "head -c 20M /dev/urandom > model.bin"), (PROMPT, "seq 3 > notes.txt")]
+WORK += [(PROMPT, "sha256sum model.bin notes.txt > sums"), (PROMPT, "exit")]
+JOB: Final = re.compile(r"^job +([0-9a-f]{12})", re.MULTILINE)
+"""The id of the job that a command has named, for ``{job}`` in the next ones."""
+COUNT: Final = "bash -c 'for i in 1 2 3; do echo $i; sleep 1; done'"
+
+EVENING: Final[Sequence[Step]] = [
+    ("torpor demo", []),
+    ("torpor up", [(r"\[report\]: $", "")]),
+    ("torpor init mywork", ANSWERS),
+    ("torpor offers mywork", []),
+    ("torpor create mywork", [YES]),
+    ("torpor ssh --setup", []),
+    ("ssh mywork", WORK),
+    ("torpor hibernate mywork", []),
+    ("torpor status", []),
+    ("torpor wake mywork", [YES]),
+    ("ssh mywork 'cd workspace && sha256sum -c sums'", []),
+    (f"torpor job run mywork -- {COUNT}", []),
+    ("torpor job run mywork --yes --detach -- sha256sum -c sums", []),
+    ("torpor job log mywork {job} -f", []),
+    ("torpor job list", []),
+    ("torpor status", []),
+    ("torpor down --machines", [YES]),
+]
+
+
+class Terminal:
+    """A login shell on a terminal of its own."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[float, str]] = []
+        self.began = time.monotonic()
+        self._pid, self._file = pty.fork()
+        if self._pid == 0:
+            os.environ["TERM"] = "xterm-256color"
+            os.execvp("bash", ["bash", "-l"])  # noqa: S606 - the shell that a person has
+        fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        quiet = "bind 'set enable-bracketed-paste off'; PS1='$ '"
+        self.type(f"{quiet}; PROMPT_COMMAND='printf \"\\033]133;D;$?\\007\"'", [])
+        self.shown.clear()
+        self.type("", [])
+
+    def type(self, command: str, answers: Sequence[tuple[str, str]]) -> tuple[int, float, float]:
+        """Run a command; returns its exit code, its seconds, and the longest silence."""
+        os.write(self._file, f"{command}\n".encode())
+        left, text = [*answers], ""
+        began = moved = time.monotonic()
+        silent = 0.0
+        while time.monotonic() - began < PATIENCE_S:
+            ready, _, _ = select.select([self._file], [], [], 1.0)
+            if not ready:
+                continue
+            now = time.monotonic()
+            got = os.read(self._file, 65536).decode(errors="replace")
+            self.shown.append((now - self.began, got))
+            silent, moved = max(silent, now - moved), now
+            text += got
+            if done := _DONE.search(text):
+                return int(done[1]), now - began, silent
+            if left and re.search(left[0][0], _OBEYED.sub("", text)):
+                text = ""
+                os.write(self._file, f"{left.pop(0)[1]}\n".encode())
+        raise SystemExit(f"{command} did not end within {PATIENCE_S:.0f} s")
+
+
+def screen(shown: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Each line as the terminal leaves it, with the second at which it began to stand there."""
+    lines: list[tuple[float, str]] = []
+    line, at, second = "", 0, 0.0
+    for now, text in shown:
+        for mark in re.findall(r"\x1b\[K|\r|\n|\x08|[^\r\n\x1b\x08]+", _cleared(text)):
+            if mark == "\n":
+                lines.append((round(second or now, 1), line.rstrip()))
+                line, at, second = "", 0, 0.0
+            elif mark == "\r":
+                at = 0
+            elif mark == "\x08":
+                at = max(0, at - 1)
+            elif mark == "\x1b[K":
+                line = line[:at]
+                second = second if at else 0.0
+            else:
+                second = second or now
+                line = line[:at] + mark + line[at + len(mark) :]
+                at += len(mark)
+    return [*lines, (round(second, 1), line.rstrip())]
+
+
+def _cleared(text: str) -> str:
+    """Without what a terminal obeys, but for the end of a line that is cleared."""
+    return _OBEYED.sub(lambda found: "\x1b[K" if found[0] == "\x1b[K" else "", text)
+
+
+def main() -> int:
+    wheel, *recording = sys.argv[1:]
+    kept: list[tuple[str, list[tuple[float, str]]]] = []
+    failed, job = 0, ""
+    print(f"{'seconds':>7}  {'exit':>4}  {'silent':>6}  {'folded':>6}  command", flush=True)
+    steps = [(f"uv tool install {shlex.quote(wheel)}", []), *EVENING]
+    terminal = Terminal()
+    for command, answers in steps:
+        command = command.replace("{job}", job)
+        terminal.shown.clear()
+        began = time.monotonic() - terminal.began
+        code, seconds, silent = terminal.type(command, answers)
+        lines = screen(terminal.shown)
+        if named := JOB.search("\n".join(line for _, line in lines)):
+            job = named[1]
+        folded = sum(len(line) > COLUMNS for _, line in lines)
+        print(f"{seconds:7.1f}  {code:4}  {silent:6.1f}  {folded:6}  {command}", flush=True)
+        printed = [(at, line) for at, line in lines[:-1] if not line.endswith(command)]
+        kept.append((command, [(round(at - began, 1), line) for at, line in printed]))
+        failed += code != 0
+        if command.startswith("uv "):
+            terminal = Terminal()  # a new login finds what uv has installed
+    if recording:
+        with open(recording[0], "w") as file:
+            file.write(json.dumps(kept, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
