@@ -232,7 +232,7 @@ class Workspace(Block):
         description=(
             "How often a rented machine stores what has changed by itself, so that one that "
             "vanishes costs these minutes of work: 5 suits most, 1 is possible. `watch` must run. "
-            "No quiesce command runs before such a save. 0: never."
+            "No quiesce command runs before such a save. 0: only when its market will take it away."
         ),
     )
     when_idle: Literal["hibernate", "report"] = Field(

@@ -35,9 +35,10 @@ def say(text: str, stream: TextIO | None = None) -> None:
     print(clear + folded(text, stream), file=stream, flush=True)
 
 
-def folded(text: str, stream: TextIO) -> str:
-    """Text with each long line folded between words for a terminal; as it is for a pipe."""
-    if not stream.isatty():
+def folded(text: str, stream: TextIO | None) -> str:
+    """Text with each long line folded between words for a terminal; as it is for a pipe. A process
+    that was started with a closed stream has None of it."""
+    if stream is None or not stream.isatty():
         return text
     return "\n".join(_folded_line(line, columns(stream)) for line in text.split("\n"))
 
@@ -75,17 +76,18 @@ def cut(text: str, width: int) -> str:
 
 
 def columns(stream: TextIO) -> int:
-    if os.environ.get("COLUMNS", "").isdigit():
-        return max(2, int(os.environ["COLUMNS"]))
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return max(2, int(wanted))
     try:
         return max(2, os.get_terminal_size(stream.fileno()).columns or 80)
     except (OSError, ValueError):
         return shutil.get_terminal_size().columns
 
 
-def rewrites(stream: TextIO) -> bool:
+def rewrites(stream: TextIO | None) -> bool:
     """Whether it is a terminal that can rewrite a line."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Waiting:

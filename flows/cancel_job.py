@@ -42,15 +42,20 @@ def cancel_job(
         return JobAnswer(
             queued.job, opened.spec.name, {"job": queued.job, "now": "taken out of its queue"}
         )
-    if record is None or record.ended:
-        raise _over(opened, job, record)
+    if record is None:
+        raise InvalidInput(
+            f"job {job.strip()} of workspace {opened.spec.name} has just begun, and has written no "
+            "record yet: cancel it again in a minute"
+        )
+    if record.ended:
+        raise _over(opened, record)
     then = record.on_cancel if machine == "as submitted" else machine
     opened.jobs.ask_stop(record.id, Stop("cancelled", then, "a person cancelled it", time.time()))
     now = opened.jobs.of(record.id)
     if now is None or now.ended:  # in the meantime: nobody will read the request again
         opened.jobs.withdraw_stop(record.id)
         if now is None or now.state != "cancelled":
-            raise _over(opened, job, now)
+            raise _over(opened, now or record)
         does = "it was stopped"
     elif now.driven and state_of(now.driver) not in GONE:
         does = f"run {now.driver} stops it"
@@ -61,6 +66,6 @@ def cancel_job(
     return JobAnswer(record.id, opened.spec.name, {"job": record.id, "now": does})
 
 
-def _over(opened: OpenWorkspace, job: str, record: Job | None) -> InvalidInput:
-    state = record.state if record else "unknown"
-    return InvalidInput(f"job {job.strip()} of workspace {opened.spec.name} is {state} already")
+def _over(opened: OpenWorkspace, record: Job) -> InvalidInput:
+    words = f"job {record.id} of workspace {opened.spec.name} is {record.state} already"
+    return InvalidInput(words)

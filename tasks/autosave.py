@@ -55,9 +55,9 @@ NO_SAVES: Final = Saves("")
 def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> None:
     """Let the machine save its workspace by itself from now on, on top of what it holds now, unless
     a job there saves it. What fails here, `watch` does later."""
-    if not _saves(opened, machine):
-        return
     try:
+        if not _saves(opened, machine):
+            return
         state = _look(opened, session)
         if not _is_open(opened, state.job):
             _hand_over(opened, session, machine, state)
@@ -71,9 +71,9 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
     """What the machine says of its saves; NO_SAVES where it is to make none. Gives it the
     grants for further ones when half of their time is over, a save failed, or the snapshot that
     its tree goes on from is gone, and then deletes superfluous ones."""
-    if not _saves(opened, machine):
-        return NO_SAVES
     try:
+        if not _saves(opened, machine):
+            return NO_SAVES
         state = _look(opened, session)
         if _is_open(opened, state.job):  # its run gives the machine the grants
             return Saves(f"job {plain(state.job)} saves it, {_until(state)}")
@@ -171,9 +171,12 @@ def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
 
 
 def _may_be_told(opened: OpenWorkspace, machine: Machine, label: Label) -> bool:
-    rental = opened.rentals.of(label)
-    is_spot = rental is not None and rental.spot
-    return is_spot and bool(opened.markets.of(machine.provider).abilities.notices)
+    """Whether it is a spot machine of a market that gives notice, and the only machine of its
+    workspace: what one of many holds is not what a wake is to bring."""
+    if not opened.markets.of(machine.provider).abilities.notices:
+        return False
+    handed = [one for one in opened.rentals.open() if one.state == "handed over"]
+    return [one.label for one in handed] == [label] and handed[0].spot
 
 
 def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:

@@ -118,8 +118,8 @@ def _argv(command: str | list[str]) -> list[str]:
 def found_job(
     opened: OpenWorkspace, workspace: Workspace | str, wanted: str
 ) -> tuple[Job | None, QueuedJob | None]:
-    """The record of a job of the workspace, and the run of it that waits or has begun without a
-    record yet; InvalidInput if there is neither."""
+    """The record of a job of the workspace, and the run of it that waits; neither where its run has
+    begun and has written no record yet. InvalidInput for a job that nobody knows."""
     wanted = job_id(wanted.strip())
     block = workspace if isinstance(workspace, str) else workspace._block_document_name
     names = {block, opened.spec.name}
@@ -132,14 +132,13 @@ def found_job(
     if record is not None or queued is not None:
         return record, queued
     begins = run_of(queued_jobs(begun_s=_BEGINS_S))
-    if record := opened.jobs.of(wanted):
-        return record, None
-    if begins is None:
+    record = opened.jobs.of(wanted)
+    if record is None and begins is None:
         raise InvalidInput(
             f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}, and none "
             "waits in a queue: `torpor job list` shows all jobs"
         )
-    return None, begins
+    return record, None
 
 
 def begun_job(
@@ -173,6 +172,8 @@ def status_of(
         said["log"] = log_path(opened.spec, record.id)
     elif queued is not None:
         said = {"job": f"{queued.job}: {command_line(queued.command)}", "outcome": "not begun"}
+    else:
+        said = {"job": wanted.strip(), "outcome": "its run has just begun"}
     if queued is not None:
         since = moment(queued.since_unix)
         said["queue"] = f"run {queued.run} waits in {queued.queue} since {since}"

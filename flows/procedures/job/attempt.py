@@ -49,7 +49,7 @@ WATCH_S: Final = 15.0
 them is lost. So a loss is seen within a minute."""
 TAKEN_S: Final = 180.0
 """A command that fails so soon after its machine got notice may have been ended with the machine:
-the longest notice is of two minutes."""
+most notices are of 30 s or two minutes."""
 SURE_S: Final = 60.0
 """A command of a job on several machines that fails may have lost another one. That shows within
 this time."""

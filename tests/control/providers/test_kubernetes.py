@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -185,16 +186,7 @@ class TestKubernetes(ContainerContract):
     ) -> None:
         """Who restarts or upgrades sshd keeps the work, the host key and what he changed."""
         provider.create(shop.order)
-        body = shop.market.rented[0].body
-        shown = asyncssh.import_private_key(shop.order.host_key).export_public_key()
-        host_key = shown.decode().strip()
-
-        def says(command: str) -> str:
-            try:
-                return run(body, identity_key, host_key, command)
-            except (OSError, asyncssh.Error):
-                return ""
-
+        body, says = shop.market.rented[0].body, _login(shop, identity_key)
         until(lambda: says("echo mine >>/root/.ssh/authorized_keys; echo done"), "it answers")
         assert says("sleep 5; echo done")  # the first process knows by then that sshd ran
         for _ in range(2):
@@ -202,6 +194,22 @@ class TestKubernetes(ContainerContract):
             until(lambda: "sshd" not in _children(body), "sshd has ended")
             until(lambda: says("tail -n 1 /root/.ssh/authorized_keys") == "mine\n", "it is back")
         assert body.running
+
+    def test_a_pod_that_is_taken_stays_until_its_own_save_has_ended(
+        self, shop: Shop, provider: Provider, identity_key: KeyPair
+    ) -> None:
+        """Only its first process hears that; the autosave process makes the save."""
+        provider.create(shop.order)
+        body, says = shop.market.rented[0].body, _login(shop, identity_key)
+        save = "while [ ! -e /root/stored ]; do sleep 0.1; done"
+        own = f'trap "sh -c \\"{save}\\" torpor rescue" TERM; while :; do sleep 0.1; done'
+        begins = f"setsid sh -c '{own}' torpor autosave </dev/null >/dev/null 2>&1 & echo done"
+        until(lambda: says(begins), "it answers")
+        os.kill(body.first(), signal.SIGTERM)
+        until(lambda: says("grep -lazx '[r]escue' /proc/[0-9]*/cmdline || :"), "it saves")
+        assert says("sleep 6; echo there") == "there\n"
+        says("touch /root/stored")
+        until(lambda: not body.running, "the container has ended")
 
     def test_a_machine_ends_with_a_start_script_that_fails(
         self, shop: Shop, provider: Provider
@@ -577,6 +585,21 @@ def test_without_the_client_the_error_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(InvalidInput, match=re.escape("pip install '.[kubernetes]'")):
         KubernetesProvider(kubeconfig("http://127.0.0.1:1", "t"), NAMESPACE, MACHINES)
+
+
+def _login(shop: Shop, identity_key: KeyPair) -> Callable[[str], str]:
+    """What a command prints on the machine; empty where it cannot be asked."""
+    body = shop.market.rented[0].body
+    shown = asyncssh.import_private_key(shop.order.host_key).export_public_key()
+    host_key = shown.decode().strip()
+
+    def says(command: str) -> str:
+        try:
+            return run(body, identity_key, host_key, command)
+        except (OSError, asyncssh.Error):
+            return ""
+
+    return says
 
 
 def _children(body: BootedMachine) -> dict[str, int]:

@@ -206,7 +206,7 @@ home = enter_home(Path.home() / ".torpor")
 command = ["sh", "-c", "trap '' TERM; setsid sleep 600 & while :; do sleep 1; done"]
 asked = StartJob("0123456789ab", 1, command, "~/", "~/job.log", [])
 agent = [sys.executable, "-m", "torpor.machine.agent", "supervise", "--home", str(home)]
-print(start_job(asked, Call("r", home, lambda event: None), agent).state)
+print(start_job(asked, Call("r", home, lambda event: None), agent, []).state)
 """
 
 

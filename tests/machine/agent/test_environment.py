@@ -22,6 +22,19 @@ def test_the_packages_are_those_that_python_finds() -> None:
     assert named["msgspec"]
 
 
+def test_the_places_of_packages_are_found_also_from_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation adds a name to the path that is no place."""
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    hook = "__editable__.torpor-0.1.0.finder.__path_hook__"
+    monkeypatch.setattr(sys, "path", ["/bundle", "/usr/lib/python3", hook, ""])
+    assert python_places() == ["/usr/lib/python3"]
+
+
 def test_what_processes_need_of_a_machine_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

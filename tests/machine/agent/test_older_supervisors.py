@@ -122,8 +122,8 @@ def test_a_process_for_its_job_that_is_killed_is_seen_and_started_again(
     saver = supervised.saver()
     assert saver is not None
     saver.kill()
-    until(lambda: not supervised.savers(), "it is gone")
-    assert supervised.state().saves_until_unix == 0.0
+    saver.wait()
+    until(lambda: not supervised.state().saves_until_unix, "it is seen that it is gone")
     until(lambda: supervised.look() and supervised.savers(), "a look has started another process")
 
 

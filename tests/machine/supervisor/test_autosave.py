@@ -238,14 +238,7 @@ def test_a_process_that_nobody_waits_for_any_more_does_not_leave(
     clock = SimpleNamespace(time=time.time, monotonic=lambda: clock_s[0])
     monkeypatch.setattr(autosave, "time", clock)
     folder, begun, go = AutosaveFolder(tmp_path, DEMO), tmp_path / "begun", tmp_path / "go"
-    line = msgspec.json.encode(Rescued(None, "it failed")).decode()
-    code = (
-        "import os, time\n"
-        f"open({str(begun)!r}, 'a').write('.')\n"
-        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
-        f"print({line!r})"
-    )
-    process = process_in(tmp_path, book(600.0), [sys.executable, "-c", code])
+    process = process_in(tmp_path, book(600.0), _fails_at(begun, go))
 
     def seen() -> None:
         try:
@@ -274,16 +267,9 @@ def test_a_signal_during_a_save_after_a_notice_is_followed_by_another_save(
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **_: -1)
     folder, begun, go = AutosaveFolder(tmp_path, DEMO), tmp_path / "begun", tmp_path / "go"
-    line = msgspec.json.encode(Rescued(None, "it failed")).decode()
-    code = (
-        "import os, time\n"
-        f"open({str(begun)!r}, 'a').write('.')\n"
-        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
-        f"print({line!r})"
-    )
     given = book(600.0)
     given = msgspec.structs.replace(given, saves=given.saves * 2)
-    process = process_in(tmp_path, given, [sys.executable, "-c", code])
+    process = process_in(tmp_path, given, _fails_at(begun, go))
 
     def seen() -> None:
         try:
@@ -307,6 +293,18 @@ def test_a_signal_during_a_save_after_a_notice_is_followed_by_another_save(
 def _look(folder: AutosaveFolder) -> AutosaveState:
     state: AutosaveState = _asked(folder, LookAtAutosave(DEMO))
     return state
+
+
+def _fails_at(begun: Path, go: Path) -> list[str]:
+    """A save that says in ``begun`` that it has begun, and fails once ``go`` is there."""
+    line = msgspec.json.encode(Rescued(None, "it failed")).decode()
+    code = (
+        "import os, time\n"
+        f"open({str(begun)!r}, 'a').write('.')\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        f"print({line!r})"
+    )
+    return [sys.executable, "-c", code]
 
 
 def _asked(folder: AutosaveFolder, request: Request[Any]) -> Any:

@@ -19,7 +19,13 @@ from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.save_lock import end_save
 from torpor.machine.supervisor.autosave import refuse_late
 from torpor.machine.supervisor.folder import AUTOSAVES, AutosaveFolder, Kept, autosave_folders
-from torpor.machine.supervisor.processes import OWN_MARK, kill, own_folders, own_processes
+from torpor.machine.supervisor.processes import (
+    HARD_S,
+    OWN_MARK,
+    kill,
+    own_folders,
+    own_processes,
+)
 from torpor.shared.errors import MachineError, TorporError, WorkspaceBusy, from_wire
 from torpor.shared.values import WorkspaceName, workspace_name
 from torpor.shared.wire.autosave import (
@@ -35,6 +41,8 @@ from torpor.shared.wire.request import Nothing, Request, parse_answer
 
 LEAVE_S: Final = 15.0
 """A process whose save was ended leaves within this time."""
+HANGS_S: Final = 60.0
+"""A process that does not answer for so long hangs."""
 _POLL_S: Final = 0.02
 _turn: Final = threading.Lock()
 """Held by whoever may start a process: who takes its lock to see whether it is free makes it look
@@ -58,7 +66,7 @@ def give(
         folder.make()
         if isinstance(request, HearForAttempt):
             end_save(call.home, workspace)  # of the attempt before, with that one's save command
-        give_up = time.monotonic() + LEAVE_S
+        give_up = time.monotonic() + HANGS_S
         while (lock := _vacant(folder)) is None:
             if folder.bundle() != _bundle(start):
                 if isinstance(request, Autosave):
@@ -72,7 +80,8 @@ def give(
                     raise  # it may have used grants, and each is for one process
                 call.check()
                 if time.monotonic() >= give_up:
-                    raise MachineError(f"the process of {folder.path} is silent: {error}") from None
+                    lock = _dismissed(folder, call)
+                    break
             else:
                 return
             time.sleep(_POLL_S)
@@ -108,18 +117,15 @@ def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
 
 def end_saves_for(job: str, call: Call) -> None:
     """The job was stopped, and its save command with it: no grants are left for it, and no process
-    takes a book that is still on its way. One that does not answer is ended."""
-    there = {folder.path: folder for folder in autosave_folders(call.home)}
-    for path in own_folders(call.home / AUTOSAVES):  # a command may have removed those
-        there.setdefault(path, AutosaveFolder(call.home, WorkspaceName(path.name)))
-    for folder in there.values():
+    takes a book that is still on its way. One that hangs with them is ended."""
+    for folder in _all_folders(call.home):
         with suppress(OSError):  # it is gone, and so is its process; or nothing can be written
             _end_for(folder, job, call)
 
 
 def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
     request = HearForAttempt(folder.workspace, job, 0, over=True)
-    give_up = time.monotonic() + LEAVE_S
+    give_up, ends = time.monotonic() + HANGS_S, 0.0
     while (lock := _vacant(folder)) is None:
         try:
             _ask(folder, call.request_id, request)
@@ -131,15 +137,31 @@ def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
             if folder.read().job == job:
                 end_save(call.home, folder.workspace)
             return
+        told = folder.read()
+        if told.job != job and (folder.has_told or time.monotonic() >= give_up):
+            return  # nothing of this job is there
         if time.monotonic() >= give_up:
+            ends = ends or time.monotonic() + HARD_S
+            if not told.saves_until_unix or time.monotonic() >= ends:
+                return
             kill(own_processes(folder.path))
         time.sleep(_POLL_S)
     try:
         told = folder.read()
-        if told.job == job and not told.over:
+        if told.job == job:
+            end_save(call.home, folder.workspace)  # it outlives the process that began it
             folder.write(msgspec.structs.replace(told, over=True))
     finally:
         os.close(lock)
+
+
+def _all_folders(home: Path) -> list[AutosaveFolder]:
+    """Those of all workspaces that were ever saved so, and of all processes that live: a command
+    may have removed a folder."""
+    there = {folder.path: folder for folder in autosave_folders(home)}
+    for path in own_folders(home / AUTOSAVES):
+        there.setdefault(path, AutosaveFolder(home, WorkspaceName(path.name)))
+    return [*there.values()]
 
 
 def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
@@ -160,17 +182,17 @@ def _state_of(folder: AutosaveFolder, call: Call) -> AutosaveState:
 
 def end_autosave(request: EndAutosave, call: Call) -> Nothing:
     workspace = workspace_name(request.workspace)
-    folder = AutosaveFolder(call.home, workspace)
-    if folder.identity() is not None:
-        os.close(_dismissed(folder, call))
+    with _own_turn(call), suppress(FileNotFoundError):  # neither a folder nor a process is there
+        os.close(_dismissed(AutosaveFolder(call.home, workspace), call))
     end_their_saves(workspace, call)
     return Nothing()
 
 
 def dismiss_autosaves(home: Path, call: Call) -> None:
     """Before HOME is removed. WorkspaceBusy while a process does not leave."""
-    for folder in autosave_folders(home):
-        os.close(_dismissed(folder, call))
+    for folder in _all_folders(home):
+        with suppress(FileNotFoundError):  # as in end_autosave
+            os.close(_dismissed(folder, call))
 
 
 def used_bundles(home: Path) -> set[Path]:
@@ -210,14 +232,19 @@ def _vacant(folder: AutosaveFolder) -> int | None:
 
 
 def _dismissed(folder: AutosaveFolder, call: Call) -> int:
-    """The lock of the folder, whose process has left."""
-    give_up = time.monotonic() + LEAVE_S
+    """The lock of the folder, whose process has left. One that has not answered is ended."""
+    give_up, ends, hangs = time.monotonic() + LEAVE_S, 0.0, True
     while (lock := _vacant(folder)) is None:
         with suppress(OSError, MachineError):
             _ask(folder, call.request_id, Bye())
+            hangs = False
         end_save(call.home, folder.workspace)
         call.check()
         if time.monotonic() >= give_up:
+            ends = ends or time.monotonic() + HARD_S
+        if hangs and time.monotonic() < ends:
+            kill(own_processes(folder.path))
+        elif ends:
             raise WorkspaceBusy(
                 f"the process that saves workspace {folder.workspace} by itself does not leave: "
                 "wait until its save has ended, then run it again"

@@ -110,9 +110,11 @@ def _gpus() -> list[tuple[str, str]]:
 
 
 def python_places() -> list[str]:
-    """Where the machine's own Python has its packages, without those of the agent."""
+    """Where the machine's own Python has its packages, without those of the agent, and without
+    names that are no places: an editable installation adds one, and the folder that it would be
+    looked for in may have been removed."""
     bundle = os.path.realpath(sys.path[0])
-    return [p for p in sys.path if p and os.path.realpath(p) != bundle]
+    return [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) != bundle]
 
 
 def _python_packages() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Final
 
 _NO_PROCESSES: Final = (
@@ -66,4 +67,4 @@ def name_of(filename: object) -> str:
     """A file's name as text; empty where the error has none."""
     if isinstance(filename, bytes):
         return filename.decode("utf-8", "backslashreplace")
-    return str(filename) if isinstance(filename, str) else ""
+    return str(filename) if isinstance(filename, str | os.PathLike) else ""

@@ -120,7 +120,8 @@ def _unheard(_number: int, _frame: object) -> None:
 def _give_way(rescue: Rescue) -> None:
     """End at once, with the save command: what the save has stored is in the journal."""
     rescue.end_save_command()
-    os.write(1, encode_line(msgspec.to_builtins(rescue.so_far())))
+    with suppress(OSError):  # who began it may have been killed
+        os.write(1, encode_line(msgspec.to_builtins(rescue.so_far())))
     os._exit(1)
 
 

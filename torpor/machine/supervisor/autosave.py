@@ -39,6 +39,8 @@ from torpor.shared.wire.protocol import Envelope, parse_line
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
+MOST_TAKEN: Final = 8
+"""So many requests that brought a book are remembered: a session repeats only its last one."""
 LEAVES_S: Final = 5.0
 """Who wants it to leave asks for that again and again, and may give up."""
 BEGINS_S: Final = 300.0
@@ -89,7 +91,6 @@ class Autosaver:
         self._guard = Guard(home, save, self._requests.wake)
         self._shuts_down = False
         self._leaves_until_s = 0.0
-        self._taken: set[str] = set()  # the requests that brought a book
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True)
         self._heard: deque[tuple[float, float]] = deque()  # of saves that have not ended
@@ -245,24 +246,24 @@ class Autosaver:
     def _hand_over(self, request: Autosave, request_id: str) -> None:
         book = request.book
         self._refuse_unwanted(request)
-        if request_id in self._taken:  # its answer was lost: it may have used some of the grants
+        if request_id in self._told.taken:  # its answer was lost: grants of it may be used
             return
         self._leaves_until_s = 0.0
-        had_none = self._guard.is_over
         if book.job:
             self._begins_s = 0.0
             self._begin(book.job, self._attempt_of(book.job))
         self._guard.listen(request.notices)
         if self._guard.stand_by(book):
             self._stored_s = time.monotonic()
-        self._taken.add(request_id)
         until_unix = max((float(save.grant.expires_unix) for save in book.saves), default=0.0)
         self._state = msgspec.structs.replace(
             self._state, until_unix=until_unix, lasts_s=book.lasts_s
         )
-        self._tell(notices=request.notices, saves_until_unix=until_unix if book.job else 0.0)
-        if had_none and self._told.notice is not None and self._told.save_error:
-            self._guard.hear(self._told.notice)  # it was heard without grants
+        if not book.every_s:  # no save comes that would replace what the last one said
+            self._state = msgspec.structs.replace(self._state, error="")
+        taken = [*self._told.taken, request_id][-MOST_TAKEN:]
+        saves_until_unix = until_unix if book.job else 0.0
+        self._tell(notices=request.notices, saves_until_unix=saves_until_unix, taken=taken)
 
     def _refuse_unwanted(self, request: Autosave) -> None:
         book, told, held = request.book, self._told, self._guard.job
@@ -296,7 +297,8 @@ class Autosaver:
         again."""
         if (self._told.job, self._told.attempt) != (job, attempt):
             until_unix = self._told.saves_until_unix if self._told.job == job else 0.0
-            self._told = Told(job, attempt, saves_until_unix=until_unix)
+            taken = self._told.taken
+            self._told = Told(job, attempt, saves_until_unix=until_unix, taken=taken)
             self._kept = None
             self._guard.shuts_down = False
             self._guard.listen([])

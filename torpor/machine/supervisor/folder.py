@@ -65,7 +65,8 @@ class Kept(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True):
     """What an autosave process has to say of the newest ``attempt`` of a ``job`` that it heard for,
     in the fields of JobState; and what another one needs that takes its place: ``notices``, which
-    it asks, and whether the job is ``over``, because somebody has stopped it."""
+    it asks, whether the job is ``over``, because somebody has stopped it, and ``taken``, the
+    requests that have brought a book."""
 
     job: str = ""
     attempt: int = 0
@@ -76,6 +77,7 @@ class Told(msgspec.Struct, frozen=True):
     saves_until_unix: float = 0.0
     notices: list[NoticeSource] = []
     over: bool = False
+    taken: list[str] = []
 
 
 class ProcessFolder:
@@ -278,6 +280,11 @@ class AutosaveFolder(ProcessFolder):
             return (self.path / "alive").read_text("utf-8").strip()
         except FileNotFoundError:
             return ""
+
+    @property
+    def has_told(self) -> bool:
+        """Whether a process has written anything."""
+        return _is_there(self._state)
 
     def read(self) -> Told:
         """What the newest process wrote, whether it lives or not; nothing where that is not what

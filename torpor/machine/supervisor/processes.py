@@ -116,8 +116,10 @@ def own_folders(parent: Path) -> set[Path]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL for each of them that is there."""
-    _send(pids, signal.SIGKILL)
+    """SIGKILL for each of them that sees the same file systems as this process: in a container, the
+    same path is another folder."""
+    here = _mounts(os.getpid())
+    _send([pid for pid in pids if _mounts(pid) == here], signal.SIGKILL)
 
 
 def descendants(pid: int) -> set[int]:
@@ -240,6 +242,13 @@ def _own_namespace(command: ProcessId) -> str | None:
 def _namespace(pid: int) -> str | None:
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
+    except _GONE:
+        return None
+
+
+def _mounts(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
     except _GONE:
         return None
 

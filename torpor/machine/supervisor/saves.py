@@ -209,6 +209,7 @@ class RescueSaves:
                 self._start,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                cwd="/",  # HOME, where this process began, may have been removed
                 env={name: value for name, value in os.environ.items() if name != OWN_MARK},
                 start_new_session=True,
             )

@@ -39,7 +39,7 @@ _FIRST: Final = f"""
 running() {{ grep -lazx "$1" /proc/[0-9]*/cmdline 2>/dev/null; }}
 leave() {{
     trap '' TERM
-    for found in $(running '[s]upervise'); do
+    for found in $(running '[a]utosave'); do
         found=${{found#/proc/}}
         kill -s TERM "${{found%/cmdline}}" && saves=10
     done
@@ -75,8 +75,8 @@ mkdir -p -m 755 /run/sshd
 done
 """
 """The pod's first process. SIGTERM is how a cluster says that it takes the pod. Only the first
-process gets it, and all others end with that one: it passes the notice to the supervisor of a job,
-and stays until the save that the supervisor makes has ended. It ends with a start script that
+process gets it, and all others end with that one: it passes the notice to the autosave processes,
+and stays until the saves that these make have ended. It ends with a start script that
 fails, but not with an sshd that ran: whoever restarts or upgrades sshd keeps the machine. The start
 script is not repeated, as it would undo what the user changed."""
 
