@@ -67,7 +67,7 @@ from deployments.parent import see_that_they_run
 from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
-from deployments.worker import POOLS, RUN_COMMAND
+from deployments.worker import EARLIER_COMMAND, POOLS, RUN_COMMAND
 from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
@@ -327,11 +327,11 @@ def make_pools() -> list[str]:
 
 
 def with_command(template: dict[str, Any]) -> dict[str, Any]:
-    """The job template of a pool, with a command for its runs if it has none. Without one, Prefect
-    imports itself twice for each run, once to find out the command: 3 s. A run gets a session of
-    its own, as without one, so that signals to its worker do not reach it."""
+    """The job template of a pool, with a command for its runs if it has none of its user's. Without
+    one, Prefect imports itself twice for each run, once to find out the command: 3 s. A run gets a
+    session of its own, as without one, so that signals to its worker do not reach it."""
     command = template.get("variables", {}).get("properties", {}).get("command", {})
-    if command and not command.get("default"):
+    if command and command.get("default") in (None, "", EARLIER_COMMAND):
         command["default"] = RUN_COMMAND
     return template
 

@@ -51,7 +51,9 @@ SETTINGS: Final = {
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * 86_400),
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
 }
-"""Of our own server, beyond Prefect's defaults."""
+"""Of our own server and of the chart's, beyond Prefect's defaults."""
+LEASES: Final = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "deployments.leases"}
+"""Of our own server alone: the chart's has no packages of torpor."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def begin_server(installation: Installation, server: Server) -> subprocess.Popen
         _DEMANDED: server.login,
         block_key.VARIABLE: block_key.block_key(installation),
         **SETTINGS,
+        **LEASES,
         **(database.settings(postgres) if postgres else {}),
     }
     return begin(installation, ROLE, argv, env)
@@ -214,5 +217,5 @@ def _taken(port: int) -> str:
     """That a port is taken, by whom, and what to do."""
     return (
         f"port {port} on {HOST} is taken by {holder(port)}: end it, or choose another port, such "
-        f"as `make up PORT={free_ports(1)[0]}`"
+        f"as `torpor up --port {free_ports(1)[0]}`"
     )

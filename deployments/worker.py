@@ -38,8 +38,13 @@ POOLS: Final = (
         queues=("critical", "high", "normal", "low"),
     ),
 )
-RUN_COMMAND: Final = "setsid python3 -m prefect.engine"
-"""What a worker runs for each flow run, with the Python that comes first in its PATH: its own."""
+EARLIER_COMMAND: Final = "setsid python3 -m prefect.engine"
+RUN_COMMAND: Final = f"env PREFECT_CLIENT_MAX_RETRIES=9 {EARLIER_COMMAND}"
+"""What a worker runs for each flow run, with the Python that comes first in its PATH: its own.
+
+Prefect waits 2, 4, 8 ... seconds between requests, a fifth more or less. A flow run asks a server
+that is away for 14 to 20 minutes with 9 retries: it outlives a supervisor that was killed. The
+worker itself asks for a minute, as it would else sleep for minutes after the server is back."""
 ROLES: Final = tuple(pool.role for pool in POOLS)
 READY_S: Final = 300.0
 """3 to 10 s, measured."""
@@ -54,8 +59,7 @@ def begin_worker(installation: Installation, server: Server, pool: Pool) -> subp
     """Start the pool's worker as a child of this process. Flow runs that outlived another go on."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
-        # So a server says that its database is away. Runs ask again for a minute, as where it says
-        # 503 or is away itself.
+        # So a server says that its database is away: runs ask again, as where it is away itself.
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
