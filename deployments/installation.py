@@ -120,7 +120,7 @@ class Installation:
     def locked(
         self,
         name: str = "lock",
-        holder: str = "another `make up` or `make down` uses",
+        holder: str = "another `torpor up` or `torpor down` uses",
         wait_s: float = 0.0,
     ) -> Iterator[None]:
         """Hold the lock of that name exclusively. It ends with its process. InvalidInput if it is

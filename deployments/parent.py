@@ -14,13 +14,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from deployments import server, worker
+from deployments import processes, server, worker
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import begin, flow_runs, last_words
+from deployments.processes import begin, flow_runs, last_words, running
 from deployments.server import Server
 from torpor.control.own_server import API_URL
 from torpor.control.processes import end_processes
-from torpor.control.supervision import LOCK, Supervision, children_of, is_held, living, trouble_of
+from torpor.control.supervision import (
+    LOCK,
+    STORE,
+    Supervision,
+    children_of,
+    is_held,
+    living,
+    trouble_of,
+)
 from torpor.shared.errors import InvalidInput, TorporError
 
 DOWN: Final = "down"
@@ -55,6 +63,11 @@ def see_that_nothing_else_runs(installation: Installation, used: Server) -> None
     flow runs report there."""
     there, wanted = living(installation.folder), described(used)
     if there is None:
+        if running(installation, LOCK, server.ROLE):
+            raise InvalidInput(
+                f"torpor is up in {installation.folder}, by an earlier version or by an `up` that "
+                "was killed: run `torpor down` first, then `torpor up`"
+            )
         return
     if there.api_url != wanted.api_url:
         other = ""
@@ -148,8 +161,21 @@ def end(installation: Installation) -> list[str]:
     ran = [*children_of(installation.folder)]
     ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
     with installation.locked(DOWN, wait_s=KILLED_S):
+        if living(installation.folder) is None:
+            ran += _end_earlier(installation)
         _end_supervisor(installation)
         _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
+    return ran
+
+
+def _end_earlier(installation: Installation) -> list[str]:
+    """End what an earlier version has started, which outlives its supervisor and is found by its
+    mark; or a supervisor that begins. The server is the last one, as flow runs report to it.
+    Returns the roles of those that ran."""
+    ran = []
+    for role in (LOCK, *worker.ROLES, "register", STORE, server.ROLE):
+        ran += [role for _ in running(installation, role)[:1]]
+        processes.end(installation, role, polite_s=worker.STOP_S)
     return ran
 
 

@@ -1,5 +1,5 @@
 """Start processes of an installation, and find those that no parent holds: flow runs, which outlive
-their worker, and the demo's.
+their worker, the demo's, and what an earlier version has started.
 
 These are found by a mark in their environment, which child processes inherit from before their
 start: a reused pid never counts as ours.

@@ -34,6 +34,7 @@ from deployments.parent import DOWN, REFUSED, described
 from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
+from torpor.control.own_server import recorded_port
 from torpor.control.processes import end_processes, ending_with_this_process
 from torpor.control.store import embedded
 from torpor.control.supervision import (
@@ -322,7 +323,7 @@ def main() -> int:
 def _supervise(installation: Installation, used: Server) -> None:
     folder, before = installation.folder, read_supervision(installation.folder)
     record = structs.replace(described(used), events=before.events if before else [])
-    if used.own:
+    if used.own and used.port != recorded_port(folder):  # a full disk would empty the file
         installation.port_file.write_text(f"{used.port}\n")
     record.write(folder)  # nothing of an earlier one runs
     _tell_systemd()

@@ -21,7 +21,7 @@ from deployments import boot, database, parent, server, services, worker
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
-from deployments.terminal import folded
+from deployments.terminal import Waiting, folded, say
 from torpor.control.disk_space import full_disks
 from torpor.control.own_server import announce, state_folder
 from torpor.control.processes import ending_with_this_process
@@ -86,10 +86,12 @@ def up(
 def _start(installation: Installation, used: Server, believe: bool) -> str:
     """Start what is missing; returns what registering printed."""
     _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
-    began = parent.start(installation, used)
+    with Waiting("starting the Prefect server" if used.own else "starting the supervisor"):
+        began = parent.start(installation, used)
     _say("blocks, store, flows", "registering (half a minute the first time)")
     try:
-        notes = register(installation, used, believe)
+        with Waiting("registering blocks, store and flows"):
+            notes = register(installation, used, believe)
         installation.registered_file.write_text(used.api_url)
     except BaseException:
         if not installation.is_registered(used.api_url):  # else its workers look after machines
@@ -99,14 +101,18 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
         # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
         checked = aside.submit(services.check_scheduler, used) if used.own else None
         _say("workers", "starting")
-        parent.see_that_they_run(installation, worker.ROLES, worker.READY_S)
+        with Waiting("starting the workers"):
+            parent.see_that_they_run(installation, worker.ROLES, worker.READY_S)
         for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
             _say("smoke", words)
         if checked is not None:
             _say("schedules", "checking that the server runs them")
-            checked.result()
+            with Waiting("waiting for the server to look at a new schedule"):
+                checked.result()
     if used.own:
-        for words in services.check_served(used):
+        with Waiting("waiting until the workers have called the server"):
+            served = services.check_served(used)
+        for words in served:
             _say("work pools", words)
     if began is not None and (start := boot.starts(installation)):
         notes += (
@@ -179,7 +185,7 @@ def register(installation: Installation, used: Server, believe: bool = False) ->
 
 
 def _say(what: str, doing: str) -> None:
-    print(f"{what + ' ':.<24} {doing}", flush=True)
+    say(f"{what + ' ':.<24} {doing}")
 
 
 _WELCOME: Final = """

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from deployments import parent, supervisor, worker
+from deployments import parent, server, supervisor, worker
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
@@ -316,6 +316,33 @@ def test_what_runs_with_another_server_version_or_login_is_left_alone(
         parent.see_that_nothing_else_runs(made, wanted)
 
 
+def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_the_server_last(
+    tmp_path: Path,
+) -> None:
+    """It outlives its supervisor, whose record this version cannot read."""
+    made, seen = Installation(tmp_path), tmp_path / "seen"
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    writes = f"""if True:
+        import os, signal, sys, time
+        def ends(*_):
+            open({str(seen)!r}, "w").write(str(os.path.exists("/proc/" + sys.argv[1] + "/exe")))
+            sys.exit()
+        signal.signal(signal.SIGTERM, ends)
+        open({str(seen)!r}, "w").write("begun")
+        time.sleep(600)
+    """
+    with begin(made, server.ROLE, waits, {}, apart=True) as serving:
+        argv = [sys.executable, "-c", writes, str(serving.pid)]
+        env = {"PREFECT__FLOW_RUN_ID": "1"}
+        with begin(made, worker.POOLS[0].role, argv, env, apart=True) as run:
+            until(seen.exists, "the run has begun", every_s=0.05)
+            with pytest.raises(InvalidInput, match=r"by an earlier version .* `torpor down` first"):
+                parent.see_that_nothing_else_runs(made, OWN)
+            down(made)
+            assert run.wait(PATIENCE_S) == 0 and seen.read_text() == "True"
+            assert serving.wait(PATIENCE_S) == -signal.SIGTERM
+
+
 def test_down_says_where_a_supervisor_of_another_host_is_to_be_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +450,8 @@ def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
     env = {**os.environ, "TORPOR_STATE": str(alone.folder), "NOTIFY_SOCKET": f"@torpor-{port}"}
     env.pop("PREFECT_API_URL", None)
     argv = [sys.executable, "-m", parent.SUPERVISOR, "--port", str(port)]
+    alone.port_file.write_text(f"{port}\n")
+    os.utime(alone.port_file, (1.0, 1.0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(f"\0torpor-{port}")
         systemd.settimeout(PATIENCE_S)
@@ -431,6 +460,8 @@ def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
                 assert systemd.recv(100) == b"READY=1"
                 assert _pid(alone) == started.pid
                 assert server_of(alone).port == port
+                # It was not written: a full disk would leave an empty file.
+                assert alone.port_file.stat().st_mtime == 1.0
             finally:
                 started.kill()
 

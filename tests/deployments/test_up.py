@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def test_a_taken_port_is_named(
     said = capfd.readouterr().err
     assert f"port {port} on 127.0.0.1 is taken by " in said
     assert (
-        f"(process {os.getpid()}): end it, or choose another port, such as `make up PORT=" in said
+        f"(process {os.getpid()}): end it, or choose another port, such as `torpor up --port "
+        in said
     )
     assert not running(Installation(tmp_path / "state"), *ROLES)
 
@@ -206,7 +208,7 @@ def test_a_second_make_up_is_refused(tmp_path: Path, capfd: pytest.CaptureFixtur
     with made.locked(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORPOR_STATE", str(made.folder))
         assert up.main([]) == 1
-    assert "another `make up` or `make down` uses" in capfd.readouterr().err
+    assert "another `torpor up` or `torpor down` uses" in capfd.readouterr().err
     down(made)  # the lock died with its holder
 
 
@@ -286,6 +288,29 @@ def test_up_ends_nothing_and_says_what_to_do_where_another_server_is_wanted(
     assert "torpor is up at http://127.0.0.1:4321: run `torpor down` first" in said
     assert ran["done"] == []
     assert ran["installation"].port_file.read_text() == "4321\n"
+
+
+def test_up_shows_at_a_terminal_what_it_waits_for(
+    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments import up
+
+    @contextmanager
+    def waiting(words: str) -> Iterator[None]:
+        ran["done"].append(words)
+        yield
+        ran["done"].append("over")
+
+    monkeypatch.setattr(up, "Waiting", waiting)
+    (ran["installation"].folder / "supervision.json").unlink()  # none runs
+    port = free_ports(1)[0]
+    assert up.main(["--port", str(port)]) == 1
+    assert ran["done"][:4] == [
+        "starting the Prefect server",
+        f"start http://127.0.0.1:{port}/api",
+        "over",
+        "registering blocks, store and flows",
+    ]
 
 
 @pytest.mark.parametrize("registered", [False, True], ids=["first", "after a crash"])

@@ -214,9 +214,9 @@ def _kept_ports(folder: Path) -> list[int]:
     if not is_free(ports[0]):
         raise StoreUnavailable(
             f"port {ports[0]} on 127.0.0.1, by which flows and blocks know the store in {folder}, "
-            f"is taken by {holder(ports[0])}: end it, then run `make up`. If it must stay, remove "
-            f"{folder / _STATE} before that: the store gets another port, and you must change the "
-            "blocks of your own that name this one"
+            f"is taken by {holder(ports[0])}: end it, then run `torpor up`. If it must stay, "
+            f"remove {folder / _STATE} before that: the store gets another port, and you must "
+            "change the blocks of your own that name this one"
         )
     return ports if all(map(_is_usable, ports)) else ports[:1]
 
