@@ -5,20 +5,25 @@ from __future__ import annotations
 from deployments import parent, server, worker
 from deployments.installation import Installation
 from deployments.local_machines import running_machines, stop_machines
-from deployments.processes import flow_runs
+from deployments.processes import running
+from torpor.control.own_server import api_url, recorded_port
 from torpor.control.supervision import LOCK, STORE, is_held, living
 
 
 def runs(installation: Installation) -> bool:
     """Whether anything runs that looks after machines, or has rented some. Flow runs outlive a
-    supervisor that was killed."""
-    return is_held(installation.folder / LOCK) or bool(flow_runs(installation, *worker.ROLES))
+    supervisor that was killed; a worker and a server of an earlier version do, too."""
+    left = running(installation, server.ROLE, *worker.ROLES)
+    return is_held(installation.folder / LOCK) or bool(left)
 
 
 def own_server(installation: Installation) -> str | None:
     """The address of the installation's own server; None where it does not run."""
     there = living(installation.folder)
-    return there.api_url if there is not None and there.own else None
+    if there is None:  # an earlier version's may run
+        here = running(installation, server.ROLE)
+        return api_url(recorded_port(installation.folder)) if here else None
+    return there.api_url if there.own else None
 
 
 def down(installation: Installation, *, machines: bool = False) -> None:
