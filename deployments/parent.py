@@ -96,7 +96,9 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
     deadline = time.monotonic() + server.READY_S
     try:
         while not _serves(installation, used, process):
-            if process is not None and process.poll() is not None:
+            if process is None:
+                see_that_it_lives(installation)
+            elif process.poll() is not None:
                 why = f"the supervisor has ended; the last of {log}:\n{last_words(log)}"
                 raise TorporError(why)  # noqa: TRY301
             if time.monotonic() > deadline:
@@ -140,13 +142,18 @@ def stop(process: subprocess.Popen[bytes] | None) -> None:
         process.wait()
 
 
+def see_that_it_lives(installation: Installation) -> None:
+    """TorporError where no supervisor lives."""
+    if not is_held(installation.folder / LOCK):
+        raise TorporError(f"the supervisor has ended: see {installation.log(LOCK)}")
+
+
 def see_that_they_run(installation: Installation, roles: Iterable[str], ready_s: float) -> None:
     """Wait until these children of the supervisor do their work. TorporError says why one does
     not."""
     folder, deadline = installation.folder, time.monotonic() + ready_s
     while missing := {*roles} - children_of(folder).keys():
-        if living(folder) is None:
-            raise TorporError(f"the supervisor has ended: see {installation.log(LOCK)}")
+        see_that_it_lives(installation)
         if time.monotonic() > deadline:
             said = "; ".join(filter(None, (trouble_of(folder, role) for role in missing)))
             raise TorporError(

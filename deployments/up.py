@@ -8,10 +8,12 @@ and changes nothing that runs. ``make down`` ends everything.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +32,7 @@ from torpor.shared.errors import InvalidInput, TorporError
 
 REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
+LOOK_S: Final = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,36 +155,51 @@ def _key(installation: Installation) -> str:
 def register(installation: Installation, used: Server, believe: bool = False) -> str:
     """Run ``deployments.register`` against the server; returns its output. ``believe`` as for
     sign_stores()."""
-    log = installation.log("register")
+    log, deadline = installation.log("register"), time.monotonic() + REGISTER_S
     with log.open("wb") as errors:
         log.chmod(0o600)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deployments.register", *([BELIEVE] if believe else [])],
+            cwd=CHECKOUT,
+            env={
+                **server.environment(installation, used),
+                **mark(installation, "register"),
+                # A server whose host is overloaded says so too; registering can be repeated.
+                "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            preexec_fn=ending_with_this_process(),
+        )
+    with process:
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "deployments.register", *([BELIEVE] if believe else [])],
-                cwd=CHECKOUT,
-                env={
-                    **server.environment(installation, used),
-                    **mark(installation, "register"),
-                    # A server whose host is overloaded says so too; registering can be repeated.
-                    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                timeout=REGISTER_S,
-                check=False,
-                preexec_fn=ending_with_this_process(),
-            )
-        except subprocess.TimeoutExpired:
-            raise TorporError(
-                f"registering at {used.api_url} did not end within {REGISTER_S:.0f} s; see {log}"
-            ) from None
-    if done.returncode:
+            said = _said_until_its_end(installation, process, deadline)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
         raise TorporError(
             f"blocks and deployments could not be registered at {used.api_url}; the last of "
             f"{log}:\n{last_words(log)}"
         )
-    return done.stdout.decode(errors="replace")
+    return said.decode(errors="replace")
+
+
+def _said_until_its_end(
+    installation: Installation, registering: subprocess.Popen[bytes], deadline: float
+) -> bytes:
+    """What it prints. TorporError at the deadline, or where the supervisor has ended, and the
+    server with it: systemd starts another one once the `up` beside the first has ended."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return registering.communicate(timeout=LOOK_S)[0]
+        parent.see_that_it_lives(installation)
+        if time.monotonic() > deadline:
+            raise TorporError(
+                f"registering did not end within {REGISTER_S:.0f} s; see "
+                f"{installation.log('register')}"
+            )
 
 
 def _say(what: str, doing: str) -> None:

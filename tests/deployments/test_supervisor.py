@@ -511,6 +511,19 @@ def test_workers_begin_once_everything_is_registered_at_this_server(tmp_path: Pa
     assert not made.is_registered("http://127.0.0.1:10/api")
 
 
+def test_an_up_ends_with_the_supervisor_that_it_waits_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts no other one while the `up` beside the first goes on."""
+
+    def ends(_: float) -> None:
+        world.held.close()
+
+    monkeypatch.setattr(parent.time, "sleep", ends)
+    with pytest.raises(TorporError, match="the supervisor has ended"):
+        parent.start(Installation(world.folder), OWN)
+
+
 def test_a_worker_that_does_not_begin_is_told_to_up(world: World) -> None:
     made, role = Installation(world.folder), worker.POOLS[0].role
     record = Supervision(1, OWN.api_url, own=True, troubles={role: ["cannot be started"]})

@@ -239,6 +239,24 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
     return {"id": document["id"], "data": document["data"]}
 
 
+@pytest.mark.usefixtures("needs_server")
+def test_registering_ends_with_the_supervisor_and_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts no other one while the `up` beside the first goes on."""
+    from deployments import up
+
+    made = Installation(tmp_path)
+    monkeypatch.setattr(up, "LOOK_S", 0.05)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        used = Server(f"http://127.0.0.1:{silent.getsockname()[1]}/api", own=True, login="a:b")
+        with pytest.raises(TorporError, match="the supervisor has ended"):
+            up.register(made, used)
+    assert not running(made, "register")
+
+
 class Began:
     """A supervisor that `make up` has started, as far as it looks at one."""
 
