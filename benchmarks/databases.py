@@ -26,12 +26,12 @@ import httpx
 import psutil
 
 from benchmarks.kept import write_result
-from deployments import database, server
+from deployments import database, parent, server
 from deployments.installation import Installation
-from deployments.processes import running
 from deployments.server import Server
 from torpor.control.measure.host import host_facts
 from torpor.control.ports import free_ports
+from torpor.control.supervision import children_of
 from torpor.shared.values import MIB
 
 ANSWER_S: Final = 120.0
@@ -75,11 +75,11 @@ def _serving(url: str | None) -> Iterator[tuple[Server, Installation]]:
         if url is not None:
             database.choose(made, url)
         used = server.server_of(made, free_ports(1)[0])
-        server.start(made, used)
+        began = parent.start(made, used)
         try:
             yield used, made
         finally:
-            server.stop(made)
+            parent.stop(began)
 
 
 def _ask(used: Server, clients: int, runs: int) -> dict[str, float]:
@@ -138,10 +138,8 @@ def _summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _memory_mib(installation: Installation) -> int:
-    return sum(
-        int(psutil.Process(process.pid).memory_info().rss) // MIB
-        for process in running(installation, server.ROLE)
-    )
+    pid = children_of(installation.folder)[server.ROLE]
+    return int(psutil.Process(pid).memory_info().rss) // MIB
 
 
 if __name__ == "__main__":

@@ -30,15 +30,14 @@ import httpx
 import psutil
 
 from benchmarks.kept import write_result
-from deployments import server, worker
+from deployments import server
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import running
 from deployments.server import Server
-from deployments.supervisor import ROLE
 from deployments.up import up
 from torpor.control.measure.host import host_facts
 from torpor.control.ports import free_ports
+from torpor.control.supervision import LOCK, children_of, living
 
 TABLES: Final = (
     "flow_run",
@@ -105,16 +104,17 @@ def measure(days: int, every_s: int, runs: int, rest_s: float) -> dict[str, Any]
 
 def at_rest(installation: Installation, seconds: float) -> dict[str, dict[str, float]]:
     """Percent of one core and resident bytes of each role while nothing is asked for."""
-    roles = (server.ROLE, *worker.ROLES, ROLE)
-    processes = {role: running(installation, role) for role in roles}
-    before = {role: _cpu_s(found) for role, found in processes.items()}
+    parent = living(installation.folder)
+    pids = {**children_of(installation.folder), **({LOCK: parent.pid} if parent else {})}
+    processes = {role: psutil.Process(pid) for role, pid in pids.items()}
+    before = {role: _cpu_s(process) for role, process in processes.items()}
     time.sleep(seconds)
     return {
         role: {
-            "cpu_percent": 100 * (_cpu_s(found) - before[role]) / seconds,
-            "rss_bytes": sum(process.memory_info().rss for process in found),
+            "cpu_percent": 100 * (_cpu_s(process) - before[role]) / seconds,
+            "rss_bytes": process.memory_info().rss,
         }
-        for role, found in processes.items()
+        for role, process in processes.items()
     }
 
 
@@ -247,8 +247,8 @@ def _rows(database: Path, before: set[str]) -> dict[str, list[Row]]:
     }
 
 
-def _cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+def _cpu_s(process: psutil.Process) -> float:
+    return float(sum(process.cpu_times()[:2]))
 
 
 if __name__ == "__main__":

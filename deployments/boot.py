@@ -1,7 +1,7 @@
 """``make boot``: a unit of systemd that starts this installation when the host does.
 
-A system unit for root, a user unit for everybody else. Its process is ``make up`` itself, which
-stays: it starts a supervisor that was killed again, and ends everything when the unit is stopped.
+A system unit for root, a user unit for everybody else. Its process is the supervisor itself:
+systemd starts it again where it is killed. Once it lives, an `up` beside it registers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
+from deployments.parent import REFUSED, SUPERVISOR
 from deployments.server import users_own
 from torpor.control.own_server import FOLDER_VARIABLE
+from torpor.control.supervision import LOCK, is_held
 from torpor.shared.errors import InvalidInput
 
 RUNS_SYSTEMD: Final = Path("/run/systemd/system")
@@ -27,13 +29,20 @@ After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart="{python}" -m deployments.up --stay
+Type=notify
+ExecStart="{python}" -m {supervisor}
+ExecStartPost=-"{python}" -m deployments.up
 WorkingDirectory={checkout}
 Environment="{variable}={folder}" "PATH={path}"
-# Local machines and the runs of flows go on when the supervisor is ended, as after `make down`.
+# Its process ends server, store and workers. Flow runs and local machines go on; `torpor down` ends
+# flow runs in order. A flow run that the kernel kills for memory ends nothing else.
 KillMode=process
-Restart=on-failure
-RestartSec=10
+OOMPolicy=continue
+Restart=always
+RestartPreventExitStatus={refused}
+SuccessExitStatus={refused}
+RestartSec=2
+TimeoutStartSec=1800
 TimeoutStopSec=180
 
 [Install]
@@ -70,6 +79,8 @@ def set_up() -> None:
         return
     file = write_unit(installation, unit_folder(root), root)
     print(f"Wrote {file}. Now run:")
+    if is_held(installation.folder / LOCK):
+        print("  torpor down   # torpor is up, and not by systemd, which looks after its own alone")
     if root:
         print(f"  systemctl daemon-reload && systemctl enable --now {file.name}")
     else:
@@ -84,6 +95,17 @@ def unit_folder(root: bool) -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
 
 
+def starts(installation: Installation) -> str:
+    """The command by which systemd starts this installation; empty where it has no unit."""
+    root = os.geteuid() == 0
+    try:
+        text = (unit_folder(root) / _NAME).read_text()
+    except OSError:
+        return ""
+    ours = f'"{FOLDER_VARIABLE}={_literal(installation.folder)}"' in text
+    return f"systemctl {'' if root else '--user '}start torpor" if ours else ""
+
+
 def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
     """Write the unit; returns its file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,6 +116,8 @@ def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
         python=_literal(sys.executable),
         path=_literal(os.environ.get("PATH", os.defpath)),
         variable=FOLDER_VARIABLE,
+        supervisor=SUPERVISOR,
+        refused=REFUSED,
         target="multi-user.target" if root else "default.target",
     )
     file.write_text(text)

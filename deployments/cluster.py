@@ -24,7 +24,6 @@ from deployments.register import (
     exists,
     make_pools,
     make_stacks,
-    own_deployments,
     register_types,
 )
 from deployments.schedules import offer_schedules
@@ -50,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         teams = read_teams(Path(options.values))
-        found, _ = own_deployments()  # before anything is changed
         register_types()
-        signed = sign_stores(older=bool(found), believe=options.believe_records)
+        signed = sign_stores() if options.believe_records else []
         make_stacks()
         make_pools()
         deploy(Installation.here())

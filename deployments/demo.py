@@ -28,7 +28,6 @@ from deployments.processes import end, mark
 from deployments.terminal import Waiting
 from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.providers.removal import remove_tree
-from torpor.control.store import embedded
 from torpor.shared.errors import TorporError
 from torpor.shared.values import GIB
 
@@ -79,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def clear_up(installation: Installation) -> None:
     """End every process that the demo has started, and remove its folder."""
-    end(installation, "demo", polite_s=STOP_S)  # first, so that nothing new is started
-    embedded.stop(installation.store)
+    end(installation, "demo", polite_s=STOP_S)  # its store too, and nothing new is started
     stop_machines(installation)
     remove_tree(installation.folder)
 

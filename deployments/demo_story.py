@@ -19,10 +19,11 @@ from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from deployments.demo import begun_in, told_in
 from deployments.example import make_example
 from deployments.installation import Installation
-from deployments.inventory import Inventory
+from deployments.inventory import differences, inventory_of, sizes_of
 from deployments.terminal import CLEARED, Waiting, rewrites
 from flows import create, hibernate, list_machines, wake
 from tasks.progress import followed_by
+from torpor.control.processes import ending_with_this_process
 from torpor.control.providers.local.folder import folder_of
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.embedded import EmbeddedStore
@@ -62,8 +63,9 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         folder = home_of(installation, first) / "workspace"
         folder.mkdir(exist_ok=True)
         made = make_example(folder)
-        before = Inventory.of(folder)
-        say(f"{before.files:,} files, {before.bytes:,} bytes, {before.count('symlink')} symlinks")
+        before = inventory_of(folder)
+        sizes, links = sizes_of(before), sum(bool(one["target"]) for one in before.values())
+        say(f"{len(sizes):,} files, {sum(sizes.values()):,} bytes, {links} symlinks")
         for item in made:
             say(f"  {item.what:<32}{item.where}")
     with _step("hibernate") as say:
@@ -81,18 +83,19 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         say(f"{woken.bytes:,} bytes written; torpor has checked")
         say(woken.checked)
     with _step("compare") as say:
-        after = Inventory.of(home_of(installation, second) / "workspace")
-        differences = before.differences(after)
-        say("once more, by another program: SHA-256, kind, mode,")
+        after = inventory_of(home_of(installation, second) / "workspace")
+        differing = differences(before, after)
+        say("once more, by a walk of its own: SHA-256, kind, mode,")
         say("owner, mtime, extended attributes, links, holes")
-    return _end(before, differences, slept, woken)
+    return _end(sizes, differing, slept, woken)
 
 
 @contextmanager
 def _store(installation: Installation) -> Iterator[EmbeddedStore]:
     with _step("object store") as say:
         access, secret = f"demo-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
-        store = EmbeddedStore.start(installation.store, access, secret, BUCKET)
+        ends = ending_with_this_process()
+        store = EmbeddedStore.start(installation.store, access, secret, BUCKET, ends)
         say(f"SeaweedFS, S3 on {store.endpoint_url}")
     with store:
         yield store
@@ -145,17 +148,17 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 def _end(
-    before: Inventory, differences: list[str], slept: HibernateReport, woken: WakeReport
+    sizes: dict[str, int], differing: list[str], slept: HibernateReport, woken: WakeReport
 ) -> int:
-    if differences:
-        print(f"\nThe woken workspace is NOT identical, in {len(differences)} points:")
-        for line in differences[:SHOWN_DIFFERENCES]:
+    if differing:
+        print(f"\nThe woken workspace is NOT identical, in {len(differing)} points:")
+        for line in differing[:SHOWN_DIFFERENCES]:
             print(f"  {line}")
         return 1
     print(
         "\nThe woken workspace is identical, every byte and every attribute.\n"
-        f"  {'files':<{_LABEL_WIDTH}}{before.files:,}\n"
-        f"  {'bytes':<{_LABEL_WIDTH}}{before.bytes:,}\n"
+        f"  {'files':<{_LABEL_WIDTH}}{len(sizes):,}\n"
+        f"  {'bytes':<{_LABEL_WIDTH}}{sum(sizes.values()):,}\n"
         f"  {'stored bytes':<{_LABEL_WIDTH}}{slept.total_stored_bytes:,}, ratio {slept.ratio:.2f}\n"
         f"  {'hibernate':<{_LABEL_WIDTH}}{_phases(slept.seconds)}\n"
         f"  {'wake':<{_LABEL_WIDTH}}{_phases(woken.seconds)}"

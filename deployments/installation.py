@@ -98,6 +98,17 @@ class Installation:
         return self.folder / "database"
 
     @property
+    def registered_file(self) -> Path:
+        """The address of the server where everything was registered: workers find their pools."""
+        return self.folder / "registered"
+
+    def is_registered(self, api_url: str) -> bool:
+        try:
+            return self.registered_file.read_text() == api_url
+        except OSError:
+            return False
+
+    @property
     def temporary(self) -> Path:
         """Temporary files of the worker and its runs."""
         return self.folder / "tmp"
@@ -109,7 +120,7 @@ class Installation:
     def locked(
         self,
         name: str = "lock",
-        holder: str = "another `make up` or `make down` uses",
+        holder: str = "another `torpor up` or `torpor down` uses",
         wait_s: float = 0.0,
     ) -> Iterator[None]:
         """Hold the lock of that name exclusively. It ends with its process. InvalidInput if it is

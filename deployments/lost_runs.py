@@ -16,6 +16,7 @@ from typing import Any, Final
 import psutil
 
 from deployments.api import Api
+from deployments.processes import RUN_MARK
 from deployments.server import Server
 from deployments.worker import POOLS
 from torpor.control.processes import all_processes, is_running
@@ -24,8 +25,6 @@ STUCK_S: Final = 600.0
 """A worker starts the process of a run that it has taken within seconds."""
 STARTS_S: Final = 60.0
 """Between a run's state and the start of its process; the clock may have been set, too."""
-_MARK: Final = b"PREFECT__FLOW_RUN_ID="
-"""Prefect sets it in the process of each run, which hands it on to all that it starts."""
 _OPEN: Final = ("PENDING", "RUNNING", "CANCELLING")
 
 
@@ -41,10 +40,10 @@ def end_lost_runs(server: Server, *, workers: bool) -> list[str]:
         open_runs = _open_runs(api)
         processes = all_processes()
         alive = {
-            word.removeprefix(_MARK).decode()
+            word.removeprefix(RUN_MARK).decode()
             for words in processes.values()
             for word in words
-            if word.startswith(_MARK)
+            if word.startswith(RUN_MARK)
         }
         for run in open_runs:
             if run["id"] in alive or _may_be_hidden(run, processes):

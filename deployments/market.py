@@ -3,6 +3,7 @@
     python -m deployments.market vast-provider/NAME [--gpu "RTX 4090"] [--disk 50] [--spot allowed]
 
 It reads only. Run it once for each new block, to see that the market answers as torpor expects.
+Without a block, it prints the abilities at every market (docs/providers.md), and asks none.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import get_type_hints
 
 import msgspec
 
-from blocks import PROVIDERS
+from blocks import PROVIDERS, ProviderBlock
 from blocks.reference import load
 from torpor.control.providers.offers import Offer, asked, misfit
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.search import sold
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Want
@@ -24,7 +26,7 @@ from torpor.shared.values import Want
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.market", description=__doc__)
-    parser.add_argument("block", help="a provider block, as type/name")
+    parser.add_argument("block", nargs="?", help="a provider block, as type/name")
     parser.add_argument("--gpu", help="a GPU model, such as H100 SXM")
     parser.add_argument("--count", type=int, default=1, help="the number of GPUs")
     parser.add_argument("--disk", type=float, default=50.0, help="the smallest disk, in GiB")
@@ -32,6 +34,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--spot", choices=["never", "allowed", "only"], default="allowed")
     parser.add_argument("--most", type=int, default=20, help="how many offers to print")
     asked = parser.parse_args(argv)
+    if asked.block is None:
+        for kind in PROVIDERS:
+            print(*(f"{name_of(kind)}: {one}" for one in _words(abilities_of(kind))), sep="\n")
+        return 0
     want = Want(gpu=asked.gpu, gpu_count=asked.count, disk_gib=asked.disk, spot=asked.spot)
     try:
         provider = load(asked.block, PROVIDERS, of="this command").open()
@@ -49,13 +55,28 @@ def described(provider: Provider, want: Want, *, image: str = "", most: int = 20
     balance = "" if account.balance_usd is None else f", balance {account.balance_usd:.2f} $"
     lines = [f"provider  {provider.identity}", f"account   {account.name}{balance}"]
     lines += [f"          {note}" for note in account.notes]
-    for name, value in msgspec.structs.asdict(provider.abilities).items():
-        lines.append(f"ability   {name} = {value}")
+    lines += [f"ability   {one}" for one in _words(provider.abilities)]
     lines += [f"machine   {m.id} {m.state} of {m.label}" for m in provider.list_own()]
     offers = sold(provider, asked(want))
     fitting = sorted((o for o in offers if not misfit(o, want)), key=lambda o: o.price_usd_h)
     lines.append(f"offers    {len(fitting)} of {len(offers)} fit, {min(most, len(fitting))} shown")
     return lines + [_line(offer) for offer in fitting[:most]]
+
+
+def abilities_of(kind: type[ProviderBlock]) -> Abilities:
+    """Of the adapter that the block opens, where the block changes nothing."""
+    abilities: Abilities = get_type_hints(kind.open)["return"].abilities
+    return abilities
+
+
+def name_of(kind: type[ProviderBlock]) -> str:
+    """Of the market, as the forms show it."""
+    return kind.get_block_type_name().removesuffix(" Provider")
+
+
+def _words(abilities: Abilities) -> list[str]:
+    told = msgspec.structs.asdict(abilities) | {"checkpoint": abilities.checkpoint}
+    return [f"{name} = {value}" for name, value in told.items()]
 
 
 def _line(offer: Offer) -> str:

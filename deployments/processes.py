@@ -1,7 +1,8 @@
-"""The processes that an installation started, found by a mark in their environment.
+"""Start processes of an installation, and find those that no parent holds: flow runs, which outlive
+their worker, the demo's, and what an earlier version has started.
 
-Child processes inherit the mark from before their start. So a process is found even if ``make up``
-was killed a moment later, and a reused pid never counts as ours.
+These are found by a mark in their environment, which child processes inherit from before their
+start: a reused pid never counts as ours.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import psutil
@@ -20,25 +20,31 @@ import psutil
 from deployments.installation import CHECKOUT, Installation
 from torpor.control.processes import (
     STARTED_BY,
-    ProcessRecord,
     all_processes,
     end_processes,
-    identify,
-    is_alive,
+    ending_with_this_process,
     is_running,
 )
 from torpor.control.providers.local.folder import MARK as MACHINE_MARK
 from torpor.shared.values import MIB
 
 MARK: Final = STARTED_BY
+RUN_MARK: Final = b"PREFECT__FLOW_RUN_ID="
+"""Prefect sets it in the process of each run, which hands it on to all that it starts."""
 LOG_BYTES: Final = 16 * MIB
 """Of one log; as much again lies in the older one beside it."""
 
 
-def launch(
-    installation: Installation, role: str, argv: Sequence[str], env: Mapping[str, str]
-) -> ProcessRecord:
-    """Start a process that outlives this one. Its output is appended to the role's log."""
+def begin(
+    installation: Installation,
+    role: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    apart: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one, however that ends; ``apart``: one that outlives it.
+    Its output is appended to the role's log."""
     log = os.open(
         installation.log(role), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
     )
@@ -51,11 +57,11 @@ def launch(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C at `make up` does not reach it
+            preexec_fn=None if apart else ending_with_this_process(),
         )
     finally:
         os.close(log)
-    child.returncode = 0  # it outlives us; this silences Popen's warning
-    return identify(child.pid) or ProcessRecord(child.pid, 0)
+    return child
 
 
 def mark(installation: Installation, role: str) -> dict[str, str]:
@@ -63,35 +69,37 @@ def mark(installation: Installation, role: str) -> dict[str, str]:
     return {MARK: f"{role}@{installation.folder}"}
 
 
-def running(
-    installation: Installation, *roles: str, having: Mapping[str, str] = MappingProxyType({})
-) -> list[psutil.Process]:
-    """The live processes of these roles, without the local machines that flows have started.
-
-    ``having`` keeps only those that have these variables in their environment.
-    """
-    wanted = {f"{name}={value}".encode() for name, value in having.items()}
-    marks = {f"{MARK}={role}@{installation.folder}".encode() for role in roles}
+def flow_runs(installation: Installation, *roles: str) -> list[psutil.Process]:
+    """The processes of the flow runs that workers of these roles have started."""
+    marked = _marked(installation, roles)
     return [
         process
+        for process, words in marked.items()
+        if any(word.startswith(RUN_MARK) for word in words)
+    ]
+
+
+def running(installation: Installation, *roles: str) -> list[psutil.Process]:
+    """The live processes of these roles, with flow runs."""
+    return [*_marked(installation, roles)]
+
+
+def end(installation: Installation, *roles: str, polite_s: float) -> None:
+    """End the processes of these roles and their children."""
+    end_processes(lambda: running(installation, *roles), polite_s=polite_s)
+
+
+def _marked(installation: Installation, roles: Sequence[str]) -> dict[psutil.Process, set[bytes]]:
+    """Those with the mark of these roles, without the local machines that flows have started."""
+    marks = {f"{MARK}={role}@{installation.folder}".encode() for role in roles}
+    return {
+        process: words
         for process, words in all_processes().items()
         if process.pid != os.getpid()
         and not marks.isdisjoint(words)
         and not any(word.startswith(f"{MACHINE_MARK}=".encode()) for word in words)
-        and wanted <= words
         and is_running(process)
-    ]
-
-
-def started_process(
-    installation: Installation, role: str, having: Mapping[str, str] = MappingProxyType({})
-) -> ProcessRecord | None:
-    """The role's own process, `prefect server start` say; not the flow runs that it started."""
-    for process in running(installation, role, having=having):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            if "start" in process.cmdline():
-                return identify(process.pid)
-    return None
+    }
 
 
 def trim(log: Path) -> None:
@@ -101,21 +109,13 @@ def trim(log: Path) -> None:
         os.truncate(log, 0)  # a line that is written in between is lost
 
 
-def end(installation: Installation, *roles: str, polite_s: float) -> int:
-    """End the processes of these roles and their children; returns how many there were."""
-    count = len(running(installation, *roles))
-    if count:
-        end_processes(lambda: running(installation, *roles), polite_s=polite_s)
-    return count
-
-
-def kill(process: ProcessRecord) -> None:
-    """SIGKILL one process, and nothing that it started: flow runs outlive a killed worker."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        one = psutil.Process(process.pid)
-        if is_alive(process):
-            one.kill()
-            end_processes(lambda: [one] if is_alive(process) else [], polite_s=0.0)
+def printed_since(said_bytes: int, log: Path) -> bytes:
+    """What a log holds beyond so many bytes."""
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(said_bytes if said_bytes <= size else 0)  # it was trimmed
+        return file.read()
+    return b""
 
 
 def last_words(log: Path, at_most_bytes: int = 2000) -> str:

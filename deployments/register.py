@@ -8,15 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import secrets
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import yaml
@@ -66,21 +63,22 @@ from deployments.installation import (
     secret_file,
 )
 from deployments.lost_parameters import remove_lost_parameters
+from deployments.parent import see_that_they_run
 from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
-from deployments.worker import POOLS, RUN_COMMAND
+from deployments.worker import EARLIER_COMMAND, POOLS, RUN_COMMAND
 from deployments.written import Written
 from tasks.own_deployments import is_own, refusal
 from torpor.control.own_server import choose_server
-from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.errors import InvalidInput, StoreError, TorporError
+from torpor.control.store import embedded
+from torpor.control.supervision import STORE, trouble_of
+from torpor.shared.errors import InvalidInput, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
 """The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
-KNOCK_S: Final = 2.0
 TYPES: Final[tuple[type[Block], ...]] = (
     ObjectStore,
     SSHIdentity,
@@ -127,8 +125,8 @@ def _register(installation: Installation, believe: bool) -> None:
     if not same or _lacks_types():
         register_types()
     made = make_first_blocks(installation)
-    serve_store(installation)
-    signed = sign_stores(older=bool(found), believe=believe)
+    mended = serve_store(installation)
+    signed = sign_stores() if believe else []
     made += make_pools()
     deployed = deploy(installation, written)
     if not same or deployed.made:
@@ -139,6 +137,7 @@ def _register(installation: Installation, believe: bool) -> None:
         _choose_again(installation, deployed)
     _say(deployed.moved, "is run by our workers again: its work pool or queue was deleted")
     _say(deployed.asked_again, "the first one waited in a deleted work queue")
+    _say(mended, "it has the store's own keys again, which lie in the installation's folder")
     _note(signed)
     first_machine(installation)
 
@@ -193,12 +192,7 @@ def make_first_blocks(installation: Installation) -> list[str]:
         LocalProvider(folder=str(installation.machines)).save("default")
         made.append("block local-provider/default")
     if not exists(KEYS, EMBEDDED):
-        from prefect_aws.credentials import AwsCredentials
-
-        AwsCredentials(
-            aws_access_key_id=f"torpor-{secrets.token_hex(8)}",
-            aws_secret_access_key=SecretStr(secrets.token_urlsafe(32)),
-        ).save(EMBEDDED)
+        save_keys(installation)
         made.append(f"block aws-credentials/{EMBEDDED}")
     if not exists(ObjectStore, "default"):
         ObjectStore(
@@ -261,28 +255,39 @@ def first_key(installation: Installation) -> SecretStr:
     return SecretStr(key)
 
 
-def serve_store(installation: Installation) -> None:
-    """Start the embedded store, if the default store block names it and it does not run."""
-    block = load_named(ObjectStore, "default", of="make up")
+def save_keys(installation: Installation) -> None:
+    """Make the block of the embedded store's keys, which lie in the store's folder."""
+    from prefect_aws.credentials import AwsCredentials
+
+    access_key, secret_key = embedded.set_up(installation.store)
+    AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret_key)).save(
+        EMBEDDED, overwrite=True
+    )
+
+
+def serve_store(installation: Installation) -> list[str]:
+    """See that the embedded store can be used, if the default store block names it; returns what
+    was put right. The supervisor starts it once its folder has keys."""
+    block, folder = load_named(ObjectStore, "default", of="make up"), installation.store
     if block.credentials != f"aws-credentials/{EMBEDDED}":
-        return
-    keys = block.settings()
-    if _answers(block, keys.endpoint_url or ""):
-        return
-    server = EmbeddedStore.start(installation.store, keys.access_key, keys.secret_key, block.bucket)
-    block.endpoint_url = server.endpoint_url
-    block.save("default", overwrite=True)
-
-
-def _answers(block: ObjectStore, endpoint_url: str) -> bool:
-    """Whether the store can be used. Its own retries would take half a minute if none listens."""
-    where = urlsplit(endpoint_url)
-    try:
-        socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
-        block.open().probe()
-    except (StoreError, OSError):
-        return False
-    return True
+        return []
+    settings = block.settings()
+    found = settings.access_key, settings.secret_key
+    changed = embedded.set_up(folder, first=found) != found
+    if changed:
+        save_keys(installation)
+    see_that_they_run(installation, [STORE], embedded.READY_S)
+    endpoint_url = embedded.endpoint_of(folder)
+    if block.endpoint_url != endpoint_url:
+        block.endpoint_url = endpoint_url
+        block.save("default", overwrite=True)
+    embedded.make_bucket(
+        folder,
+        block.settings(),
+        wait_s=embedded.READY_S,
+        hopeless=lambda: trouble_of(installation.folder, STORE),
+    )
+    return [f"block aws-credentials/{EMBEDDED}"] if changed else []
 
 
 def make_pools() -> list[str]:
@@ -322,11 +327,11 @@ def make_pools() -> list[str]:
 
 
 def with_command(template: dict[str, Any]) -> dict[str, Any]:
-    """The job template of a pool, with a command for its runs if it has none. Without one, Prefect
-    imports itself twice for each run, once to find out the command: 3 s. A run gets a session of
-    its own, as without one, so that signals to its worker do not reach it."""
+    """The job template of a pool, with a command for its runs if it has none of its user's. Without
+    one, Prefect imports itself twice for each run, once to find out the command: 3 s. A run gets a
+    session of its own, as without one, so that signals to its worker do not reach it."""
     command = template.get("variables", {}).get("properties", {}).get("command", {})
-    if command and not command.get("default"):
+    if command and command.get("default") in (None, "", EARLIER_COMMAND):
         command["default"] = RUN_COMMAND
     return template
 

@@ -1,21 +1,21 @@
-"""The Prefect server of an installation: on loopback, with a login and a home of its own."""
+"""The Prefect server of an installation: on loopback, with a login and a home of its own. It is a
+child of the supervisor (deployments/supervisor.py)."""
 
 from __future__ import annotations
 
 import base64
 import http.client
 import os
+import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from deployments import block_key, database
 from deployments.installation import CHECKOUT, Installation, cache_folder
-from deployments.processes import end, last_words, launch, running
+from deployments.processes import begin
 from torpor.control.own_server import (
     FOLDER_VARIABLE,
     HOST,
@@ -27,17 +27,14 @@ from torpor.control.own_server import (
     recorded_port,
 )
 from torpor.control.ports import free_ports, holder, is_free
-from torpor.control.processes import is_alive
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.control.supervision import living
+from torpor.shared.errors import InvalidInput
 
 ROLE: Final = "server"
 USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
-SILENT_S: Final = 60.0
-"""How long a server that lives may say nothing before it is ended: a busy or suspended host."""
-_POLL_S: Final = 0.2
 _IN_USE: Final = (b"address already in use", b"is already in use")
 """What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
 LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
@@ -54,7 +51,9 @@ SETTINGS: Final = {
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * 86_400),
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
 }
-"""Of our own server, beyond Prefect's defaults."""
+"""Of our own server and of the chart's, beyond Prefect's defaults."""
+LEASES: Final = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "deployments.leases"}
+"""Of our own server alone: the chart's has no packages of torpor."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,11 @@ class Server:
     @property
     def ui_url(self) -> str:
         return self.api_url.removesuffix("/api")
+
+    @property
+    def port(self) -> int:
+        """Of our own server."""
+        return int(self.ui_url.rpartition(":")[2])
 
 
 def server_of(installation: Installation, port: int | None = None) -> Server:
@@ -142,7 +146,7 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
 
 
 def check(installation: Installation, server: Server) -> None:
-    """TorporError where start() could not start the server. Ends nothing."""
+    """TorporError where begin_server() could not start the server. Ends nothing."""
     if not server.own:
         if not answers(server):
             raise InvalidInput(
@@ -150,77 +154,42 @@ def check(installation: Installation, server: Server) -> None:
                 f"start it, or unset {server.named_by.partition('=')[0]} to let torpor start one"
             )
         return
-    port, postgres = _port(server), database.chosen(installation)
-    ours = port == recorded_port(installation.folder) and running(installation, ROLE)
-    if not ours and not is_free(port):
-        raise InvalidInput(_taken(port))
+    postgres = database.chosen(installation)
+    if living(installation.folder) is None:
+        _see_that_the_port_is_free(server)
     block_key.block_key(installation)
     if postgres:
         database.check(installation, postgres)
 
 
-def start(installation: Installation, server: Server) -> bool:
-    """Start the server unless it answers; True if it was started."""
-    check(installation, server)
-    if not server.own:
-        return False
-    demanded = {_DEMANDED: server.login, block_key.VARIABLE: block_key.block_key(installation)}
-    demanded |= SETTINGS
-    postgres = database.chosen(installation)
-    if postgres:
-        demanded |= database.settings(postgres)
-    port = _port(server)
-    if recorded_port(installation.folder) == port and _serves(installation, server, demanded):
-        return False
-    # It is at another port, or has another login, or hangs.
-    ended = end(installation, ROLE, polite_s=STOP_S)
-    deadline = time.monotonic() + STOP_S
-    while not is_free(port):
-        if not ended or time.monotonic() > deadline:
-            raise InvalidInput(_taken(port))
-        time.sleep(_POLL_S)
-    if not postgres:
-        block_key.move_blocks(installation)
+def begin_server(installation: Installation, server: Server) -> subprocess.Popen[bytes]:
+    """Start our own server as a child of this process. InvalidInput where its port is taken."""
+    _see_that_the_port_is_free(server)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
-    argv += ["--port", str(port)]
-    env = environment(installation, server) | demanded
-    log = installation.log(ROLE)
-    said_bytes = log.stat().st_size if log.exists() else 0
-    process = launch(installation, ROLE, argv, env)
-    deadline = time.monotonic() + READY_S
-    while not answers(server):
-        if any(word in log.read_bytes()[said_bytes:] for word in _IN_USE):
-            end(installation, ROLE, polite_s=STOP_S)
-            raise InvalidInput(_taken(port))  # by a program that was faster
-        ended = not is_alive(process)
-        if ended or time.monotonic() > deadline:
-            end(installation, ROLE, polite_s=STOP_S)
-            what = "has ended" if ended else f"did not answer within {READY_S:.0f} s"
-            raise TorporError(
-                f"the Prefect server for {server.api_url} {what}; the last of {log}:\n"
-                f"{last_words(log)}"
-            )
-        time.sleep(_POLL_S)
-    return True
+    argv += ["--port", str(server.port)]
+    postgres = database.chosen(installation)
+    env = environment(installation, server) | {
+        _DEMANDED: server.login,
+        block_key.VARIABLE: block_key.block_key(installation),
+        **SETTINGS,
+        **LEASES,
+        **(database.settings(postgres) if postgres else {}),
+    }
+    return begin(installation, ROLE, argv, env)
 
 
-def stop(installation: Installation) -> bool:
-    """End the installation's server; False if none ran."""
-    return end(installation, ROLE, polite_s=STOP_S) > 0
+def serves(server: Server, said: bytes) -> bool:
+    """Whether the server that has printed ``said`` answers. InvalidInput where another program was
+    faster, and has its port."""
+    if any(word in said for word in _IN_USE):
+        raise InvalidInput(_taken(server.port))
+    return answers(server)
 
 
-def _serves(installation: Installation, server: Server, demanded: Mapping[str, str]) -> bool:
-    """Whether the server runs as demanded and answers. One that is halted, or starts, gets time."""
-    deadline = time.monotonic() + SILENT_S
-    while running(installation, ROLE, having=demanded):
-        if answers(server):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return False
+def _see_that_the_port_is_free(server: Server) -> None:
+    if not is_free(server.port):
+        raise InvalidInput(_taken(server.port))
 
 
 def answers(server: Server) -> bool:
@@ -240,10 +209,6 @@ def answers(server: Server) -> bool:
         return False
 
 
-def _port(server: Server) -> int:
-    return int(server.ui_url.rpartition(":")[2])
-
-
 def _choose_port() -> int:
     return USUAL_PORT if is_free(USUAL_PORT) else free_ports(1)[0]
 
@@ -252,5 +217,5 @@ def _taken(port: int) -> str:
     """That a port is taken, by whom, and what to do."""
     return (
         f"port {port} on {HOST} is taken by {holder(port)}: end it, or choose another port, such "
-        f"as `make up PORT={free_ports(1)[0]}`"
+        f"as `torpor up --port {free_ports(1)[0]}`"
     )

@@ -1,19 +1,25 @@
-"""The one process that restarts the server, the store and the workers of an installation.
+"""The one parent of an installation's server, store and workers: it starts them, restarts them, and
+ends them with itself, also where it is killed.
 
-They outlive it: a supervisor that is killed ends nothing, and the next one finds them by their
-mark. What it did is in ``supervision.json`` (torpor/control/supervision.py).
+It holds them by its own handles. Everybody else reads its lock and its record
+(torpor/control/supervision.py), and knows one signal: SIGTERM ends it with its children. Flow runs
+are no children of its: they outlive their worker, and report to the next server. Only where `down`
+asks (it holds a lock meanwhile: deployments/parent.py) do they end too.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import math
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,36 +30,39 @@ from msgspec import structs
 from deployments import server, worker
 from deployments.installation import Installation
 from deployments.lost_runs import end_lost_runs
-from deployments.processes import (
-    end,
-    last_words,
-    launch,
-    mark,
-    started_process,
-    trim,
-)
+from deployments.parent import DOWN, REFUSED, described
+from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive
+from torpor.control.own_server import recorded_port
+from torpor.control.processes import end_processes, ending_with_this_process
 from torpor.control.store import embedded
-from torpor.control.supervision import KEPT_EVENTS, Event, Supervision, read_supervision
+from torpor.control.supervision import (
+    KEPT_EVENTS,
+    LOCK,
+    STORE,
+    Event,
+    Supervision,
+    is_held,
+    read_supervision,
+)
 from torpor.shared.errors import TorporError
 
-ROLE: Final = "supervisor"
-STORE_ROLE: Final = "store"
+_AWAITED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 LOOK_S: Final = 1.0
 WRITE_S: Final = 30.0
-FIRST_WAIT_S: Final = 2.0
-LONGEST_WAIT_S: Final = 300.0
-STEADY_S: Final = 600.0
-"""What ran for so long is restarted at once when it ends; what ends sooner waits twice as long."""
-READY_S: Final = 120.0
-"""1 s, measured."""
-STOP_S: Final = 10.0
+STEADY_S: Final = 60.0
+PAUSE_S: Final = 10.0
+"""What ran for STEADY_S is restarted at once when it ends; what ends sooner, after this pause."""
+LOCK_S: Final = 5.0
+"""Who looks whether a supervisor lives holds its lock for a moment."""
+ASK_S: Final = 60.0
 MOST_SILENT: Final = 5
-"""Looks at a server that lives, a minute apart."""
+"""Looks at a server that runs, ASK_S apart: one that answers none of them is ended."""
 _POLL_S: Final = 0.2
 _LINE: Final = 300
+
+Child = subprocess.Popen[bytes]
 
 _log = logging.getLogger("torpor.supervisor")
 
@@ -64,61 +73,33 @@ class Check(NamedTuple):
 
     name: str
     every_s: float
-    look: Callable[[Installation, Server], list[str]]
-
-
-def _disks(installation: Installation, _: Server) -> list[str]:
-    return full_disks([installation.folder])
-
-
-def _logs(installation: Installation, _: Server) -> list[str]:
-    for log in [*installation.folder.glob("*.log"), *installation.store.glob("*.log")]:
-        trim(log)
-    return []
-
-
-def _lost_runs(installation: Installation, used: Server) -> list[str]:
-    return end_lost_runs(used, workers=worker.works(installation))
-
-
-@dataclass
-class Answers:
-    """Ends our own server when it lives and does not answer: its part then starts it again."""
-
-    silent: int = 0
-
-    def look(self, installation: Installation, used: Server) -> list[str]:
-        hung = used.own and not server.answers(used)
-        hung = hung and started_process(installation, server.ROLE) is not None
-        self.silent = self.silent + 1 if hung else 0
-        if self.silent < MOST_SILENT:
-            return []
-        self.silent = 0
-        server.stop(installation)
-        return [f"the server lived and did not answer, {MOST_SILENT} times in a row: it was ended"]
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    Check("answers", 60.0, Answers().look),
-    Check("runs", 30.0, _lost_runs),
-    Check("disk", 60.0, _disks),
-    Check("logs", 60.0, _logs),
-)
-"""Periodic checks of the installation, in this order."""
+    look: Callable[[], list[str]]
 
 
 @dataclass
 class Part:
-    """A process that is kept running. ``find`` returns it, or None if it does not run."""
+    """A child that is kept running while it is ``wanted``.
+
+    ``answers``: whether it does its work, asked with what it has printed since its start until it
+    does, and then every ``ask_s``. ``stop_s``: how long it may take to end when it is asked to; one
+    that has none is killed, as a worker that is asked would end its flow runs.
+    """
 
     role: str
-    find: Callable[[], ProcessRecord | None]
-    start: Callable[[], object]
+    begin: Callable[[], Child]
+    answers: Callable[[bytes], bool]
     log: Path
-    process: ProcessRecord | None = None
+    stop_s: float
+    ready_s: float = math.inf
+    wanted: Callable[[], bool] = lambda: True
+    ask_s: float = math.inf
+    child: Child | None = None
+    ready: bool = False
+    said_bytes: int = 0
     started: float = 0.0
-    wait_s: float = 0.0
     due: float = 0.0
+    asked: float = 0.0
+    silent: int = 0
 
 
 @dataclass
@@ -126,7 +107,7 @@ class Supervisor:
     """Looks at everything once per ``look``. Its clocks are ``monotonic`` and ``unix``."""
 
     parts: Sequence[Part]
-    checks: Sequence[tuple[str, float, Callable[[], list[str]]]]
+    checks: Sequence[Check]
     write: Callable[[Supervision], None]
     record: Supervision
     monotonic: Callable[[], float] = time.monotonic
@@ -140,45 +121,91 @@ class Supervisor:
             try:
                 self._keep(part)
             except Exception as error:  # noqa: BLE001 - as for the checks
-                self._trouble(part.role, [f"could not be looked at: {error}"])
-        for name, every_s, check in self.checks:
+                if part.child is None or isinstance(error, TorporError):
+                    self._fails(part, str(error))
+                else:
+                    self._trouble(part.role, [f"could not be looked at: {error}"])
+        for name, every_s, check in self.checks if self.serves else ():
             if self.monotonic() >= self._next.get(name, 0.0):
                 self._check(name, check)
                 self._next[name] = self.monotonic() + every_s
-        self._save()
+        self.save()
+
+    @property
+    def serves(self) -> bool:
+        """Whether the server does its work; one of the user's own always does."""
+        return not self.record.own or server.ROLE in self.record.running
+
+    @property
+    def has_checked(self) -> bool:
+        """Whether lost runs were looked for. Before that no worker may take a run."""
+        return bool(self._next)
+
+    @property
+    def starts(self) -> bool:
+        """Whether a child has begun, and does not do its work yet."""
+        return any(part.child is not None and not part.ready for part in self.parts)
 
     def _keep(self, part: Part) -> None:
-        if part.process is None or not is_alive(part.process):
-            found = part.find()
-            if found is None and part.process is not None:
-                self._say(part.role, _end_of(part.process, part.log))
-                lived_s = self.monotonic() - part.started
-                part.wait_s = 0.0 if lived_s > STEADY_S else part.wait_s
-                part.due = self.monotonic() + part.wait_s
-            part.process = found
-        if part.process is not None:
-            self._trouble(part.role, [])
-        elif self.monotonic() >= part.due:
-            self._start(part)
+        if part.child is not None and (status := part.child.poll()) is not None:
+            self._ended(part, _end_of(part.child, status, part.log))
+        if part.child is None:
+            if part.wanted() and self.monotonic() >= part.due:
+                self._begin(part)
+        elif not part.ready:
+            if part.answers(printed_since(part.said_bytes, part.log)):
+                self._is_ready(part, part.child)
+            elif self.monotonic() > part.started + part.ready_s:
+                self._fails(part, f"it did not begin its work within {part.ready_s:.0f} s")
+        elif self.monotonic() >= part.asked + part.ask_s:
+            self._ask(part)
 
-    def _start(self, part: Part) -> None:
-        part.wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * part.wait_s))
-        self._save()
-        try:
-            part.start()
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from starting may pass
-            part.due = self.monotonic() + part.wait_s
-            self._trouble(
-                part.role, [f"cannot be started; next try in {part.wait_s:.0f} s: {error}"]
-            )
-            return
+    def _begin(self, part: Part) -> None:
+        part.said_bytes = part.log.stat().st_size if part.log.exists() else 0
         part.started = self.monotonic()
-        part.process = part.find()
-        if part.process is None:  # it ended at once
-            part.due = self.monotonic() + part.wait_s
+        part.child = part.begin()
+
+    def _is_ready(self, part: Part, child: Child) -> None:
+        part.ready, part.asked, part.silent = True, self.monotonic(), 0
+        running = self.record.running | {part.role: child.pid}
+        self.record = structs.replace(self.record, running=running)
+        self._trouble(part.role, [])
+        if part.due:
+            self.say(part.role, f"restarted as process {child.pid}")
+
+    def _ask(self, part: Part) -> None:
+        part.asked = self.monotonic()
+        part.silent = 0 if part.answers(b"") else part.silent + 1
+        self._trouble(part.role, [])
+        if part.silent >= MOST_SILENT and part.child is not None:
+            self.say(
+                part.role,
+                f"it lived and did not answer, {MOST_SILENT} times in a row: it was ended",
+            )
+            _end(part.child, part.stop_s)
+
+    def _ended(self, part: Part, how: str) -> None:
+        if part.ready:
+            self.say(part.role, how)
+            steady = self.monotonic() - part.started > STEADY_S
+            self._forget(part, 0.0 if steady else PAUSE_S)
         else:
-            self._trouble(part.role, [])
-            self._say(part.role, f"restarted as process {part.process.pid}")
+            self._fails(part, how)
+
+    def _fails(self, part: Part, why: str) -> None:
+        """It did not begin its work."""
+        if part.child is not None:
+            _end(part.child, part.stop_s)
+            why += f"; the last of {part.log}:\n{last_words(part.log)}"
+        self._forget(part, PAUSE_S)
+        self._trouble(part.role, [f"cannot be started; next try in {PAUSE_S:.0f} s: {why}"])
+
+    def _forget(self, part: Part, wait_s: float) -> None:
+        """The child is gone; the next one is due after ``wait_s``."""
+        running = {role: pid for role, pid in self.record.running.items() if role != part.role}
+        self.record = structs.replace(self.record, running=running)
+        part.child, part.ready = None, False
+        part.due = self.monotonic() + wait_s
 
     def _check(self, name: str, check: Callable[[], list[str]]) -> None:
         try:
@@ -194,129 +221,156 @@ class Supervisor:
         self.record = structs.replace(self.record, troubles=others | ({who: what} if what else {}))
         for one in what:
             if one not in before:
-                self._say(who, one)
+                self.say(who, one)
 
-    def _say(self, who: str, what: str) -> None:
+    def say(self, who: str, what: str) -> None:
         _log.warning("%s: %s", who, what)
         events = [*self.record.events, Event(self.unix(), who, what)]
         self.record = structs.replace(self.record, events=events[-KEPT_EVENTS:])
 
-    def _save(self) -> None:
+    def save(self) -> None:
         old = self.record.looked_unix + WRITE_S < self.unix()
         if self.record is self._written and not old:
             return
         self.record = structs.replace(self.record, looked_unix=self.unix())
         try:
             self.write(self.record)
-        except OSError as error:  # a full disk
+        except Exception as error:  # noqa: BLE001 - a full disk, or a path that is no UTF-8
             _log.warning("the record of the supervisor cannot be written: %s", error)
         self._written = self.record
 
 
-def _end_of(process: ProcessRecord, log: Path) -> str:
-    """How a process ended, as far as can be known: the status of another's child cannot."""
-    said = f"process {process.pid} has ended"
-    try:
-        pid, status = os.waitpid(process.pid, os.WNOHANG)
-    except ChildProcessError:
-        pid = 0
-    if pid:
-        code = os.waitstatus_to_exitcode(status)
-        said += f" by signal {-code}" if code < 0 else f" with status {code}"
+def _end(child: Child, polite_s: float) -> None:
+    if polite_s:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(polite_s)
+    child.kill()
+    child.wait()
+
+
+def _end_of(child: Child, status: int, log: Path) -> str:
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
     *_, line = last_words(log).splitlines()
-    return f"{said}; the last line of {log}: {line[:_LINE]}"
+    return f"process {child.pid} has ended {how}; the last line of {log}: {line[:_LINE]}"
 
 
-def parts_of(installation: Installation, used: Server) -> list[Part]:
-    """What is kept running: our own server, the store that runs here, and the workers."""
+def parts_of(installation: Installation, used: Server, may_work: Callable[[], bool]) -> list[Part]:
+    """What is kept running: our own server, the store that is served here, and the workers, which
+    begin where they ``may_work``. They end in the opposite order: flow runs still report."""
     parts = []
-    if embedded.is_set_up(installation.store):
-        start: Callable[[], object] = partial(
-            embedded.restart, installation.store, {**os.environ, **mark(installation, STORE_ROLE)}
-        )
-        find = partial(embedded.process_of, installation.store)
-        parts.append(Part(STORE_ROLE, find, start, embedded.log_of(installation.store)))
     if used.own:
-        start = partial(server.start, installation, used)
-        find = partial(started_process, installation, server.ROLE)
-        parts.append(Part(server.ROLE, find, start, installation.log(server.ROLE)))
+        begin: Callable[[], Child] = partial(server.begin_server, installation, used)
+        log, serves = installation.log(server.ROLE), partial(server.serves, used)
+        stop_s, ready_s = server.STOP_S, server.READY_S
+        parts.append(Part(server.ROLE, begin, serves, log, stop_s, ready_s, ask_s=ASK_S))
+    folder = installation.store
+    begin, wanted = partial(_begin_store, installation), partial(embedded.is_set_up, folder)
+    log, stop_s, ready_s = embedded.log_of(folder), embedded.STOP_S, embedded.READY_S
+    parts.append(
+        Part(STORE, begin, lambda _: embedded.answers(folder), log, stop_s, ready_s, wanted)
+    )
     for pool in worker.POOLS:
-        start = partial(worker.start, installation, used, [pool])
-        find = partial(started_process, installation, pool.role)
-        parts.append(Part(pool.role, find, start, installation.log(pool.role)))
+        begin = partial(worker.begin_worker, installation, used, pool)
+        log, ready_s = installation.log(pool.role), worker.READY_S
+        parts.append(Part(pool.role, begin, worker.works, log, 0.0, ready_s, may_work))
     return parts
 
 
+def checks_of(installation: Installation, used: Server, looking: Supervisor) -> list[Check]:
+    """What is looked at once the server answers, in this order."""
+
+    def lost_runs() -> list[str]:
+        workers = any(part.child for part in looking.parts if part.role in worker.ROLES)
+        return end_lost_runs(used, workers=workers)
+
+    def logs() -> list[str]:
+        for log in [*installation.folder.glob("*.log"), *installation.store.glob("*.log")]:
+            trim(log)
+        return []
+
+    disks = partial(full_disks, [installation.folder])
+    return [Check("runs", 30.0, lost_runs), Check("disk", 60.0, disks), Check("logs", 60.0, logs)]
+
+
+def _begin_store(installation: Installation) -> Child:
+    env = {**os.environ, **mark(installation, STORE)}
+    return embedded.begin(installation.store, env, ending_with_this_process()).process
+
+
 def main() -> int:
-    """Supervise until SIGTERM. A second supervisor of an installation is refused."""
+    """Supervise until it is asked to end. A second supervisor of an installation is refused."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.supervisor")
+    parser.add_argument("--port", type=int, help="of our own server")
+    port = parser.parse_args().port
     logging.basicConfig(format="%(asctime)s %(message)s")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     installation = Installation.here()
-    used = server.server_of(installation)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with installation.locked(ROLE, "another supervisor looks after"):
-        before = read_supervision(installation.folder)
-        supervisor = Supervisor(
-            parts_of(installation, used),
-            [(one.name, one.every_s, partial(one.look, installation, used)) for one in CHECKS],
-            lambda record: record.write(installation.folder),
-            Supervision(
-                identify(os.getpid()) or ProcessRecord(os.getpid(), 0),
-                boot_id(),
-                looked_unix=0.0,
-                events=before.events if before else [],
-            ),
-        )
-        while True:
-            supervisor.look()
-            time.sleep(LOOK_S)
+    folder = installation.folder
+    try:
+        with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
+            if is_held(folder / DOWN):
+                print(f"torpor: `torpor down` ends what runs in {folder}", file=sys.stderr)
+                return REFUSED
+            _supervise(installation, server.server_of(installation, port))
+            # The lock ends with the process, and not before it.
+            os._exit(REFUSED if is_held(folder / DOWN) else 0)
+    except TorporError as error:
+        print(f"torpor: {error}", file=sys.stderr, flush=True)
+        return REFUSED if is_held(folder / LOCK) else 1
 
 
-def start(installation: Installation, env: Mapping[str, str]) -> None:
-    """Start the supervisor in that environment, which names the server; the one that ran must have
-    been ended."""
-    argv = [sys.executable, "-m", "deployments.supervisor"]
-    process = launch(installation, ROLE, argv, env)
-    deadline = time.monotonic() + READY_S
-    while not ((seen := read_supervision(installation.folder)) and seen.process == process):
-        if not is_alive(process) or time.monotonic() > deadline:
-            stop(installation)
-            log = installation.log(ROLE)
-            raise TorporError(
-                f"the supervisor did not start within {READY_S:.0f} s; the last of {log}:\n"
-                f"{last_words(log)}"
-            )
-        time.sleep(_POLL_S)
+def _supervise(installation: Installation, used: Server) -> None:
+    folder, before = installation.folder, read_supervision(installation.folder)
+    record = structs.replace(described(used), events=before.events if before else [])
+    if used.own and used.port != recorded_port(folder):  # a full disk would empty the file
+        installation.port_file.write_text(f"{used.port}\n")
+    record.write(folder)  # nothing of an earlier one runs
+    _tell_systemd()
+    looking = Supervisor([], [], lambda record: record.write(folder), record)
+    looking.checks = checks_of(installation, used, looking)
+    looking.parts = parts_of(
+        installation,
+        used,
+        lambda: looking.serves and looking.has_checked and installation.is_registered(used.api_url),
+    )
+    if before and before.running:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(before.looked_unix))
+        looking.say(LOCK, f"the one before was killed; nothing was watched since about {at} UTC")
+    asked: signal.struct_siginfo | None = None
+    while asked is None or asked.si_signo == signal.SIGCHLD:
+        try:
+            looking.look()
+        except Exception:  # noqa: BLE001 - the parent of all must not end by a fault of one look
+            _log.exception("a look has failed")
+        asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else LOOK_S)
+    _end_all(installation, looking)
 
 
-def wait(installation: Installation) -> bool:
-    """Wait until no supervisor runs; whether `make down` ended it. `make up` replaces it while it
-    holds the installation's lock."""
-    while True:
-        while lives(installation):
-            time.sleep(LOOK_S)
-        with installation.locked(wait_s=math.inf):
-            seen = read_supervision(installation.folder)
-            if not lives(installation):
-                return seen is not None and seen.ended
+def _tell_systemd() -> None:
+    """That it lives: the unit's `up` finds it, and its port."""
+    where = os.environ.pop("NOTIFY_SOCKET", "")
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.sendto(b"READY=1", where.replace("@", "\0", 1) if where.startswith("@") else where)
 
 
-def lives(installation: Installation) -> bool:
-    """Whether the process lives that the supervisor's record names."""
-    seen = read_supervision(installation.folder)
-    return seen is not None and seen.boot == boot_id() and is_alive(seen.process)
-
-
-def stop(installation: Installation) -> bool:
-    """End the supervisor, and nothing that it looks after; False if none ran."""
-    return end(installation, ROLE, polite_s=STOP_S) > 0
-
-
-def end_on_purpose(installation: Installation) -> None:
-    """End the supervisor, so that nothing starts it again until `make up`."""
-    stop(installation)
-    if seen := read_supervision(installation.folder):
-        with contextlib.suppress(OSError):  # a full disk, on which nothing is started
-            structs.replace(seen, ended=True).write(installation.folder)
+def _end_all(installation: Installation, looking: Supervisor) -> None:
+    """End the children. Where `down` asks, flow runs too: with their workers, as these would start
+    others, and before the server, to which they report."""
+    children = [(part, part.child) for part in reversed(looking.parts) if part.child is not None]
+    try:
+        if is_held(installation.folder / DOWN):
+            workers = [child for part, child in children if part.role in worker.ROLES]
+            for child in workers:
+                child.kill()
+            end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
+    except TorporError as error:  # `down` looks again, and says so
+        _log.warning("%s", error)
+    finally:
+        for part, child in children:
+            _end(child, part.stop_s)
+        looking.record = structs.replace(looking.record, running={}, troubles={})
+        looking.save()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """``make up``: a Prefect server, a store, a worker, blocks and deployments, all on this host.
 
-Everything listens on loopback only. Running it again starts only what is missing. ``make down``
-ends everything.
+The supervisor starts the server, the store and the workers as its children; blocks and deployments
+are registered in between. Everything listens on loopback only. Running it again registers again,
+and changes nothing that runs. ``make down`` ends everything.
 """
 
 from __future__ import annotations
@@ -10,56 +11,39 @@ import argparse
 import contextlib
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from deployments import database, lost_runs, server, services, supervisor, worker
-from deployments.down import down
+from deployments import boot, database, parent, server, services, worker
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
-from deployments.processes import last_words, mark, running
+from deployments.processes import last_words, mark
 from deployments.server import Server
-from deployments.terminal import folded
+from deployments.terminal import Waiting, folded, say
 from torpor.control.disk_space import full_disks
-from torpor.control.own_server import announce, api_url, recorded_port, state_folder
+from torpor.control.own_server import announce, state_folder
+from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
 from torpor.shared.errors import InvalidInput, TorporError
 
-RETRY_S: Final = 10.0
-LOCK_S: Final = 60.0
-"""How long `make up` or `make down` may go on after SIGTERM to a process that stays."""
 REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
+LOOK_S: Final = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
-    parser.add_argument(
-        "--stay",
-        action="store_true",
-        help="stay until SIGTERM or `make down`, and start a supervisor that ends again (systemd)",
-    )
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
-    if options.stay and options.believe_records:
-        parser.error(f"{BELIEVE} is for one `up`: run it without --stay")
-    installation = Installation.here()
     try:
-        if options.stay:
-            stay(installation, options.port)
-        else:
-            up(installation, options.port, believe=options.believe_records)
+        up(Installation.here(), options.port, believe=options.believe_records)
     except TorporError as error:
-        _complain(error)
+        print(f"torpor: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
@@ -70,14 +54,16 @@ def up(
     postgres: str | None = None,
     believe: bool = False,
 ) -> Server:
-    """Start what is missing and print the UI's address. ``postgres`` as for database.choose(),
-    ``believe`` as for sign_stores()."""
+    """Start a supervisor where none lives, register, and print the UI's address. What runs is not
+    changed: InvalidInput where it is another server, port, login or version. ``postgres`` as for
+    database.choose(). ``believe``: sign the stores' records."""
     with installation.locked():
         if full := full_disks([installation.folder]):
             raise TorporError("; ".join(full))
         used = server.server_of(installation, port)
         if choice := server.choice_for(installation, used):
             announce(choice)
+        parent.see_that_nothing_else_runs(installation, used)
         if postgres is not None:
             if not used.own:
                 raise InvalidInput(
@@ -86,13 +72,7 @@ def up(
                 )
             database.choose(installation, postgres)
         server.check(installation, used)
-        before = Running.now(installation)
-        supervisor.stop(installation)  # two would start one thing twice
-        try:
-            notes = _start(installation, used, believe)
-        except (Exception, KeyboardInterrupt):
-            before.put_back(installation)
-            raise
+        notes = _start(installation, used, believe)
     print(
         _WELCOME.format(
             ui=used.ui_url,
@@ -109,84 +89,40 @@ def up(
 def _start(installation: Installation, used: Server, believe: bool) -> str:
     """Start what is missing; returns what registering printed."""
     _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
-    server.start(installation, used)
+    with Waiting("starting the Prefect server" if used.own else "starting the supervisor"):
+        began = parent.start(installation, used)
     _say("blocks, store, flows", "registering (half a minute the first time)")
-    notes = register(installation, used, believe)
-    for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
-        _say("lost runs", words)
+    try:
+        with Waiting("registering blocks, store and flows"):
+            notes = register(installation, used, believe)
+        installation.registered_file.write_text(used.api_url)
+    except BaseException:
+        if not installation.is_registered(used.api_url):  # else its workers look after machines
+            parent.stop(began)
+        raise
     with ThreadPoolExecutor(1, thread_name_prefix="scheduler") as aside:
         # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
         checked = aside.submit(services.check_scheduler, used) if used.own else None
         _say("workers", "starting")
-        worker.start(installation, used)
-        supervisor.start(installation, server.environment(installation, used))
+        with Waiting("starting the workers"):
+            parent.see_that_they_run(installation, worker.ROLES, worker.READY_S)
         for words in end_left(state_folder() / "smoke", server.environment(installation, used)):
             _say("smoke", words)
         if checked is not None:
             _say("schedules", "checking that the server runs them")
-            checked.result()
+            with Waiting("waiting for the server to look at a new schedule"):
+                checked.result()
     if used.own:
-        for words in services.check_served(used):
+        with Waiting("waiting until the workers have called the server"):
+            served = services.check_served(used)
+        for words in served:
             _say("work pools", words)
+    if began is not None and (start := boot.starts(installation)):
+        notes += (
+            "  note      systemd starts again only what it has started itself: `torpor down`, then "
+            f"`{start}`\n"
+        )
     return notes
-
-
-@dataclass(frozen=True)
-class Running:
-    """What runs of an installation before `make up` ends any of it: the port of its own server, and
-    the environment of its supervisor, which names the server that it serves."""
-
-    port: int | None = None
-    supervisor: Mapping[str, str] | None = None
-
-    @classmethod
-    def now(cls, installation: Installation) -> Running:
-        port = recorded_port(installation.folder)
-        for process in running(installation, supervisor.ROLE):
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                return cls(port if running(installation, server.ROLE) else None, process.environ())
-        return cls(port if running(installation, server.ROLE) else None)
-
-    def put_back(self, installation: Installation) -> None:
-        """Start it again after a failure: the supervisor starts all that it looks after."""
-        try:
-            if self.port is not None and recorded_port(installation.folder) != self.port:
-                server.stop(installation)
-                installation.port_file.write_text(f"{self.port}\n")
-            if self.supervisor is not None:
-                supervisor.stop(installation)
-                worker.kill_others(installation, self.supervisor.get("PREFECT_API_URL", ""))
-                supervisor.start(installation, self.supervisor)
-            elif self.port is not None:
-                own = Server(api_url(self.port), True, installation.login())
-                server.start(installation, own)
-        except TorporError as error:
-            _complain(error)
-
-
-def stay(installation: Installation, port: int | None = None) -> None:
-    """Start everything, and return after `make down`. SIGTERM does the same."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        try:
-            up(installation, port)
-        except TorporError as error:
-            if not supervisor.lives(installation):
-                raise
-            _complain(error)  # all runs, or another `make up` is at it
-        while not supervisor.wait(installation):
-            try:
-                up(installation)
-            except TorporError as error:
-                _complain(error)
-                time.sleep(RETRY_S)
-    except SystemExit:
-        down(installation, wait_s=LOCK_S)
-        raise
-
-
-def _complain(error: TorporError) -> None:
-    print(f"torpor: {error}", file=sys.stderr, flush=True)
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:
@@ -219,39 +155,55 @@ def _key(installation: Installation) -> str:
 def register(installation: Installation, used: Server, believe: bool = False) -> str:
     """Run ``deployments.register`` against the server; returns its output. ``believe`` as for
     sign_stores()."""
-    log = installation.log("register")
+    log, deadline = installation.log("register"), time.monotonic() + REGISTER_S
     with log.open("wb") as errors:
         log.chmod(0o600)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deployments.register", *([BELIEVE] if believe else [])],
+            cwd=CHECKOUT,
+            env={
+                **server.environment(installation, used),
+                **mark(installation, "register"),
+                # A server whose host is overloaded says so too; registering can be repeated.
+                "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            preexec_fn=ending_with_this_process(),
+        )
+    with process:
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "deployments.register", *([BELIEVE] if believe else [])],
-                cwd=CHECKOUT,
-                env={
-                    **server.environment(installation, used),
-                    **mark(installation, "register"),
-                    # A server whose host is overloaded says so too; registering can be repeated.
-                    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                timeout=REGISTER_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TorporError(
-                f"registering at {used.api_url} did not end within {REGISTER_S:.0f} s; see {log}"
-            ) from None
-    if done.returncode:
+            said = _said_until_its_end(installation, process, deadline)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
         raise TorporError(
             f"blocks and deployments could not be registered at {used.api_url}; the last of "
             f"{log}:\n{last_words(log)}"
         )
-    return done.stdout.decode(errors="replace")
+    return said.decode(errors="replace")
+
+
+def _said_until_its_end(
+    installation: Installation, registering: subprocess.Popen[bytes], deadline: float
+) -> bytes:
+    """What it prints. TorporError at the deadline, or where the supervisor has ended, and the
+    server with it: systemd starts another one once the `up` beside the first has ended."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return registering.communicate(timeout=LOOK_S)[0]
+        parent.see_that_it_lives(installation)
+        if time.monotonic() > deadline:
+            raise TorporError(
+                f"registering did not end within {REGISTER_S:.0f} s; see "
+                f"{installation.log('register')}"
+            )
 
 
 def _say(what: str, doing: str) -> None:
-    print(f"{what + ' ':.<24} {doing}", flush=True)
+    say(f"{what + ' ':.<24} {doing}")
 
 
 _WELCOME: Final = """
@@ -270,7 +222,7 @@ torpor is up.
   files     {folder}
   terminal  {torpor} --help
   stop      {torpor} down
-  at boot   {torpor} boot
+  at boot   {torpor} boot    also starts torpor again where its supervisor is killed
 {notes}"""
 
 

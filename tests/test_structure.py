@@ -44,7 +44,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "zones": set(),
         "store_prices": set(),
         "store": {"ports", "processes"},
-        "supervision": {"own_server", "processes"},
+        "supervision": {"own_server"},
         "own_server": {"processes"},
         "own_packages": set(),
         "disk_space": set(),

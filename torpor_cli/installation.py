@@ -43,7 +43,7 @@ def up(
 ) -> None:
     """Start a Prefect server, a store, workers and their supervisor on this host.
 
-    Running it again starts only what is missing.
+    Running it again registers again, and changes nothing that runs.
 
     Args:
         port: The port of the Prefect server, 4200 if it is free.

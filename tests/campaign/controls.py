@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from prefect import Flow
 
-from deployments import server
+from deployments import parent, server
 from deployments.down import down
 from deployments.installation import Installation
 from flows import hibernate, replicate, wake
@@ -100,7 +100,7 @@ class Controls:
         url = f"http://{server.HOST}:{free_ports(1)[0]}/api"
         self._prefect = made, server.Server(url, own=True, login=made.login())
         try:
-            server.start(*self._prefect)
+            parent.start(*self._prefect)
             saved = Child(lambda _: self._to_prefect(lambda: self._world.access.save_blocks(BLOCK)))
             assert str(saved.told()) == "completed", saved.told()
             yield

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments import boot
+from deployments import boot, parent
 from deployments.installation import Installation
 from torpor.control.own_server import FOLDER_VARIABLE
 
@@ -26,6 +26,10 @@ def test_systemd_accepts_the_unit(
     text = unit.read_text()
     assert f"{FOLDER_VARIABLE}={tmp_path}/50%% state" in text
     assert f"WantedBy={'multi-user' if root else 'default'}.target" in text
+    # Its process is the supervisor itself. A flow run never ends with it.
+    assert "Type=notify" in text and '/python" -m deployments.supervisor\n' in text
+    assert "KillMode=process\nOOMPolicy=continue\nRestart=always\n" in text
+    assert f"RestartPreventExitStatus={parent.REFUSED}\n" in text
     if not shutil.which("systemd-analyze"):
         return  # a host without systemd has no use for the unit
     which = "--system" if root else "--user"
@@ -37,6 +41,18 @@ def test_systemd_accepts_the_unit(
         env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )
     assert unit.name not in done.stderr, done.stderr
+
+
+def test_an_installation_with_a_unit_is_started_by_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody starts its supervisor again: `up` says so."""
+    made = Installation(tmp_path / "50% state")
+    monkeypatch.setattr(boot, "unit_folder", lambda _: tmp_path / "units")
+    assert boot.starts(made) == ""
+    boot.write_unit(made, tmp_path / "units", root=True)
+    assert boot.starts(made).startswith("systemctl ")
+    assert boot.starts(Installation(tmp_path / "another")) == ""
 
 
 def test_without_systemd_cron_is_named(

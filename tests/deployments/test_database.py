@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments import database, server, services
+from deployments import database, parent, server, services
+from deployments.down import down
 from deployments.installation import Installation
-from deployments.processes import running
 from deployments.up import up
 from tests.fixtures.postgres import PASSWORD, Postgres
 from tests.fixtures.prefect_api import ask
 from torpor.control.ports import free_ports
+from torpor.control.supervision import children_of
 from torpor.shared.errors import InvalidInput, TorporError
 
 SECRET = "secret-of-the-block"
@@ -26,7 +27,7 @@ def installation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     made = Installation(Path(tempfile.mkdtemp(prefix="torpor-")).resolve())
     yield made
-    server.stop(made)
+    down(made)
     shutil.rmtree(made.folder)
 
 
@@ -36,11 +37,11 @@ def test_a_server_on_postgres_runs_schedules_and_keeps_blocks_through_a_crash(
     monkeypatch.setenv("PGPASSFILE", str(postgres.passfile))
     database.choose(installation, postgres.url())
     used = server.server_of(installation, free_ports(1)[0])
-    assert server.start(installation, used)
+    first = parent.start(installation, used)
     assert not installation.database.exists()
     services.check_scheduler(used)
     _save(used, SECRET)
-    assert not server.start(installation, used)  # it runs as it should
+    assert parent.start(installation, used) is None  # it runs as it should
 
     postgres.stop("immediate")
     with pytest.raises(TorporError, match=f"database postgres at 127.0.0.1:{postgres.port}"):
@@ -48,11 +49,11 @@ def test_a_server_on_postgres_runs_schedules_and_keeps_blocks_through_a_crash(
     postgres.start()
     assert _read(used) == SECRET
 
-    server.stop(installation)
-    assert server.start(installation, used)
+    parent.stop(first)
+    assert parent.start(installation, used)
     assert _read(used) == SECRET
-    (process,) = running(installation, server.ROLE)
-    seen = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    pid = children_of(installation.folder)[server.ROLE]
+    seen = Path(f"/proc/{pid}/cmdline").read_bytes()
     assert PASSWORD.encode() not in seen + installation.database_file.read_bytes()
 
     # Another installation, or this one without its key, would make blocks that nobody reads.

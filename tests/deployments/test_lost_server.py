@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
-from deployments import server, supervisor
-from deployments.installation import Installation
+from deployments import server
 from deployments.local_machines import running_machines
-from deployments.processes import running, started_process
+from deployments.processes import flow_runs
 from tests.fixtures.deployed import place_of
 from tests.fixtures.own_installation import Alone, kill_all
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
-from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.store import embedded
-from torpor.control.supervision import read_supervision
-from torpor.shared.errors import InvalidInput
+from torpor.control.processes import is_running
+from torpor.control.supervision import children_of, living
 
 WORK = "until test -e go; do date >> ticks; sleep 0.1; done"
 COMMAND = f"echo started; touch begun; {WORK}; echo done"
@@ -83,64 +78,81 @@ def _end_lease(alone: Alone, lease: str) -> None:
     index.write_text(json.dumps({**json.loads(index.read_text()), lease: over}))
 
 
-def _see_that_what_is_killed_comes_back(alone: Alone) -> None:
-    """The server, the store and a worker; the worker's runs and the machines go on."""
-    roles = ["store", "server", "job-worker"]
-    (supervisor,) = running(alone.installation, "supervisor")
-    machines = [machine.id for machine in running_machines(alone.installation)]
-    store = embedded.process_of(alone.installation.store)
-    assert store
-    begun = [started_process(alone.installation, role) for role in roles[1:]]
-    kill_all([psutil.Process(record.pid) for record in (store, *begun) if record])
-
-    def restarted() -> bool:
-        seen = read_supervision(alone.installation.folder)
-        events = seen.events if seen else []
-        return {event.who for event in events if "restarted" in event.what} >= {*roles}
-
-    until(restarted, "server, store and worker were restarted", every_s=0.5)
-    assert server.answers(alone.server)
-    again = embedded.process_of(alone.installation.store)
-    assert again not in (None, store)
-    assert [machine.id for machine in running_machines(alone.installation)] == machines
-    assert running(alone.installation, "supervisor") == [supervisor]
+def _runs(alone: Alone, run: str) -> list[psutil.Process]:
+    """The processes of that flow run."""
+    found = flow_runs(alone.installation, "job-worker")
+    return [one for one in found if one.environ().get("PREFECT__FLOW_RUN_ID") == run]
 
 
-def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Installation(tmp_path)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with (
-        made.locked(supervisor.ROLE),
-        pytest.raises(InvalidInput, match="another supervisor looks after"),
-    ):
-        supervisor.main()
+def _see_that_each_child_comes_back(alone: Alone) -> None:
+    """The supervisor, the other children, the worker's runs and the machines go on."""
+    folder = alone.installation.folder
+    pid, machines = _pid(alone), _machines(alone)
+    for role in ("store", "server", "worker", "job-worker"):
+        before = children_of(folder)
+        kill_all([psutil.Process(before[role])])
+
+        def restarted(role: str = role, before: dict[str, int] = before) -> bool:
+            now = children_of(folder)
+            return role in now and now == before | {role: now[role]} != before
+
+        until(restarted, f"the {role} alone was restarted", every_s=0.2)
+        if role == "server":
+            assert server.answers(alone.server)
+    assert _pid(alone) == pid
+    assert _machines(alone) == machines
 
 
-def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone) -> None:
+def _pid(alone: Alone) -> int:
+    found = living(alone.installation.folder)
+    assert found
+    return found.pid
+
+
+def _machines(alone: Alone) -> list[str]:
+    return [machine.id for machine in running_machines(alone.installation)]
+
+
+def _kill_the_parent(alone: Alone, *roles: str) -> None:
+    """And these children in the same moment. All of them end, and nothing else."""
+    machines, children = _machines(alone), children_of(alone.installation.folder)
+    assert children.keys() == {"store", "server", "worker", "job-worker"}
+    processes = {role: psutil.Process(pid) for role, pid in children.items()}
+    kill_all([psutil.Process(_pid(alone)), *(processes[role] for role in roles)])
+    until(lambda: not any(map(is_running, processes.values())), "all have ended", every_s=0.05)
+    assert not server.answers(alone.server)
+    assert _machines(alone) == machines
+
+
+def test_a_job_goes_on_when_each_process_is_killed_and_started_again(alone: Alone) -> None:
     alone.up()
     place = place_of(alone.installation, "demo")
     lease = _take_slot(alone)
     run = alone.python(SUBMIT, COMMAND)
     until((place / "begun").exists, "its command was started", every_s=0.2)
+    its_run = _runs(alone, run)
 
-    alone.kill("supervisor")
-    alone.kill("server")
-    assert not server.answers(alone.server)
+    _kill_the_parent(alone)
     ticks = (place / "ticks").stat().st_size
     until(lambda: (place / "ticks").stat().st_size > ticks + 100, "it works on", every_s=0.2)
+    assert its_run and _runs(alone, run) == its_run
 
     _end_lease(alone, lease)
     alone.up()
     until(lambda: _ask(alone, "GET", "one")["active_slots"] == 0, "the slot is free", every_s=0.5)
+    _see_that_each_child_comes_back(alone)
+    _kill_the_parent(alone, "store", "server", "worker", "job-worker")
+    alone.up()
+    assert _runs(alone, run) == its_run  # it outlived two supervisors and three workers
+
     continued = alone.python(CONTINUE)
     assert continued["driver"] == run
     assert continued["next"][0].endswith("continued it")
     driver = alone.python(DRIVER, run)
-    _see_that_what_is_killed_comes_back(alone)
     (place / "go").touch()
     result = alone.python(RESULT)
     assert (result["state"], result["ends"]) == ("succeeded", ["command ended"])
-    assert result["driver"] == driver  # the run outlived its worker
+    assert result["driver"] == driver
     said = [line for line in result["log"].splitlines() if "torpor:" not in line]
     assert said == ["started", "done"]  # the command was started once
     assert result["machines"] == 0

@@ -17,7 +17,7 @@ import pytest
 
 from blocks import Workspace
 from deployments.installation import Installation
-from deployments.processes import running, started_process
+from deployments.processes import flow_runs, running
 from deployments.server import Server
 from flows import (
     cancel_job,
@@ -37,6 +37,7 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.records import put_record, read_record
 from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Job, Jobs, new_job_id
+from torpor.control.supervision import children_of
 from torpor.shared.values import ObjectKey
 
 pytestmark = pytest.mark.together("automations and make up")
@@ -141,7 +142,11 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     assert its_run.cmdline()[1:] == ["-m", "prefect.engine"]
     assert os.getsid(its_run.pid) == its_run.pid
     kill_all([killed])  # and restarted by the supervisor, though a run of it is still there
-    until(lambda: started_process(installation, "job-worker"), "it is restarted", every_s=0.5)
+    until(
+        lambda: children_of(installation.folder).get("job-worker", killed.pid) != killed.pid,
+        "it is restarted",
+        every_s=0.5,
+    )
     kill_all([its_run])
     assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
     _silent(first)
@@ -194,7 +199,8 @@ def test_a_run_that_is_killed_before_its_job_is_on_record_starts_again(
     deployed: Deployed, installation: Installation, place: Path
 ) -> None:
     def its_process() -> list[psutil.Process]:
-        return running(installation, "job-worker", having={"PREFECT__FLOW_RUN_ID": run})
+        found = flow_runs(installation, "job-worker")
+        return [one for one in found if one.environ().get("PREFECT__FLOW_RUN_ID") == run]
 
     run = deployed.start("job", {"workspace": NAME, "command": ["touch", "done"]}, "high")
     kill_all(until(its_process, "its process is there", every_s=0.05))

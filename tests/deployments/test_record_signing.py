@@ -1,4 +1,4 @@
-"""At the first ``up`` that signs records, those of the stores that are there are signed, once."""
+"""A user whose key was lost has the records of the stores signed as they are."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ DEMO = WorkspaceName("demo")
 
 @pytest.fixture
 def name(world: World, prefect_server: PrefectServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The only store of an installation whose ``up`` has signed nothing yet."""
+    """The only store of an installation."""
     name = f"signing-{secrets.token_hex(4)}"
     world.access.save_blocks(name)
-    monkeypatch.setattr(record_signing, "PENDING", f"test_{secrets.token_hex(8)}")
     monkeypatch.setattr(record_signing, "saved_names", lambda kind: [name])
     return name
 
 
 def _unsigned(store: S3Store) -> ObjectKey:
-    """A record as the version before wrote it."""
+    """A record that no key has signed."""
     deletions = Deletions(store, DEMO)
     deletions.write(SNAPSHOT, "by hand")
     (found,) = store.list("workspaces/demo/deleted/")
@@ -45,43 +44,29 @@ def _unsigned(store: S3Store) -> ObjectKey:
     return found.key
 
 
-def test_an_older_installation_is_signed_once(name: str) -> None:
+def test_records_are_signed_where_their_user_asks_for_it_and_never_by_themselves(
+    name: str,
+) -> None:
     store = load_named(ObjectStore, name, of="a test").open()
     _unsigned(store)
-    (said,) = sign_stores(older=True)
+    with pytest.raises(RecordRefused):
+        Deletions(store, DEMO).of(SNAPSHOT)
+    (said,) = sign_stores()
     assert said.startswith(f"object-store/{name}: 1 records were signed")
     assert Deletions(store, DEMO).of(SNAPSHOT) is not None
+    assert sign_stores() == []
     _unsigned(store)  # by somebody else, later
-    assert sign_stores(older=True) == []
-    with pytest.raises(RecordRefused):
-        Deletions(store, DEMO).of(SNAPSHOT)
-    (said,) = sign_stores(older=True, believe=True)
-    assert "1 records were signed" in said
-    assert Deletions(store, DEMO).of(SNAPSHOT) is not None
-
-
-def test_a_new_installation_believes_nothing_that_is_not_signed(name: str) -> None:
-    store = load_named(ObjectStore, name, of="a test").open()
-    _unsigned(store)
-    assert sign_stores(older=False) == []
-    assert sign_stores(older=True) == []  # the next `up`: it is no older one by now
     with pytest.raises(RecordRefused):
         Deletions(store, DEMO).of(SNAPSHOT)
 
 
-def test_a_store_that_is_away_is_signed_by_the_next_up(name: str, world: World) -> None:
+def test_a_store_that_is_away_is_named_with_the_next_step(name: str) -> None:
     block = load_named(ObjectStore, name, of="a test")
-    store, address = block.open(), block.endpoint_url
-    _unsigned(store)
     block.bucket = "no-such-bucket"
     block.save(name, overwrite=True)
-    (said,) = sign_stores(older=True)
-    assert "not signed yet" in said and "no-such-bucket" in said
-    block.bucket, block.endpoint_url = world.access.bucket, address
-    block.save(name, overwrite=True)
-    (said,) = sign_stores(older=True)
-    assert "1 records were signed" in said
-    assert Deletions(store, DEMO).of(SNAPSHOT) is not None
+    (said,) = sign_stores()
+    assert "not signed" in said and "no-such-bucket" in said
+    assert said.endswith("run `torpor up --believe-records` again once that is mended")
 
 
 @pytest.mark.usefixtures("prefect_server")

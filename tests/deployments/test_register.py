@@ -17,7 +17,7 @@ from blocks import ObjectStore
 from deployments import register
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
-from deployments.worker import RUN_COMMAND
+from deployments.worker import EARLIER_COMMAND, RUN_COMMAND
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
 from torpor.shared.errors import TorporError
@@ -159,7 +159,10 @@ def test_a_parameter_that_a_flow_no_longer_has_is_removed_also_from_a_user_s_own
         ask("DELETE", api + deployment)
 
 
-@pytest.mark.parametrize(("theirs", "then"), [(None, RUN_COMMAND), ("mine", "mine")])
+@pytest.mark.parametrize(
+    ("theirs", "then"),
+    [(None, RUN_COMMAND), (EARLIER_COMMAND, RUN_COMMAND), ("mine", "mine")],
+)
 def test_a_pool_that_is_there_gets_a_command_if_it_has_none_and_keeps_what_is_its_users(
     prefect_server: Server, monkeypatch: pytest.MonkeyPatch, theirs: str | None, then: str
 ) -> None:
@@ -183,7 +186,7 @@ def test_a_pool_that_is_there_gets_a_command_if_it_has_none_and_keeps_what_is_it
     ask("PATCH", url, same)
     template["variables"]["properties"]["command"]["default"] = then
     assert (pool["base_job_template"], pool["concurrency_limit"]) == (template, 3)
-    assert changed == ["torpor-jobs"] * (theirs is None)
+    assert changed == ["torpor-jobs"] * (theirs != then)
 
 
 def test_the_guide_s_commands_add_scheduled_deployments(prefect_server: Server) -> None:

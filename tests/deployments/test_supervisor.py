@@ -3,59 +3,108 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from msgspec import structs
 
-from deployments import supervisor
-from deployments.down import down
+from deployments import parent, server, supervisor, worker
+from deployments.down import down, own_server, runs
 from deployments.installation import CHECKOUT, Installation
-from deployments.processes import LOG_BYTES, launch, trim
-from deployments.server import Server
-from deployments.supervisor import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Part, Supervisor
-from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.processes import ProcessRecord, boot_id, identify
-from torpor.control.supervision import Supervision, read_supervision, told
+from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
+from deployments.server import Server, server_of
+from deployments.supervisor import PAUSE_S, STEADY_S, Check, Part, Supervisor
+from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.control.ports import free_ports
+from torpor.control.processes import is_running
+from torpor.control.supervision import (
+    LOCK,
+    Supervision,
+    is_held,
+    living,
+    read_supervision,
+    told,
+)
+from torpor.shared.errors import InvalidInput, TorporError
+
+ELSEWHERE = Server("http://127.0.0.1:9/api", own=False)
+"""Its supervisor has no server, and no workers before everything is registered."""
+OWN = Server("http://127.0.0.1:9/api", own=True, login="torpor:secret")
+
+
+@dataclass
+class Process:
+    """A child of the supervisor, as far as it looks at one."""
+
+    pid: int
+    status: int | None = None
+    asked: list[str] = field(default_factory=list)
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def terminate(self) -> None:
+        self.asked.append("terminate")
+
+    def kill(self) -> None:
+        self.asked.append("kill")
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.status = -9
+        return -9
 
 
 @dataclass
 class World:
-    """A part that runs while ``alive``, and a clock."""
+    """A part whose process begins while nothing ``breaks``, and answers; and a clock."""
 
     folder: Path
     now: float = 1000.0
-    alive: bool = True
     breaks: str = ""
     unseen: str = ""
     lives: bool = True
+    answers: bool = True
     started: list[float] = field(default_factory=list)
+    begun: list[Process] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
+    held: ExitStack = field(default_factory=ExitStack)
 
     def supervisor(self) -> Supervisor:
-        own = identify(os.getpid())
-        assert own
+        part = Part("server", self.begin, self.serves, self.folder / "server.log", 10.0, 300.0)
+        part.ask_s = 60.0
         return Supervisor(
-            [Part("server", self.find, self.start, self.folder / "server.log")],
-            [("disk", 60.0, self.check)],
+            [part],
+            [Check("disk", 60.0, self.check)],
             lambda record: record.write(self.folder),
-            Supervision(own, boot_id(), 0.0),
+            Supervision(os.getpid(), OWN.api_url, own=True),
             monotonic=lambda: self.now,
             unix=lambda: self.now,
         )
 
-    def find(self) -> ProcessRecord | None:
-        if self.unseen:
-            raise OSError(self.unseen)
-        return ProcessRecord(2**22 + 1, 1) if self.alive else None  # no pid is so high
-
-    def start(self) -> None:
+    def begin(self) -> Any:
         self.started.append(self.now)
         if self.breaks:
             raise OSError(self.breaks)
-        self.alive = self.lives
+        self.begun.append(Process(2**22 + 1, None if self.lives else 1))
+        return self.begun[-1]
+
+    def serves(self, _: bytes) -> bool:
+        if self.unseen:
+            raise OSError(self.unseen)
+        return self.answers
+
+    def dies(self, status: int = -9) -> None:
+        self.begun[-1].status = status
 
     def check(self) -> list[str]:
         if self.breaks:
@@ -65,136 +114,466 @@ class World:
     def told(self) -> list[str]:
         return told(self.folder, since_unix=0.0, now_unix=self.now)
 
+    def holds_the_lock(self) -> None:
+        self.held.enter_context(Installation(self.folder).locked(LOCK))
 
-def test_what_ends_is_restarted_at_once_and_then_less_and_less_often(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    supervisor = world.supervisor()
-    supervisor.look()
-    assert (world.started, world.told()) == ([], [])
-    (tmp_path / "server.log").write_text("Traceback\nMemoryError\n")
-    world.alive = False
-    supervisor.look()
-    assert world.started == [1000.0]
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    made.holds_the_lock()
+    with made.held:
+        yield made
+
+
+def _looks(world: World, looking: Supervisor, count: int) -> None:
+    for _ in range(count):
+        looking.look()
+        world.now += 1.0
+
+
+def test_what_ran_well_is_restarted_at_once_and_what_ended_soon_after_a_pause(
+    world: World,
+) -> None:
+    looking = world.supervisor()
+    _looks(world, looking, 2)
+    assert (world.started, world.told()) == ([1000.0], [])
+    assert looking.record.running == {"server": 2**22 + 1}
+    (world.folder / "server.log").write_text("Traceback\nMemoryError\n")
+    world.dies()
+    _looks(world, looking, 12)
+    assert world.started == [1000.0, 1002.0 + PAUSE_S]
     ended, restarted = world.told()
-    assert ended.startswith("server 1970-01-01 00:16:40 UTC: process 4194305 has ended; the last")
+    assert ended.startswith(
+        "server 1970-01-01 00:16:42 UTC: process 4194305 has ended by signal 9;"
+    )
     assert ended.endswith("server.log: MemoryError")
-    assert "restarted" in restarted
-    world.breaks, world.alive = "the disk is gone", False
-    while len(world.started) < 12:
-        supervisor.look()
-        world.now += 1.0
-    waits = [b - a for a, b in zip(world.started, world.started[1:], strict=False)]
-    assert waits[0] == FIRST_WAIT_S
-    assert waits == sorted(waits)
-    assert waits[-1] == LONGEST_WAIT_S
-    assert "server: cannot be started; next try in 300 s: the disk is gone" in world.told()
-    world.breaks = ""
-    world.now += LONGEST_WAIT_S
-    supervisor.look()
-    assert not any(line.startswith("server: ") for line in world.told())
+    assert "restarted as process 4194305" in restarted
     world.now += STEADY_S + 1
-    world.alive = False
-    supervisor.look()
-    assert world.started[-1] == world.now  # it ran well for long enough: at once again
+    world.dies()
+    looking.look()
+    assert world.started[-1] == world.now
+    world.breaks = "the disk is gone"
+    world.dies()
+    _looks(world, looking, 100)
+    assert "server: cannot be started; next try in 10 s: the disk is gone" in world.told()
+    assert len(world.started) == 3 + 100 // PAUSE_S - 1
+    world.breaks = ""
+    _looks(world, looking, 12)
+    assert not any(line.startswith("server: ") for line in world.told())
 
 
-def test_what_ends_right_after_each_start_is_not_started_without_pause(tmp_path: Path) -> None:
-    world = World(tmp_path, alive=False, lives=False)
-    supervisor = world.supervisor()
-    for _ in range(100):
-        supervisor.look()
-        world.now += 1.0
-    assert len(world.started) < 8
+def test_what_ends_right_after_each_start_is_not_started_without_pause(world: World) -> None:
+    world.lives = world.answers = False
+    (world.folder / "server.log").write_text("no such module\n")
+    looking = world.supervisor()
+    _looks(world, looking, 100)
+    assert 3 < len(world.started) < 12
+    (said,) = [line for line in world.told() if line.startswith("server: ")]
+    assert "cannot be started; next try in" in said
+    assert "has ended with status 1" in said
+    assert "no such module" in said
 
 
-def test_a_check_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    world = World(tmp_path, found=["disk full"])
-    supervisor = world.supervisor()
-    supervisor.look()
+def test_a_child_that_never_does_its_work_is_ended_and_started_again(world: World) -> None:
+    looking = world.supervisor()
+    world.answers = False
+    _looks(world, looking, 315)
+    assert world.begun[0].asked == ["terminate", "kill"]
+    assert "did not begin its work within 300 s" in world.told()[0]
+    assert len(world.begun) == 2
+
+
+def test_a_worker_is_killed_as_one_that_is_asked_to_end_would_end_its_flow_runs(
+    tmp_path: Path, world: World
+) -> None:
+    parts = supervisor.parts_of(Installation(tmp_path), OWN, lambda: True)
+    stop_s = {part.role: part.stop_s for part in parts}
+    assert [role for role, polite_s in stop_s.items() if not polite_s] == [*worker.ROLES]
+    looking = world.supervisor()
+    looking.parts[0].stop_s, world.answers = 0.0, False
+    _looks(world, looking, 305)
+    assert world.begun[0].asked == ["kill"]
+
+
+def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
+    world.found = ["disk full"]
+    looking = world.supervisor()
+    _looks(world, looking, 2)
     assert world.told()[0] == "disk: disk full"
-    world.found, world.now = [], world.now + 59.0
-    supervisor.look()
+    world.found, world.now = [], world.now + 58.0
+    looking.look()
     assert world.told()[0] == "disk: disk full"  # it was not due
     world.breaks, world.now = "statvfs failed", world.now + 1.0
-    supervisor.look()
+    looking.look()
     assert world.told()[0] == "disk: could not be checked: statvfs failed"
     world.breaks, world.now = "", world.now + 60.0
-    supervisor.look()
+    looking.look()
     assert all("UTC" in line for line in world.told())  # what was, and nothing that is
 
 
-def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    world = World(tmp_path, unseen="too many open files", found=["disk full"])
+def test_nothing_is_checked_before_the_server_answers(world: World) -> None:
+    world.found, world.answers = ["disk full"], False
     looking = world.supervisor()
+    _looks(world, looking, 3)
+    assert (world.told(), looking.has_checked) == ([], False)
+    world.answers = True
+    looking.look()
+    assert (world.told()[0], looking.has_checked) == ("disk: disk full", True)
+
+
+def test_a_record_that_cannot_be_written_ends_nothing(world: World) -> None:
+    looking = world.supervisor()
+
+    def surrogate(_: Supervision) -> None:
+        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
+
+    looking.write = surrogate
+    looking.look()
+    assert looking.record.running == {} and len(world.begun) == 1
+
+
+def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(world: World) -> None:
+    looking = world.supervisor()
+    looking.look()
+    world.unseen = "too many open files"
+    looking.look()
+    assert (len(world.begun), world.begun[0].asked) == (1, [])
+    world.unseen = ""
+    looking.look()
+    world.unseen, world.found, world.now = "too many open files", ["disk full"], world.now + 60.0
     looking.look()
     assert world.told()[:2] == [
         "server: could not be looked at: too many open files",
         "disk: disk full",
     ]
-    world.unseen = ""
+    world.unseen, world.now = "", world.now + 60.0
     looking.look()
     assert world.told()[0] == "disk: disk full"
+    assert len(world.begun) == 1
 
 
-@pytest.mark.parametrize("how", [MemoryError, SystemExit], ids=["crash", "SIGTERM"])
-def test_only_make_down_ends_a_supervisor_on_purpose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: type[BaseException]
-) -> None:
-    """Else systemd would not start it again. `make up` sends SIGTERM, too."""
+def test_a_server_that_hangs_is_ended_and_one_that_is_slow_once_is_not(world: World) -> None:
+    looking = world.supervisor()
+    _looks(world, looking, 2)
 
-    def end(_: float) -> None:
-        raise how
+    def minutes(*answers: bool) -> None:
+        for world.answers in answers:
+            world.now += 60.0
+            looking.look()
 
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(supervisor, "parts_of", lambda *_: [])
-    monkeypatch.setattr(supervisor, "CHECKS", ())
-    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(supervisor.time, "sleep", end)
-    with pytest.raises(how):
-        supervisor.main()
-    monkeypatch.undo()
-    seen = read_supervision(tmp_path)
-    assert seen and not seen.ended
-    down(Installation(tmp_path))
-    seen = read_supervision(tmp_path)
-    assert seen and seen.ended
+    minutes(*[False] * 4, True, *[False] * 4)
+    assert world.begun[0].asked == []
+    minutes(False)
+    assert world.begun[0].asked == ["terminate", "kill"]
+    world.answers = True
+    _looks(world, looking, 2)
+    assert len(world.begun) == 2
+    assert any("did not answer, 5 times in a row: it was ended" in line for line in world.told())
 
 
-def test_a_server_that_hangs_is_ended_and_one_that_is_slow_once_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers: list[bool] = []
-    ended: list[Installation] = []
-    lives = [True]
-    own = Server("http://127.0.0.1:9/api", own=True)
-    monkeypatch.setattr(supervisor.server, "answers", lambda _: answers.pop(0))
-    monkeypatch.setattr(supervisor.server, "stop", ended.append)
-    monkeypatch.setattr(supervisor, "started_process", lambda *_: lives[0] or None)
-    check, made = supervisor.Answers(), Installation(tmp_path)
-    answers += [False] * 4 + [True] + [False] * 4
-    assert [check.look(made, own) for _ in range(9)] == [[]] * 9
-    answers += [False] * 10
-    assert "did not answer, 5 times in a row" in check.look(made, own)[0]
-    lives[0] = False  # its part starts it again
-    assert [check.look(made, own) for _ in range(9)] == [[]] * 9
-    assert ended == [made]
-
-
-def test_a_supervisor_that_has_gone_is_told(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    assert "has no supervisor: run `make up`" in world.told()[0]
-    supervisor = world.supervisor()
-    supervisor.look()
+def test_a_supervisor_that_has_gone_or_is_halted_is_told(world: World) -> None:
+    assert "has no supervisor: run `torpor up`" in world.told()[0]
+    looking = world.supervisor()
+    looking.look()
     assert world.told() == []
     world.now += 2000.0
     assert "has looked at nothing for 2000 s" in world.told()[0]
-    seen = read_supervision(tmp_path)
-    assert seen
-    Supervision(ProcessRecord(seen.process.pid, 1), seen.boot, world.now).write(tmp_path)
-    assert "has ended: run `make up`" in world.told()[0]
-    down(Installation(tmp_path))
-    assert "has no supervisor: run `make up`" in world.told()[0]
+    world.held.close()  # as the kernel does when it dies
+    assert living(world.folder) is None
+    assert "has no supervisor: run `torpor up`" in world.told()[0]
+
+
+@pytest.mark.parametrize("held", [LOCK, parent.DOWN])
+def test_a_supervisor_is_refused_where_another_lives_or_down_runs(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
+    monkeypatch.setattr(supervisor, "LOCK_S", 0.0)
+    monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["supervisor"])
+    with Installation(tmp_path).locked(held):
+        assert supervisor.main() == parent.REFUSED
+    words = {LOCK: "another supervisor looks after", parent.DOWN: "`torpor down` ends what runs"}
+    assert words[held] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["server", "version", "login"])
+def test_what_runs_with_another_server_version_or_login_is_left_alone(
+    world: World, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Installation(world.folder)
+    parent.described(OWN).write(world.folder)
+    parent.see_that_nothing_else_runs(made, OWN)
+    wanted = OWN
+    if other == "server":
+        wanted = Server("http://127.0.0.1:10/api", own=True, login=OWN.login)
+    if other == "login":
+        wanted = Server(OWN.api_url, own=True, login="torpor:another")
+    if other == "version":
+        monkeypatch.setattr(parent.metadata, "version", lambda name: "99")
+    with pytest.raises(InvalidInput, match=r"is up at http://127.0.0.1:9.*`torpor down` first"):
+        parent.see_that_nothing_else_runs(made, wanted)
+
+
+def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_the_server_last(
+    tmp_path: Path,
+) -> None:
+    """It outlives its supervisor, whose record this version cannot read."""
+    made, seen = Installation(tmp_path), tmp_path / "seen"
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    writes = f"""if True:
+        import os, signal, sys, time
+        def ends(*_):
+            open({str(seen)!r}, "w").write(str(os.path.exists("/proc/" + sys.argv[1] + "/exe")))
+            sys.exit()
+        signal.signal(signal.SIGTERM, ends)
+        open({str(seen)!r}, "w").write("begun")
+        time.sleep(600)
+    """
+    with begin(made, server.ROLE, waits, {}, apart=True) as serving:
+        argv = [sys.executable, "-c", writes, str(serving.pid)]
+        env = {"PREFECT__FLOW_RUN_ID": "1"}
+        with begin(made, worker.POOLS[0].role, argv, env, apart=True) as run:
+            until(seen.exists, "the run has begun", every_s=0.05)
+            with pytest.raises(InvalidInput, match=r"by an earlier version .* `torpor down` first"):
+                parent.see_that_nothing_else_runs(made, OWN)
+            # `torpor down` asks this one which machines are rented.
+            made.port_file.write_text("9\n")
+            assert (runs(made), own_server(made)) == (True, OWN.api_url)
+            down(made)
+            assert run.wait(PATIENCE_S) == 0 and seen.read_text() == "True"
+            assert serving.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_down_says_where_a_supervisor_of_another_host_is_to_be_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts with one home: the lock is there, and the pid is another process's here."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as neighbour:
+        Supervision(neighbour.pid, OWN.api_url, own=True).write(world.folder)
+        monkeypatch.setattr(parent, "KILLED_S", 0.0)
+        with pytest.raises(TorporError, match=r"none of .* is a process of this host"):
+            down(Installation(world.folder))
+        assert neighbour.poll() is None
+        neighbour.kill()
+
+
+@pytest.fixture
+def alone(needs_server: None, tmp_path: Path) -> Iterator[Installation]:
+    """An installation whose supervisor is a process."""
+    made = Installation(tmp_path)
+    yield made
+    down(made)
+    assert not running(made, LOCK, *worker.ROLES)
+
+
+def _pid(made: Installation) -> int:
+    found = living(made.folder)
+    assert found
+    return found.pid
+
+
+def _has_ended(made: Installation) -> None:
+    until(lambda: not is_held(made.folder / LOCK), "it has ended", every_s=0.05)
+
+
+def test_a_supervisor_that_lives_is_kept(alone: Installation) -> None:
+    assert parent.start(alone, ELSEWHERE)
+    first = _pid(alone)
+    assert parent.start(alone, ELSEWHERE) is None
+    with pytest.raises(InvalidInput, match="run `torpor down` first"):
+        parent.start(alone, Server("http://127.0.0.1:10/api", own=False))
+    assert _pid(alone) == first
+
+
+def test_a_start_that_is_broken_off_leaves_no_supervisor(
+    alone: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "living", ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            parent.start(alone, ELSEWHERE)
+    assert not running(alone, LOCK)
+    assert parent.start(alone, ELSEWHERE)
+
+
+def test_a_supervisor_that_was_killed_is_told_by_the_next_and_one_that_ended_is_not(
+    alone: Installation,
+) -> None:
+    parent.start(alone, ELSEWHERE)
+    os.kill(_pid(alone), signal.SIGKILL)
+    _has_ended(alone)
+    structs.replace(record_of(alone), running={"worker": 1}).write(alone.folder)
+    parent.start(alone, ELSEWHERE)
+
+    def words() -> list[str]:
+        return [one.what for one in record_of(alone).events]
+
+    until(lambda: "nothing was watched since" in "".join(words()), "it is told", every_s=0.05)
+    down(alone)
+    parent.start(alone, ELSEWHERE)
+    assert len(words()) == 1
+
+
+def record_of(made: Installation) -> Supervision:
+    found = read_supervision(made.folder)
+    assert found
+    return found
+
+
+def test_a_supervisor_that_is_halted_is_killed_and_systemd_starts_no_other(
+    alone: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts one that was killed again, which is refused for as long as `down` runs."""
+    parent.start(alone, ELSEWHERE)
+    os.kill(_pid(alone), signal.SIGSTOP)
+    waited: list[bool] = []
+
+    def sleeps(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        if seconds == parent.RESTART_S:
+            waited.append(is_held(alone.folder / parent.DOWN))
+        else:
+            sleep(seconds)
+
+    monkeypatch.setattr(parent, "GONE_S", 0.5)
+    monkeypatch.setattr(parent.time, "sleep", sleeps)
+    down(alone)
+    assert (living(alone.folder), waited) == (None, [True])
+
+
+def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
+    alone: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the unit's `up` begins: it must neither start another, nor choose another port."""
+    port = free_ports(1)[0]
+    env = {**os.environ, "TORPOR_STATE": str(alone.folder), "NOTIFY_SOCKET": f"@torpor-{port}"}
+    env.pop("PREFECT_API_URL", None)
+    argv = [sys.executable, "-m", parent.SUPERVISOR, "--port", str(port)]
+    alone.port_file.write_text(f"{port}\n")
+    os.utime(alone.port_file, (1.0, 1.0))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0torpor-{port}")
+        systemd.settimeout(PATIENCE_S)
+        with subprocess.Popen(argv, cwd=CHECKOUT, env=env) as started:
+            try:
+                assert systemd.recv(100) == b"READY=1"
+                assert _pid(alone) == started.pid
+                assert server_of(alone).port == port
+                # It was not written: a full disk would leave an empty file.
+                assert alone.port_file.stat().st_mtime == 1.0
+            finally:
+                started.kill()
+
+
+@pytest.mark.parametrize("by_down", [True, False], ids=["down", "a stray signal"])
+def test_systemd_starts_no_supervisor_again_that_down_has_ended(
+    alone: Installation, by_down: bool
+) -> None:
+    """By its status: one that something else has asked to end is started again."""
+    env = {**os.environ, "TORPOR_STATE": str(alone.folder), "PREFECT_API_URL": ELSEWHERE.api_url}
+    with subprocess.Popen([sys.executable, "-m", parent.SUPERVISOR], cwd=CHECKOUT, env=env) as it:
+        until(lambda: living(alone.folder), "it lives", every_s=0.05)
+        if by_down:
+            down(alone)
+        else:
+            it.terminate()
+        assert it.wait(PATIENCE_S) == (parent.REFUSED if by_down else 0)
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, signal.SIGKILL, None], ids=["asked", "killed", "down"]
+)
+def test_only_down_ends_flow_runs(alone: Installation, how: signal.Signals | None) -> None:
+    """They outlive their worker, and so their parent's parent, also one that systemd ends."""
+    env = {"PREFECT__FLOW_RUN_ID": "1"}
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with begin(alone, worker.POOLS[0].role, waits, env, apart=True) as run:
+        parent.start(alone, ELSEWHERE)
+        if how is not None:
+            os.kill(_pid(alone), how)
+            _has_ended(alone)
+            assert run.poll() is None
+            parent.start(alone, ELSEWHERE)
+        assert run.poll() is None
+        down(alone)
+        assert run.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_workers_begin_once_everything_is_registered_at_this_server(tmp_path: Path) -> None:
+    made = Installation(tmp_path)
+    assert not made.is_registered(OWN.api_url)
+    made.registered_file.write_text(OWN.api_url)
+    assert made.is_registered(OWN.api_url)
+    assert not made.is_registered("http://127.0.0.1:10/api")
+
+
+def test_an_up_ends_with_the_supervisor_that_it_waits_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts no other one while the `up` beside the first goes on."""
+
+    def ends(_: float) -> None:
+        world.held.close()
+
+    monkeypatch.setattr(parent.time, "sleep", ends)
+    with pytest.raises(TorporError, match="the supervisor has ended"):
+        parent.start(Installation(world.folder), OWN)
+
+
+def test_a_worker_that_does_not_begin_is_told_to_up(world: World) -> None:
+    made, role = Installation(world.folder), worker.POOLS[0].role
+    record = Supervision(1, OWN.api_url, own=True, troubles={role: ["cannot be started"]})
+    record.write(world.folder)
+    with pytest.raises(TorporError, match=r"did not begin within .*: cannot be started"):
+        parent.see_that_they_run(made, worker.ROLES, -1.0)
+    structs.replace(record, running=dict.fromkeys(worker.ROLES, 1)).write(world.folder)
+    parent.see_that_they_run(made, worker.ROLES, -1.0)
+    world.held.close()
+    with pytest.raises(TorporError, match="the supervisor has ended"):
+        parent.see_that_they_run(made, worker.ROLES, -1.0)
+
+
+_PARENT = """if True:
+    import sys, time
+    from pathlib import Path
+    from deployments.installation import Installation
+    from deployments.processes import begin
+    child = "import subprocess, sys, time;"
+    child += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+    child += " start_new_session=True); time.sleep(600)"
+    begun = begin(Installation(Path(sys.argv[1])), "x", [sys.executable, "-c", child], {})
+    print(begun.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_child_ends_with_its_parent_and_what_it_began_goes_on(tmp_path: Path) -> None:
+    """A worker, its supervisor that is killed, and a flow run."""
+    argv = [sys.executable, "-c", _PARENT, str(tmp_path)]
+    with subprocess.Popen(argv, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout
+        child = psutil.Process(int(killed.stdout.readline()))
+        until(child.children, "the run has begun", every_s=0.05)
+        (run,) = child.children()
+        killed.kill()
+    until(lambda: not is_running(child), "the child has ended", every_s=0.05)
+    assert is_running(run)
+    run.kill()
+
+
+def test_a_child_of_a_parent_that_waits_for_signals_gets_its_own(tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = begin(Installation(tmp_path), "x", waits, {})
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    child.terminate()
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
 
 
 def test_a_run_goes_on_when_its_worker_was_killed() -> None:
@@ -222,14 +601,14 @@ def test_the_log_of_a_crash_is_kept(tmp_path: Path) -> None:
     """What starts again appends; a log that is too big is moved, and what appends goes on."""
     made = Installation(tmp_path)
     made.log("x").write_text("the crash\n")
-    pid = launch(made, "x", ["echo", "again"], {}).pid
-    os.waitpid(pid, 0)
+    begin(made, "x", ["echo", "again"], {}).wait()
     assert made.log("x").read_text() == "the crash\nagain\n"
     with made.log("x").open("ab") as log:
         log.truncate(LOG_BYTES + 1)
         trim(made.log("x"))
         log.write(b"after")
     assert made.log("x").read_bytes() == b"after"
+    assert printed_since(LOG_BYTES, made.log("x")) == b"after"
     kept = tmp_path / "x.log.1"
     assert kept.read_bytes().startswith(b"the crash\nagain\n")
     assert kept.stat().st_mode & 0o777 == made.log("x").stat().st_mode & 0o777

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from deployments import server, worker
@@ -22,11 +21,13 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control import disk_space
 from torpor.control.ports import free_ports
-from torpor.shared.errors import TorporError
+from torpor.control.supervision import LOCK, STORE, Supervision, children_of, living
+from torpor.shared.errors import InvalidInput, TorporError
 
 pytestmark = pytest.mark.together("automations and make up")
 
-ROLES = ("supervisor", "server", *worker.ROLES, "register")
+ROLES = (LOCK, STORE, "server", *worker.ROLES, "register")
+OLD = "http://127.0.0.1:4321/api"
 
 
 def test_up_brings_everything_that_a_first_click_needs(
@@ -66,7 +67,7 @@ def test_up_brings_everything_that_a_first_click_needs(
 
 
 def test_up_again_changes_nothing(torpor_up: Server, installation: Installation) -> None:
-    before = _longest_running(installation)
+    before = _parent(installation), children_of(installation.folder)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
     identity = _document(torpor_up, "ssh-identity", "default")
     machines = machines_of(installation, "demo")
@@ -95,18 +96,13 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert differ <= {"updated", "version", "schedules", "last_polled", "status"}
     ask("PATCH", mine, {"paused": False, "concurrency_limit": 8})
     ask("PATCH", url, {"active": False})
-    assert _longest_running(installation) == before
+    assert (_parent(installation), children_of(installation.folder)) == before
+    assert {"store", "server", *worker.ROLES} == before[1].keys()
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
     assert machines_of(installation, "demo") == machines
     assert torpor_up.ui_url in printed
     assert "hibernate" in printed
-
-
-def _longest_running(installation: Installation) -> list[psutil.Process]:
-    """The server and the workers themselves; flow runs of the worker's come and go."""
-    roles = ("server", *worker.ROLES)
-    return [min(running(installation, role), key=lambda p: p.create_time()) for role in roles]
 
 
 @pytest.mark.parametrize(
@@ -127,22 +123,35 @@ def test_a_taken_port_is_named(
     said = capfd.readouterr().err
     assert f"port {port} on 127.0.0.1 is taken by " in said
     assert (
-        f"(process {os.getpid()}): end it, or choose another port, such as `make up PORT=" in said
+        f"(process {os.getpid()}): end it, or choose another port, such as `torpor up --port "
+        in said
     )
     assert not running(Installation(tmp_path / "state"), *ROLES)
 
 
+def test_a_port_that_is_taken_while_the_server_starts_is_named() -> None:
+    """What uvicorn prints; it may live on for minutes after that."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        used = Server(f"http://127.0.0.1:{port}/api", own=True)
+        with pytest.raises(InvalidInput, match=f"port {port} on 127.0.0.1 is taken by "):
+            server.serves(used, b"[Errno 98] address already in use")
+
+
 @pytest.mark.usefixtures("needs_server")
-def test_a_port_that_is_taken_while_the_server_starts_is_named(
+def test_a_server_that_does_not_start_ends_its_supervisor_which_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server, "is_free", lambda _: True)
+    monkeypatch.setattr(server, "check", lambda *_, **__: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert _up(tmp_path, port) == 1
     assert f"port {port} on 127.0.0.1 is taken by " in capfd.readouterr().err
+    assert not running(Installation(tmp_path / "state"), *ROLES)
 
 
 def test_without_a_port_another_one_is_chosen_where_the_usual_one_is_taken(
@@ -199,8 +208,14 @@ def test_a_second_make_up_is_refused(tmp_path: Path, capfd: pytest.CaptureFixtur
     with made.locked(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORPOR_STATE", str(made.folder))
         assert up.main([]) == 1
-    assert "another `make up` or `make down` uses" in capfd.readouterr().err
+    assert "another `torpor up` or `torpor down` uses" in capfd.readouterr().err
     down(made)  # the lock died with its holder
+
+
+def _parent(installation: Installation) -> int:
+    there = living(installation.folder)
+    assert there
+    return there.pid
 
 
 def _all(server: Server, path: str) -> Any:
@@ -224,93 +239,108 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
     return {"id": document["id"], "data": document["data"]}
 
 
+@pytest.mark.usefixtures("needs_server")
+def test_registering_ends_with_the_supervisor_and_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts no other one while the `up` beside the first goes on."""
+    from deployments import up
+
+    made = Installation(tmp_path)
+    monkeypatch.setattr(up, "LOOK_S", 0.05)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        used = Server(f"http://127.0.0.1:{silent.getsockname()[1]}/api", own=True, login="a:b")
+        with pytest.raises(TorporError, match="the supervisor has ended"):
+            up.register(made, used)
+    assert not running(made, "register")
+
+
+class Began:
+    """A supervisor that `make up` has started, as far as it looks at one."""
+
+
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """An installation whose server and supervisor run, as far as `make up` can see; what it ends
-    and starts is written down."""
+    """An installation that is up at OLD, as far as `make up` can see. What it starts and ends is
+    written down; `register` fails."""
     from deployments import up
 
     made = Installation(tmp_path / "state")
     made.login()
     made.port_file.write_text("4321\n")
     done: list[str] = []
-    alive = {"supervisor", "server"}
-    old = {"PREFECT_API_URL": "http://127.0.0.1:4321/api"}
-    seen: dict[str, Any] = {"installation": made, "done": done, "alive": alive}
 
-    def running(_: Installation, role: str, **__: Any) -> list[Any]:
-        return [SimpleNamespace(environ=lambda: old)] if role in alive else []
+    def start(_: Installation, used: Server) -> Began:
+        done.append(f"start {used.api_url}")
+        return Began()
 
-    def act(what: str, *, then: bool, role: str) -> Callable[..., bool]:
-        def note(*_: Any, **__: Any) -> bool:
-            done.append(what)
-            (alive.add if then else alive.discard)(role)
-            return True
-
-        return note
-
-    def end(_: Installation, role: str, **__: Any) -> int:
-        return int(act(f"end {role}", then=False, role=role)())
+    def fails(*_: object) -> str:
+        raise TorporError("a team has a deployment of that name")
 
     monkeypatch.setenv("TORPOR_STATE", str(made.folder))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(up, "running", running)
-    monkeypatch.setattr(server, "running", running)
-    monkeypatch.setattr(server, "end", end)
-    monkeypatch.setattr(up.supervisor, "end", end)
-    start = act("start supervisor", then=True, role="supervisor")
-    monkeypatch.setattr(up.supervisor, "start", start)
-    monkeypatch.setattr(up.worker, "kill_others", lambda *_: None)
-    yield seen
+    monkeypatch.setattr(up.parent, "start", start)
+    monkeypatch.setattr(up.parent, "stop", lambda began: done.append(type(began).__name__))
+    monkeypatch.setattr(up, "register", fails)
+    with made.locked(LOCK):
+        Supervision(os.getpid(), OLD, own=True).write(made.folder)
+        yield {"installation": made, "done": done}
 
 
-def test_up_to_a_port_that_is_taken_ends_nothing(
-    ran: dict[str, Any], capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("how", ["another port", "the user's own server"])
+def test_up_ends_nothing_and_says_what_to_do_where_another_server_is_wanted(
+    ran: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     from deployments import up
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert up.main(["--port", str(taken.getsockname()[1])]) == 1
-    assert "is taken by" in capfd.readouterr().err
-    assert (ran["done"], ran["alive"]) == ([], {"supervisor", "server"})
+    port = ["--port", str(free_ports(1)[0])] if how == "another port" else []
+    if not port:
+        monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert up.main(port) == 1
+    said = capfd.readouterr().err
+    assert "torpor is up at http://127.0.0.1:4321: run `torpor down` first" in said
+    assert ran["done"] == []
     assert ran["installation"].port_file.read_text() == "4321\n"
 
 
-def test_up_to_a_server_of_the_users_own_that_does_not_answer_ends_nothing(
+def test_up_shows_at_a_terminal_what_it_waits_for(
     ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deployments import up
 
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert up.main([]) == 1
-    assert ran["done"] == []
+    @contextmanager
+    def waiting(words: str) -> Iterator[None]:
+        ran["done"].append(words)
+        yield
+        ran["done"].append("over")
+
+    monkeypatch.setattr(up, "Waiting", waiting)
+    (ran["installation"].folder / "supervision.json").unlink()  # none runs
+    port = free_ports(1)[0]
+    assert up.main(["--port", str(port)]) == 1
+    assert ran["done"][:4] == [
+        "starting the Prefect server",
+        f"start http://127.0.0.1:{port}/api",
+        "over",
+        "registering blocks, store and flows",
+    ]
 
 
-@pytest.mark.parametrize("port", [[], ["--port"]], ids=["the same port", "another port"])
-def test_what_ran_before_runs_again_after_an_up_that_fails(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch, port: list[str]
+@pytest.mark.parametrize("registered", [False, True], ids=["first", "after a crash"])
+def test_an_up_that_cannot_register_ends_the_supervisor_that_nobody_had_before(
+    ran: dict[str, Any], registered: bool
 ) -> None:
+    """One that comes back after a crash stays: its workers look after machines."""
     from deployments import up
 
-    def fails(installation: Installation, used: Server) -> None:
-        installation.port_file.write_text(used.ui_url.rpartition(":")[2])
-        raise TorporError("the server has ended")
-
-    monkeypatch.setattr(server, "start", fails)
-    assert up.main([*port, *(str(free_ports(1)[0]) for _ in port)]) == 1
-    assert ran["installation"].port_file.read_text().strip() == "4321"
-    assert ran["done"][-1] == "start supervisor"
-    assert ("end server" in ran["done"]) == bool(port)  # of the other port; it is started again
-
-
-def test_a_server_that_is_halted_for_a_while_is_not_ended(
-    ran: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = [False, False, True]
-    monkeypatch.setattr(server, "answers", lambda _: answers.pop(0))
-    monkeypatch.setattr(server.time, "sleep", lambda _: None)
-    used = server.server_of(ran["installation"])
-    assert not server.start(ran["installation"], used)
-    assert (ran["done"], answers) == ([], [])
+    made, port = ran["installation"], free_ports(1)[0]
+    (made.folder / "supervision.json").unlink()  # none runs
+    if registered:
+        made.registered_file.write_text(f"http://127.0.0.1:{port}/api")
+    assert up.main(["--port", str(port)]) == 1
+    assert ran["done"][1:] == ([] if registered else ["Began"])

@@ -18,9 +18,9 @@ from tests.fixtures.trees import Tree, differences, fill, kept
 from tests.fixtures.waiting import until
 from torpor.shared.values import MIB
 
-BEFORE: Final = "b680eefcfd7dc78599249b37674fb821f6a6aff5"
-"""An earlier version, as a commit of this repository. It runs with its own packages, among them
-Prefect 3.8.8, so that this version's Prefect finds a database of another version."""
+BEFORE: Final = "0274044dba45774dd6a2d7352b963a330e92f1c0"
+"""An earlier version, as a commit of this repository: its records are signed and its blocks
+have their key beside the database. It runs with its own packages."""
 NAMES: Final = ("asleep", "awake", "working")
 COMMAND: Final = "touch begun; until test -e go; do sleep 0.1; done; echo done > result"
 

@@ -1,9 +1,9 @@
-"""What starting a worker ends: never a flow run. Small processes stand for workers and runs."""
+"""What a flow run has of its worker."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,76 +11,29 @@ from typing import Any
 import httpx
 import pytest
 from prefect.client import base
-from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
+from prefect.settings import (
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
+    temporary_settings,
+)
 
 from deployments import worker
 from deployments.installation import Installation
-from deployments.processes import launch, running
-from deployments.server import Server, environment
-from torpor.control.processes import ProcessRecord, end_processes, is_alive
-from torpor.shared.errors import TorporError
-
-SERVER = Server("http://127.0.0.1:9/api", own=False)
-ELSEWHERE = Server("http://127.0.0.1:10/api", own=False)
-POOL = worker.POOLS[0]
-WAITS = "import time; time.sleep(600)"
-STARTS = f"print('Worker started!', flush=True); {WAITS}"
-
-Launch = Callable[..., ProcessRecord]
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Installation:
-    return Installation(tmp_path)
-
-
-@pytest.fixture
-def launched(made: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Start a script in the name of the pool's worker, and of its flow runs."""
-
-    def start(script: str, *arguments: str, server: Server = SERVER) -> ProcessRecord:
-        argv = [sys.executable, "-c", script, *arguments]
-        return launch(made, POOL.role, argv, environment(made, server))
-
-    yield start
-    end_processes(lambda: running(made, POOL.role), polite_s=0.0)
-
-
-def _worker_is(monkeypatch: pytest.MonkeyPatch, launched: Launch, script: str) -> None:
-    monkeypatch.setattr(worker, "launch", lambda *_: launched(script, "start"))
-
-
-@pytest.mark.parametrize(
-    ("script", "ready_s"), [("raise SystemExit(1)", 60.0), (WAITS, 0.5)], ids=["dies", "hangs"]
-)
-def test_a_worker_that_does_not_start_ends_no_flow_run(
-    made: Installation,
-    launched: Launch,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    ready_s: float,
-) -> None:
-    """The supervisor starts a worker exactly when runs have outlived one."""
-    run = launched(WAITS)
-    _worker_is(monkeypatch, launched, script)
-    monkeypatch.setattr(worker, "READY_S", ready_s)
-    with pytest.raises(TorporError, match="did not start"):
-        worker.start(made, SERVER, [POOL])
-    assert is_alive(run)
-    assert not worker.works(made)  # nothing is left of the worker that did not start
+from deployments.server import Server
 
 
 def test_a_run_asks_again_where_the_database_of_its_server_is_away(
-    made: Installation, launched: Launch, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, str] = {}
 
-    def launch_worker(*arguments: Any) -> ProcessRecord:
-        given.update(arguments[-1])
-        return launched(STARTS, "start")
+    def begin(_: object, role: str, argv: list[str], env: Mapping[str, str]) -> Any:
+        given.update(env)
+        return subprocess.Popen(["true"])
 
-    monkeypatch.setattr(worker, "launch", launch_worker)
-    assert worker.start(made, SERVER, [POOL])
+    monkeypatch.setattr(worker, "begin", begin)
+    server = Server("http://127.0.0.1:9/api", own=False)
+    worker.begin_worker(Installation(tmp_path), server, worker.POOLS[0]).wait()
     answers = iter([500, 500, 200])
     monkeypatch.setattr(base, "time", SimpleNamespace(sleep=lambda _: None))
     codes = PREFECT_CLIENT_RETRY_EXTRA_CODES
@@ -92,17 +45,24 @@ def test_a_run_asks_again_where_the_database_of_its_server_is_away(
         assert client.get("http://127.0.0.1:9/api/health").status_code == 200
 
 
-def test_a_worker_of_another_server_is_replaced_and_its_flow_runs_go_on(
-    made: Installation, launched: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A worker that is asked to end ends its runs.
-    asked = "import os, signal; signal.signal(signal.SIGTERM, lambda *_: os.kill(RUN, 9));"
-    run = launched(WAITS, server=ELSEWHERE)
-    old = launched(asked.replace("RUN", str(run.pid)) + STARTS, "start", server=ELSEWHERE)
-    log = made.log(POOL.role)
-    while b"started!" not in log.read_bytes():
-        assert is_alive(old)
-    _worker_is(monkeypatch, launched, STARTS)
-    assert worker.start(made, SERVER, [POOL])
-    assert (is_alive(old), is_alive(run)) == (False, True)
-    assert not worker.start(made, SERVER, [POOL])  # it runs
+def test_a_run_outlives_ten_minutes_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that was killed has taken the server with it."""
+    slept: list[float] = []
+    away_s = 0.0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if sum(slept) < away_s:
+            raise httpx.ConnectError("Connection refused", request=request)
+        return httpx.Response(200)
+
+    monkeypatch.setattr(base, "time", SimpleNamespace(sleep=slept.append))
+    env, given, *_ = worker.RUN_COMMAND.split()
+    name, _, retries = given.partition("=")
+    assert (env, name) == ("env", PREFECT_CLIENT_MAX_RETRIES.name)
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: int(retries)}),
+        base.PrefectHttpxSyncClient(transport=httpx.MockTransport(answer)) as client,
+    ):
+        client.get("http://127.0.0.1:9/api/health")
+        away_s = 600.0
+        assert client.get("http://127.0.0.1:9/api/health").status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
@@ -34,13 +35,12 @@ from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.idleness import Verdict
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.processes import boot_id, identify
 from torpor.control.providers.seam import Absent, Residue
 from torpor.control.rental.records import Rentals
 from torpor.control.reports import moment
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.store_prices import StorePrice
-from torpor.control.supervision import Event, Supervision
+from torpor.control.supervision import LOCK, Event, Supervision
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import (
     InvalidInput,
@@ -631,15 +631,16 @@ def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
     lab: Lab, server: AlertMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    process = identify(os.getpid())
-    assert process is not None
     Supervision(
-        process=process,
-        boot=boot_id(),
+        os.getpid(),
+        "http://127.0.0.1:9/api",
+        own=True,
         looked_unix=time.time(),
         troubles={"server": ["cannot be started"], "disk": ["disk full: 3 bytes"]},
         events=[Event(time.time() - 60, "worker", "has ended and was restarted")],
     ).write(tmp_path)
+    lock = (tmp_path / LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     monkeypatch.setattr(looks, "full_disks", lambda folders: ["disk full: / has 3 bytes free"])
     _, runs, sent = _watch(lab.opened, server)
     (full, restarted) = sent
@@ -648,3 +649,4 @@ def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
     assert "server is at fault" in runs.tables["watch"]
     monkeypatch.delenv(FOLDER_VARIABLE)
     assert _watch(lab.opened, server)[2] == []  # unknown is not over
+    lock.close()

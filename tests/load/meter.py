@@ -63,7 +63,7 @@ class Meter:
         ]
         if not ours:
             return ""
-        return run.decode() or ("store" if ours[0] == "register" else ours[0])
+        return run.decode() or ours[0]
 
     def _see(self, process: psutil.Process, of: str) -> Used:
         seen = self.used.setdefault(process, Used(of))

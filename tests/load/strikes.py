@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from deployments.processes import running
 from tests.fixtures.own_installation import kill_all
 from tests.fixtures.postgres import Postgres
 from tests.load.crowd import Crowd
-from torpor.control.store import embedded
+from torpor.control.supervision import STORE, children_of
 
 AWAY_S = 20.0
 """How long the store answers nobody."""
@@ -77,15 +76,14 @@ class Strikes:
 
     def _kill_worker(self) -> bool:
         """Its runs go on."""
-        found = running(self.crowd.alone.installation, "job-worker")
-        killed = sorted(found, key=lambda process: process.create_time())[:1]
-        return bool(kill_all(killed))
+        pid = children_of(self.crowd.alone.installation.folder).get("job-worker")
+        return pid is not None and bool(kill_all([psutil.Process(pid)]))
 
     def _store_away(self) -> bool:
-        process = embedded.process_of(self.crowd.alone.installation.store)
-        if process is None:
+        pid = children_of(self.crowd.alone.installation.folder).get(STORE)
+        if pid is None:
             return False
-        store = psutil.Process(process.pid)
+        store = psutil.Process(pid)
         store.suspend()
         try:
             time.sleep(AWAY_S)

@@ -12,7 +12,7 @@ import asyncssh
 import msgspec
 import pytest
 
-from deployments.market_table import abilities_of
+from deployments.market import abilities_of
 from flows import adopt, create, hibernate, reconcile, wake
 from tasks import adoption
 from tasks.workspace import OpenWorkspace

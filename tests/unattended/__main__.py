@@ -23,10 +23,10 @@ from tests.unattended.story import Story, cycle, unattended
 STRIKES: Final[dict[str, Callable[[Story], None]]] = {
     "everything": Story.lose_everything,
     "server": lambda story: story.lose("server"),
-    "store": lambda story: story.lose("store", "register"),
+    "store": lambda story: story.lose("store"),
     "worker": lambda story: story.lose("worker"),
     "job worker": lambda story: story.lose("job-worker"),
-    "supervisor and server": lambda story: _lose_supervisor(story),
+    "supervisor": lambda story: _lose_supervisor(story),
 }
 
 
@@ -62,8 +62,8 @@ def _carry_out(seed: int, minutes: int, given: Given) -> Found:
 
 
 def _lose_supervisor(story: Story) -> None:
-    """Nothing restarts the server then, but `make up`."""
-    story.lose("supervisor", "server")
+    """The server, the store and the workers end with it: nothing starts them but `make up`."""
+    story.lose("supervisor")
     story.alone.up()
     story.say("make up")
 

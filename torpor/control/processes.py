@@ -7,6 +7,7 @@ ProcessRecord in a file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -21,6 +22,8 @@ from torpor.shared.errors import ProviderError
 
 STARTED_BY: Final = "TORPOR_STARTED_BY"
 """In the environment of all processes that an installation starts."""
+_PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None)
 _ROUNDS: Final = 8  # a process that forks while it is hunted is caught by a later round
 _POLL_S: Final = 0.02
 _EXEC_S: Final = 1.0  # a process starts a program in less than a millisecond of its CPU time
@@ -57,6 +60,22 @@ def is_at_work(process: ProcessRecord) -> bool:
     starts a program has memory, but for a moment no arguments."""
     facts = _stat(process.pid)
     return facts is not None and _record(process.pid, facts) == process and _has_memory(facts)
+
+
+def ending_with_this_process() -> Callable[[], None]:
+    """For Popen's ``preexec_fn``: the kernel kills the child when this process ends, however that
+    ends. Start such a child in the main thread, as the kernel looks at the thread that started it.
+    What the child starts is no concern of the kernel's: flow runs outlive their worker."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        # A parent that waits for signals blocks some.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        refused = _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if refused or os.getppid() != parent:  # the parent ended before the kernel was asked
+            os._exit(1)
+
+    return before_exec
 
 
 def is_running(process: psutil.Process) -> bool:

@@ -1,7 +1,12 @@
-"""What the supervisor of ``make up`` did, as a file that `watch` can read."""
+"""The supervisor of ``torpor up``, as everybody else sees it: a lock, and a record.
+
+The file ``supervisor`` is locked as long as the supervisor lives: nothing else says whether an
+installation is up. ``supervision.json`` says who it is, what it serves, and what it did.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -10,12 +15,14 @@ from typing import Final
 import msgspec
 
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.processes import ProcessRecord, boot_id, is_alive
 from torpor.shared.values import learned
 
+LOCK: Final = "supervisor"
+STORE: Final = "store"
+"""The role of the store in the record."""
 KEPT_EVENTS: Final = 200
 SILENT_S: Final = 900.0
-"""A supervisor that starts the server and then a worker is silent for ten minutes at most."""
+"""A supervisor whose looks take long is silent for ten minutes at most."""
 _NAME: Final = "supervision.json"
 
 
@@ -28,15 +35,21 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """The supervisor's record. ``troubles`` are those of now, ``events`` the newest, last one last.
+    """The record of the supervisor, the parent of an installation's server, store and workers.
 
-    ``ended``: by `make down`, which writes it.
+    ``api_url`` is of the server that it serves, and ``own`` whether it starts that one.
+    ``version`` and ``login``, of which this is a digest: what its children were started with.
+    ``running``: the pids of the children that do their work, by role; none once it has ended in
+    order. ``troubles`` are those of now, ``events`` the newest, last one last.
     """
 
-    process: ProcessRecord
-    boot: str
-    looked_unix: float
-    ended: bool = False
+    pid: int
+    api_url: str
+    own: bool
+    version: str = ""
+    login: str = ""
+    looked_unix: float = 0.0
+    running: dict[str, int] = {}
     troubles: dict[str, list[str]] = {}
     events: list[Event] = []
 
@@ -52,30 +65,56 @@ def installation_folder() -> Path | None:
     return Path(named) if named else None
 
 
+def is_held(lock: Path) -> bool:
+    """Whether a process holds the lock on that file. It ends with the process."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def read_supervision(folder: Path) -> Supervision | None:
-    """The record; None if there is none, or none that can be read."""
+    """The newest record; None if there is none, or none that can be read."""
     try:
         return msgspec.json.decode((folder / _NAME).read_bytes(), type=learned(Supervision))
     except (OSError, msgspec.MsgspecError):
         return None
 
 
+def living(folder: Path) -> Supervision | None:
+    """The record of the supervisor that lives; None without one."""
+    return read_supervision(folder) if is_held(folder / LOCK) else None
+
+
+def children_of(folder: Path) -> dict[str, int]:
+    """The pids of the supervisor's children that do their work, by role; none without it."""
+    record = living(folder)
+    return record.running if record else {}
+
+
+def trouble_of(folder: Path, role: str) -> str:
+    """Why the supervisor cannot start this child; empty where it can, or has not tried."""
+    record = read_supervision(folder)
+    return "; ".join(record.troubles.get(role, [])) if record else ""
+
+
 def told(folder: Path, *, since_unix: float, now_unix: float | None = None) -> list[str]:
     """The sentences that a person should read: what is wrong now, and what was restarted since."""
     now = time.time() if now_unix is None else now_unix
-    record = read_supervision(folder)
-    if record is None or record.ended:
-        return [f"nothing restarts a process that ends: {folder} has no supervisor: run `make up`"]
+    record = living(folder)
+    if record is None:
+        return [
+            f"nothing restarts a process that ends: {folder} has no supervisor: run `torpor up`"
+        ]
     said = []
-    if record.boot != boot_id() or not is_alive(record.process):
+    if now - record.looked_unix > SILENT_S:
         said.append(
-            f"nothing restarts a process that ends: the supervisor of {folder} (process "
-            f"{record.process.pid}) has ended: run `make up`"
-        )
-    elif now - record.looked_unix > SILENT_S:
-        said.append(
-            f"the supervisor of {folder} (process {record.process.pid}) has looked at nothing for "
-            f"{now - record.looked_unix:.0f} s: end it, and run `make up`"
+            f"the supervisor of {folder} (process {record.pid}) has looked at nothing for "
+            f"{now - record.looked_unix:.0f} s: end it, and run `torpor up`"
         )
     said += [f"{who}: {what}" for who, whats in record.troubles.items() for what in whats]
     return said + [

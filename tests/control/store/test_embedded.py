@@ -1,11 +1,10 @@
-"""The embedded store starts, is found again, keeps its data, and leaves no process."""
+"""The embedded store starts, keeps its data and its keys, and leaves no process."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 
 from tests.contracts.store_contract import KEY
 from tests.fixtures.ordinary_user import as_nobody
-from tests.fixtures.waiting import until
 from torpor.control.store import embedded
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
@@ -26,18 +24,35 @@ from torpor.shared.errors import StoreDenied, StoreError, StoreUnavailable
 
 
 @pytest.mark.usefixtures("needs_server")
-def test_it_keeps_its_data_and_takes_new_credentials(tmp_path: Path) -> None:
+def test_it_keeps_its_data_and_takes_new_keys(tmp_path: Path) -> None:
     with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as first:
         S3Store.connect(first.settings("bucket")).put(KEY, b"kept")
-        # The folder's second server ends the first.
-        with EmbeddedStore.start(tmp_path, "AKTWO", "secret-two", "bucket") as second:
-            assert not _alive(first.pid)
-            assert S3Store.connect(second.settings("bucket")).get(KEY, max_bytes=4) == b"kept"
-            old = {**vars(second.settings("bucket")), "access_key": "AKONE"}
-            with pytest.raises(StoreDenied):
-                S3Store.connect(type(second.settings("bucket"))(**old)).get(KEY, max_bytes=4)
-    assert not _alive(second.pid)
-    assert embedded.stop(tmp_path) is False
+    assert first.process.poll() is not None
+    with EmbeddedStore.start(tmp_path, "AKTWO", "secret-two", "bucket") as second:
+        assert S3Store.connect(second.settings("bucket")).get(KEY, max_bytes=4) == b"kept"
+        old = {**vars(second.settings("bucket")), "access_key": "AKONE"}
+        with pytest.raises(StoreDenied):
+            S3Store.connect(type(second.settings("bucket"))(**old)).get(KEY, max_bytes=4)
+    assert second.process.poll() is not None
+    assert embedded.set_up(tmp_path) == ("AKTWO", "secret-two")
+
+
+def test_a_folder_gets_keys_once_which_nobody_else_reads(tmp_path: Path) -> None:
+    assert not embedded.is_set_up(tmp_path)
+    keys = embedded.set_up(tmp_path)
+    assert embedded.is_set_up(tmp_path)
+    assert embedded.set_up(tmp_path) == keys
+    assert embedded.set_up(tmp_path, first=("AKONE", "secret-one")) == keys
+    assert embedded.set_up(tmp_path / "another") != keys
+    known = ("AKONE", "secret-one")  # of a block on a server that others use too
+    assert embedded.set_up(tmp_path / "third", first=known) == known
+    file = tmp_path / "identities.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text('{"identities": []}')
+    with pytest.raises(
+        StoreError, match=r"identities.json holds no keys .* a backup, or remove it"
+    ):
+        embedded.set_up(tmp_path)
 
 
 @pytest.mark.usefixtures("needs_server")
@@ -48,18 +63,12 @@ def test_its_secret_is_in_no_repr_argument_or_environment(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "torpor:s3cr3t-key")
     with EmbeddedStore.start(tmp_path, "AKONE", "s3cr3t-key", "bucket") as running:
         seen = b"".join(
-            Path(f"/proc/{running.pid}/{name}").read_bytes() for name in ("cmdline", "environ")
+            Path(f"/proc/{running.process.pid}/{name}").read_bytes()
+            for name in ("cmdline", "environ")
         )
         assert b"s3cr3t-key" not in seen
         assert "s3cr3t-key" not in repr(running)
         assert (tmp_path / "identities.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
-    """The state of a server that died long ago, whose pid is now another's: ours."""
-    state = {"pid": os.getpid(), "started": "1", "ports": [1]}
-    (tmp_path / "embedded.json").write_text(json.dumps(state))
-    assert embedded.stop(tmp_path) is False
 
 
 @pytest.mark.usefixtures("needs_server")
@@ -71,11 +80,10 @@ def test_what_a_killed_server_leaves_in_tmp_is_removed(tmp_path: Path) -> None:
         return [one for port in ports for one in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
 
     assert sockets()
-    os.kill(running.pid, signal.SIGKILL)
+    running.process.kill()
     running.stop()
-    assert not _alive(running.pid)
     assert not sockets()
-    assert not list(Path("/tmp").glob(f"weed*.{running.pid}"))
+    assert not list(Path("/tmp").glob(f"weed*.{running.process.pid}"))
 
 
 _START = """
@@ -123,20 +131,24 @@ def test_one_that_was_killed_comes_back_where_its_clients_look(tmp_path: Path) -
     with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as running:
         store = S3Store.connect(running.settings("bucket"))
         store.put(KEY, b"kept")
-        os.killpg(running.pid, signal.SIGKILL)
-        until(lambda: embedded.process_of(tmp_path) is None, "it has ended", every_s=0.1)
+        assert embedded.answers(tmp_path)
+        running.process.kill()
+        running.process.wait()
+        assert not embedded.answers(tmp_path)
         ports = json.loads((tmp_path / "embedded.json").read_text())["ports"]
         told = rf"port {ports[0]} .*taken by .* \(process {os.getpid()}\): end it"
         with _taken(ports[0]):
             with pytest.raises(StoreUnavailable, match=told):
-                embedded.restart(tmp_path, os.environ)
+                embedded.begin(tmp_path, os.environ)
             with pytest.raises(StoreUnavailable, match=told):
                 EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket")
         with _taken(ports[4]):
-            again = embedded.restart(tmp_path, os.environ)
+            again = embedded.begin(tmp_path, os.environ)
         assert again.endpoint_url == running.endpoint_url
         again.make_bucket("bucket", wait_s=embedded.READY_S)
         assert store.get(KEY, max_bytes=4) == b"kept"
+        again.stop()
+        assert again.process.poll() is not None
 
 
 def test_no_program_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +165,3 @@ def _taken(port: int) -> Iterator[None]:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         yield
-
-
-def _alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

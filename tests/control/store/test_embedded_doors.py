@@ -29,7 +29,7 @@ def test_no_port_of_it_answers_without_a_key(tmp_path: Path) -> None:
     with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as running:
         store = S3Store.connect(running.settings("bucket"))
         store.put(KEY, b"kept")
-        doors = doors_of([psutil.Process(running.pid)])
+        doors = doors_of([psutil.Process(running.process.pid)])
         assert {door.host for door in doors if door.port} == {"127.0.0.1"}
         assert len(doors) >= 10
         assert answers(doors, questions(*PATHS)) == []

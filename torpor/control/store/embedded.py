@@ -1,6 +1,7 @@
 """The embedded store: SeaweedFS on loopback, for the demo, ``make up`` and the tests.
 
-Its S3 port asks for the access key. Its other ports ask for a certificate that only it has.
+It is a plain child of whoever starts it, with the keys that lie in its folder. Its S3 port asks for
+the access key. Its other ports ask for a certificate that only it has.
 """
 
 from __future__ import annotations
@@ -8,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torpor.control.ports import free_ports, holder, is_free
-from torpor.control.processes import STARTED_BY, ProcessRecord
+from torpor.control.processes import STARTED_BY
 from torpor.control.store import embedded_keys
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
@@ -28,6 +30,7 @@ from torpor.shared.values import object_key
 
 READY_S = 180.0  # about 2 s on an idle machine; a busy two-core one took 15 s
 STOP_S = 10.0
+KNOCK_S = 2.0
 TRIES = 3  # another program may take a free port before the server does
 _PORTS = ("s3", "master", "filer", "volume", "admin")
 _KEPT = 2 * len(_PORTS) - 2  # nothing outside knows the last two, those of its administration
@@ -39,32 +42,35 @@ _STATE, _CONFIG, _LOG = "embedded.json", "identities.json", "embedded.log"
 
 @dataclass(frozen=True)
 class EmbeddedStore:
-    """A running SeaweedFS. It outlives the process that started it; ``stop`` ends it."""
+    """A running SeaweedFS, a child of this process. ``stop`` ends it."""
 
     folder: Path
     endpoint_url: str
     access_key: str
     secret_key: str = field(repr=False)
-    pid: int
-    started: str  # the start time of the process: a reused pid is not the server
+    process: subprocess.Popen[bytes] = field(repr=False, compare=False)
 
     @classmethod
-    def start(cls, folder: Path, access_key: str, secret_key: str, bucket: str) -> EmbeddedStore:
-        """Serve ``folder`` with these credentials and make ``bucket``; returns when it is usable.
-
-        A server that still runs on this folder is stopped first: its credentials may differ.
-        """
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stop(folder)
+    def start(
+        cls,
+        folder: Path,
+        access_key: str,
+        secret_key: str,
+        bucket: str,
+        before_exec: Callable[[], None] | None = None,
+    ) -> EmbeddedStore:
+        """Serve ``folder`` with these keys, which become the folder's, and make ``bucket``; returns
+        when it is usable. ``before_exec``: what its process does before its program begins."""
+        _write_keys(folder, access_key, secret_key)
         kept = _kept_ports(folder)
         for left in reversed(range(TRIES)):
-            server = _launch(folder, kept, access_key, secret_key)
+            server = _launch(folder, kept, before_exec=before_exec)
             try:
                 server.make_bucket(bucket, wait_s=READY_S)
-            except TorporError:
-                crashed = not _is_alive(server.pid, server.started)
+            except BaseException as error:
+                crashed = server.process.poll() is not None
                 server.stop()
-                if not (left and crashed):
+                if not (left and crashed and isinstance(error, TorporError)):
                     raise
                 kept = kept[:1]
             else:
@@ -84,27 +90,20 @@ class EmbeddedStore:
 
     def make_bucket(self, name: str, *, wait_s: float = 5.0) -> None:
         """Create the bucket if it is missing, and wait until it stores objects."""
-        store = S3Store.connect(self.settings(name))
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                store.make_bucket()
-                scratch = object_key("probe/embedded-ready")
-                store.put(scratch, b"ready")
-                store.delete([scratch])
-            except StoreError as error:
-                if time.monotonic() > deadline or not _is_alive(self.pid, self.started):
-                    raise StoreUnavailable(
-                        f"the embedded store at {self.endpoint_url} did not get ready: {error}; "
-                        f"see {self.folder / _LOG}"
-                    ) from None
-                time.sleep(0.1)
-            else:
-                return
+
+        def ended() -> str:
+            return "" if self.process.poll() is None else "it has ended"
+
+        make_bucket(self.folder, self.settings(name), wait_s=wait_s, hopeless=ended)
 
     def stop(self) -> None:
         """End the server; its data stays in the folder."""
-        stop(self.folder)
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+        self.process.kill()
+        self.process.wait()
+        _remove_sockets(self.folder)
 
     def __enter__(self) -> EmbeddedStore:
         return self
@@ -115,17 +114,67 @@ class EmbeddedStore:
         self.stop()
 
 
+def set_up(folder: Path, first: tuple[str, str] | None = None) -> tuple[str, str]:
+    """The access key and the secret key of the server on ``folder``. At the first use they are
+    made, or they are the ``first`` ones, which somebody knows already."""
+    if not is_set_up(folder):
+        made = f"torpor-{secrets.token_hex(8)}", secrets.token_urlsafe(32)
+        _write_keys(folder, *(first or made))
+    return _keys(folder)
+
+
 def is_set_up(folder: Path) -> bool:
-    """Whether a server was ever started on ``folder``."""
-    return _state(folder) is not None
+    """Whether a server can be started on ``folder``: it has keys."""
+    return (folder / _CONFIG).exists()
 
 
-def process_of(folder: Path) -> ProcessRecord | None:
-    """The server that runs on ``folder``."""
+def begin(
+    folder: Path, environment: Mapping[str, str], before_exec: Callable[[], None] | None = None
+) -> EmbeddedStore:
+    """Start a server with the folder's keys, on the port that its clients know. ``environment`` is
+    that of the server. Returns before it is ready."""
+    return _launch(folder, _kept_ports(folder), environment, before_exec)
+
+
+def answers(folder: Path) -> bool:
+    """Whether the server on ``folder`` listens for its clients."""
+    try:
+        port = int((_state(folder) or {"ports": []})["ports"][0])
+        socket.create_connection(("127.0.0.1", port), timeout=KNOCK_S).close()
+    except (OSError, IndexError):
+        return False
+    return True
+
+
+def make_bucket(
+    folder: Path, settings: S3Settings, *, wait_s: float, hopeless: Callable[[], str]
+) -> None:
+    """Create the settings' bucket at the server on ``folder`` if it is missing, and wait until it
+    stores objects. StoreUnavailable after ``wait_s``, or once ``hopeless`` says why."""
+    store = S3Store.connect(settings)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            store.make_bucket()
+            scratch = object_key("probe/embedded-ready")
+            store.put(scratch, b"ready")
+            store.delete([scratch])
+        except StoreError as error:
+            why = hopeless()
+            if why or time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"the embedded store at {settings.endpoint_url} did not get ready: "
+                    f"{why or error}; see {log_of(folder)}"
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def endpoint_of(folder: Path) -> str:
+    """Where the newest server on ``folder`` serves; empty before the first start."""
     state = _state(folder)
-    if state is None or not _is_alive(int(state["pid"]), str(state["started"])):
-        return None
-    return ProcessRecord(int(state["pid"]), int(state["started"]))
+    return _endpoint(state["ports"]) if state else ""
 
 
 def log_of(folder: Path) -> Path:
@@ -133,38 +182,17 @@ def log_of(folder: Path) -> Path:
     return folder / _LOG
 
 
-def restart(folder: Path, environment: Mapping[str, str]) -> EmbeddedStore:
-    """Start a server that has ended again, with the credentials and the port that its clients know.
-
-    ``environment`` is that of the server. Returns before it is ready.
-    """
-    ports = _kept_ports(folder)
-    stop(folder)
-    (identity,) = json.loads((folder / _CONFIG).read_text())["identities"]
-    (keys,) = identity["credentials"]
-    return _launch(folder, ports, keys["accessKey"], keys["secretKey"], environment)
-
-
-def stop(folder: Path) -> bool:
-    """End the server that runs on ``folder``; False if none runs."""
-    state = _state(folder)
-    if state is None:
-        return False
-    pid, started = int(state["pid"]), str(state["started"])
-    was_alive = _is_alive(pid, started)
-    for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
-        if not _is_alive(pid, started):
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, number)
-        deadline = time.monotonic() + wait_s
-        while _is_alive(pid, started) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    for port in state["ports"]:  # its sockets, which remain after a kill
-        for leftover in _sockets(int(port)):
-            with contextlib.suppress(PermissionError):  # another account has made it
-                leftover.unlink(missing_ok=True)
-    return was_alive
+def _write_keys(folder: Path, access_key: str, secret_key: str) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = folder / f"{_CONFIG}.new"  # not the environment, which other processes can read
+    unfinished.touch(mode=0o600)
+    identity = {
+        "name": "torpor",
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    unfinished.write_text(json.dumps({"identities": [identity]}))
+    unfinished.rename(folder / _CONFIG)
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
@@ -186,9 +214,9 @@ def _kept_ports(folder: Path) -> list[int]:
     if not is_free(ports[0]):
         raise StoreUnavailable(
             f"port {ports[0]} on 127.0.0.1, by which flows and blocks know the store in {folder}, "
-            f"is taken by {holder(ports[0])}: end it, then run `make up`. If it must stay, remove "
-            f"{folder / _STATE} before that: the store gets another port, and you must change the "
-            "blocks of your own that name this one"
+            f"is taken by {holder(ports[0])}: end it, then run `torpor up`. If it must stay, "
+            f"remove {folder / _STATE} before that: the store gets another port, and you must "
+            "change the blocks of your own that name this one"
         )
     return ports if all(map(_is_usable, ports)) else ports[:1]
 
@@ -200,31 +228,50 @@ def _is_usable(port: int) -> bool:
     return is_free(port) and (not mine or all(one.lstat().st_uid == mine for one in _sockets(port)))
 
 
+def _remove_sockets(folder: Path) -> None:
+    """Remove what the newest server of ``folder`` leaves in /tmp where it is killed."""
+    for port in (_state(folder) or {"ports": []})["ports"]:
+        for leftover in _sockets(int(port)):
+            with contextlib.suppress(PermissionError):  # another account has made it
+                leftover.unlink(missing_ok=True)
+
+
 def _sockets(port: int) -> list[Path]:
     """The Unix sockets in /tmp that belong to a port."""
     return [*Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]  # noqa: S108
 
 
+def _keys(folder: Path) -> tuple[str, str]:
+    """The access key and the secret key in the folder. StoreError where nobody can read them."""
+    try:
+        (identity,) = json.loads((folder / _CONFIG).read_text())["identities"]
+        (keys,) = identity["credentials"]
+        return keys["accessKey"], keys["secretKey"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{folder / _CONFIG} holds no keys of the embedded store ({error!r}): put it back from "
+            "a backup, or remove it, and the store gets new ones"
+        ) from None
+
+
+def _endpoint(ports: list[int]) -> str:
+    return f"http://127.0.0.1:{ports[0]}"
+
+
 def _launch(
     folder: Path,
     kept: list[int],
-    access_key: str,
-    secret_key: str,
     environment: Mapping[str, str] = os.environ,
+    before_exec: Callable[[], None] | None = None,
 ) -> EmbeddedStore:
     """Start the server on the ports that are ``kept``, in their order, and on free ones."""
     folder = folder.resolve()
+    _remove_sockets(folder)
     free = [port for port in free_ports(2 * _KEPT) if _is_usable(port)]
     admin, *others = sorted({*free} - {*kept})
     ports = [*[*kept, *others][:_KEPT], admin, admin + _GRPC]
-    config = folder / _CONFIG  # not the environment, which other processes can read
-    config.touch(mode=0o600)
-    identity = {
-        "name": "torpor",
-        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    config.write_text(json.dumps({"identities": [identity]}))
+    config = folder / _CONFIG
+    access_key, secret_key = _keys(folder)
     embedded_keys.lock(folder)
     argv = [
         _program(),
@@ -235,7 +282,7 @@ def _launch(
         f"-s3.config={config}",
         "-s3.autoCreateBucket=false",  # a misspelt bucket is an error here as in real stores
         "-s3.iam=false",
-        f"-s3.allowedOrigins=http://127.0.0.1:{ports[0]}",  # no web page of another
+        f"-s3.allowedOrigins={_endpoint(ports)}",  # no web page of another
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         # Beside its files, and not in /tmp, where another account may have made one of that name.
@@ -251,6 +298,9 @@ def _launch(
     ]
     for name, port, grpc in zip(_PORTS, ports[::2], ports[1::2], strict=True):
         argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
+    unfinished = folder / f"{_STATE}.new"
+    unfinished.write_text(json.dumps({"ports": ports}))
+    unfinished.rename(folder / _STATE)
     # No login of Prefect's, and nothing that would win over its file of settings.
     ours = {name: value for name, value in environment.items() if name in _PASSED}
     with (folder / _LOG).open("ab") as log:
@@ -264,20 +314,14 @@ def _launch(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=before_exec,
         )
-    process.returncode = 0  # stop() waits for it; this silences Popen's warning
-    started = _stat(process.pid)[1]
-    state = {"pid": process.pid, "started": started, "ports": ports}
-    unfinished = folder / f"{_STATE}.new"
-    unfinished.write_text(json.dumps(state))
-    unfinished.rename(folder / _STATE)
     return EmbeddedStore(
         folder=folder,
-        endpoint_url=f"http://127.0.0.1:{ports[0]}",
+        endpoint_url=_endpoint(ports),
         access_key=access_key,
         secret_key=secret_key,
-        pid=process.pid,
-        started=started,
+        process=process,
     )
 
 
@@ -291,23 +335,3 @@ def _program() -> str:
             "into this Python environment"
         )
     return found
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """A process's state letter and its start in clock ticks since boot; empty if it is gone."""
-    try:
-        # The command's name stands in parentheses and may hold any text: count from its end.
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "", ""
-    return state, rest[18]
-
-
-def _is_alive(pid: int, started: str) -> bool:
-    state, began = _stat(pid)
-    if began != started:
-        return False
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0  # ours: reaped once its last thread has ended
-    except ChildProcessError:
-        return state != "Z"

@@ -1,7 +1,7 @@
-"""Signs the records of a store that torpor wrote before it signed them, or with a key that is lost.
+"""Signs the records of a store that have no signature of its key, such as after the key was lost.
 
-Nobody can tell such a record from one that somebody else wrote. So this is done when an
-installation is brought up to date, once, and else only when its user asks for it by name.
+Nobody can tell such a record from one that somebody else wrote. So this is done only when its user
+asks for it by name.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ class Signed(NamedTuple):
 def sign_records(
     store: ObjectStore,
     *,
-    whatever: bool = False,
     of: Callable[[WorkspaceName], bool] = lambda name: True,
 ) -> Signed:
-    """Sign every unsigned record of the store, in the order in which they were written, until a
-    pass finds none. ``whatever``: also those that another key signed, or that were changed. ``of``:
-    whether a workspace's records are meant. Idempotent."""
+    """Sign every record of the store that its key has not signed, or that was changed, in the order
+    in which they were written, until a pass finds none. ``of``: whether a workspace's records are
+    meant. Idempotent."""
     signed: list[ObjectKey] = []
     for _ in range(_PASSES):
         found = [one for prefix in ("workspaces/", *_OF_ALL) for one in store.list(prefix)]
@@ -52,9 +51,9 @@ def sign_records(
             if not is_signed_kind(stored.key) or not of(_workspace(stored.key)):
                 continue
             try:
-                if _sign(store, stored.key, whatever):
+                if _sign(store, stored.key):
                     signed.append(stored.key)
-            except (Forged, ObjectChanged, StoreCorrupt, msgspec.MsgspecError, ValueError) as error:
+            except (ObjectChanged, StoreCorrupt, msgspec.MsgspecError, ValueError) as error:
                 left[stored.key] = str(error)
             except RecursionError:
                 left[stored.key] = "it is nested too deeply"
@@ -74,7 +73,7 @@ def _workspace(key: ObjectKey) -> WorkspaceName:
     return WorkspaceName("" if key.startswith(_OF_ALL) else key.split("/")[1])
 
 
-def _sign(store: ObjectStore, key: ObjectKey, whatever: bool) -> bool:
+def _sign(store: ObjectStore, key: ObjectKey) -> bool:
     """Whether it was signed now. Raises what keeps it as it is."""
     try:
         blob, version = store.read(key, max_bytes=_MOST_BYTES)
@@ -85,8 +84,6 @@ def _sign(store: ObjectStore, key: ObjectKey, whatever: bool) -> bool:
     except Unsigned:
         record = blob
     except Forged:
-        if not whatever:
-            raise
         record = record_in(blob)
     else:
         return False

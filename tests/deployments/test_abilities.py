@@ -1,13 +1,15 @@
-"""What each market can do: the table, the guide and the page on adding one name all of them."""
+"""What each market can do: the command, the guide and the page on adding one name all of them."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
-from blocks import PROVIDERS, LocalProvider, VastProvider
+import pytest
+
+from blocks import PROVIDERS, LocalProvider
 from deployments.installation import CHECKOUT
-from deployments.market_table import PROPERTIES, abilities_of, name_of, table
+from deployments.market import abilities_of, main, name_of
 from torpor.control.providers.seam import Abilities
 
 GUIDE: Final = CHECKOUT / "docs" / "guide"
@@ -29,25 +31,18 @@ def test_every_market_has_a_page_that_the_guide_links_to() -> None:
     assert [name for name in pages if f"(markets/{name}.md)" not in machines] == []
 
 
-def test_every_provider_block_has_a_column_and_every_ability_a_line() -> None:
-    head = table().splitlines()[0]
-    assert head.split(" | ")[1:] == [*map(name_of, PROVIDERS[:-1]), f"{name_of(PROVIDERS[-1])} |"]
-
-    class Asked:
-        """Notes which abilities the lines look at."""
-
-        def __init__(self) -> None:
-            self.names: set[str] = set()
-
-        def __getattr__(self, name: str) -> Any:
-            self.names.add(name)
-            return getattr(abilities_of(VastProvider), name)
-
-    asked: Any = Asked()
-    for cell in PROPERTIES.values():
-        cell(asked)
-    words = {"not_adopted"}  # of a message
-    assert asked.names == {*Abilities.__struct_fields__, "checkpoint"} - words
+def test_every_ability_at_every_market_is_printed_without_a_block(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "EC2: notice_s = 120.0" in lines
+    wanted = len(PROVIDERS) * (len(Abilities.__struct_fields__) + 1)
+    assert len({line.partition(" = ")[0] for line in lines}) == len(lines) == wanted
+    page = (CHECKOUT / "docs" / "providers.md").read_text()
+    explained = re.findall(r"`(\w+)`:", page)
+    assert [name for name in explained if f"Vast: {name} = " not in "\n".join(lines)] == []
+    assert len(explained) > 10
 
 
 def test_only_this_host_was_tried() -> None:

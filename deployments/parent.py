@@ -1,0 +1,227 @@
+"""Start the supervisor of an installation, and end it: what ``up`` and ``down`` do with the one
+parent of server, store and workers. Nobody changes one that runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from deployments import processes, server, worker
+from deployments.installation import CHECKOUT, Installation
+from deployments.processes import begin, flow_runs, last_words, running
+from deployments.server import Server
+from torpor.control.own_server import API_URL
+from torpor.control.processes import end_processes
+from torpor.control.supervision import (
+    LOCK,
+    STORE,
+    Supervision,
+    children_of,
+    is_held,
+    living,
+    trouble_of,
+)
+from torpor.shared.errors import InvalidInput, TorporError
+
+DOWN: Final = "down"
+"""A lock that `down` holds while it asks the supervisor to end: end the flow runs too, and start no
+other supervisor."""
+REFUSED: Final = 3
+"""The status of a supervisor that systemd must not start again: another one lives, or `down` has
+asked. One that a stray SIGTERM has ended is started again."""
+GONE_S: Final = 90.0
+"""How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
+RUNS: Final = "runs"
+"""The role of flow runs, in what end() returns."""
+KILLED_S: Final = 10.0
+RESTART_S: Final = 10.0
+"""systemd starts a supervisor again that was killed, 2 s later."""
+_POLL_S: Final = 0.2
+SUPERVISOR: Final = "deployments.supervisor"
+_USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
+"""What of the environment says who we are at a server of the user's own."""
+
+
+def described(used: Server) -> Supervision:
+    """The record of a supervisor that this process would be."""
+    words = [used.login] if used.own else [os.environ.get(name, "") for name in _USERS]
+    login = hashlib.sha256("\0".join(words).encode()).hexdigest()
+    version = f"{metadata.version('torpor')} with Prefect {metadata.version('prefect')}"
+    return Supervision(os.getpid(), used.api_url, used.own, f"{version} in {CHECKOUT}", login)
+
+
+def see_that_nothing_else_runs(installation: Installation, used: Server) -> None:
+    """InvalidInput where the installation is up with another server, port, login or version: its
+    flow runs report there."""
+    there, wanted = living(installation.folder), described(used)
+    if there is None:
+        if running(installation, LOCK, server.ROLE):
+            raise InvalidInput(
+                f"torpor is up in {installation.folder}, by an earlier version or by an `up` that "
+                "was killed: run `torpor down` first, then `torpor up`"
+            )
+        return
+    if there.api_url != wanted.api_url:
+        other = ""
+    elif there.version != wanted.version:
+        other = f" in version {there.version}, and this is {wanted.version}"
+    elif there.login != wanted.login:
+        other = " with another login"
+    else:
+        return
+    at = there.api_url.removesuffix("/api")
+    raise InvalidInput(f"torpor is up at {at}{other}: run `torpor down` first, then `torpor up`")
+
+
+def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] | None:
+    """Wait for a supervisor whose server answers, and start one where none lives. Returns its
+    process if it was started; ends that again if it does not come so far. Once it is returned, the
+    caller may forget it: it goes on."""
+    log = installation.log(LOCK)
+    process: subprocess.Popen[bytes] | None = None
+    if not is_held(installation.folder / LOCK):
+        argv, env = [sys.executable, "-m", SUPERVISOR], server.environment(installation, used)
+        if used.own:
+            argv += ["--port", str(used.port)]
+            del env[API_URL]  # or it would be a server of the user's
+        process = begin(installation, LOCK, argv, env, apart=True)
+    deadline = time.monotonic() + server.READY_S
+    try:
+        while not _serves(installation, used, process):
+            if process is None:
+                see_that_it_lives(installation)
+            elif process.poll() is not None:
+                why = f"the supervisor has ended; the last of {log}:\n{last_words(log)}"
+                raise TorporError(why)  # noqa: TRY301
+            if time.monotonic() > deadline:
+                why = trouble_of(installation.folder, server.ROLE) or f"see {log}"
+                why = f"{used.api_url} does not answer after {server.READY_S:.0f} s: {why}"
+                raise TorporError(why)  # noqa: TRY301 - both end what was started
+            time.sleep(_POLL_S)
+    except BaseException:
+        stop(process)
+        raise
+    if process is not None:
+        process.returncode = 0  # it goes on; this silences Popen's warning
+    return process
+
+
+def _serves(
+    installation: Installation, used: Server, process: subprocess.Popen[bytes] | None
+) -> bool:
+    """Whether a supervisor lives whose server answers; our ``process`` where we started one, as the
+    record may still be of the one before. TorporError where our server cannot start."""
+    there = living(installation.folder)
+    if there is None or (process is not None and there.pid != process.pid):
+        return False
+    if process is None:
+        see_that_nothing_else_runs(installation, used)
+    elif why := trouble_of(installation.folder, server.ROLE):
+        raise TorporError(f"the {server.ROLE} {why}")
+    return not used.own or (server.ROLE in there.running and server.answers(used))
+
+
+def stop(process: subprocess.Popen[bytes] | None) -> None:
+    """End the supervisor that this process has started, with its children, and no flow run."""
+    if process is None:
+        return
+    process.returncode = None
+    process.terminate()
+    try:
+        process.wait(GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def see_that_it_lives(installation: Installation) -> None:
+    """TorporError where no supervisor lives."""
+    if not is_held(installation.folder / LOCK):
+        raise TorporError(f"the supervisor has ended: see {installation.log(LOCK)}")
+
+
+def see_that_they_run(installation: Installation, roles: Iterable[str], ready_s: float) -> None:
+    """Wait until these children of the supervisor do their work. TorporError says why one does
+    not."""
+    folder, deadline = installation.folder, time.monotonic() + ready_s
+    while missing := {*roles} - children_of(folder).keys():
+        see_that_it_lives(installation)
+        if time.monotonic() > deadline:
+            said = "; ".join(filter(None, (trouble_of(folder, role) for role in missing)))
+            raise TorporError(
+                f"{' and '.join(sorted(missing))} did not begin within {ready_s:.0f} s: "
+                f"{said or f'see the logs in {folder}'}"
+            )
+        time.sleep(_POLL_S)
+
+
+def end(installation: Installation) -> list[str]:
+    """End the supervisor, its children and all flow runs; returns the roles of those that ran."""
+    ran = [*children_of(installation.folder)]
+    ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
+    with installation.locked(DOWN, wait_s=KILLED_S):
+        if living(installation.folder) is None:
+            ran += _end_earlier(installation)
+        _end_supervisor(installation)
+        _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
+    return ran
+
+
+def _end_earlier(installation: Installation) -> list[str]:
+    """End what an earlier version has started, which outlives its supervisor and is found by its
+    mark; or a supervisor that begins. The server is the last one, as flow runs report to it.
+    Returns the roles of those that ran."""
+    ran = []
+    for role in (LOCK, *worker.ROLES, "register", STORE, server.ROLE):
+        ran += [role for _ in running(installation, role)[:1]]
+        processes.end(installation, role, polite_s=worker.STOP_S)
+    return ran
+
+
+def _end_supervisor(installation: Installation) -> None:
+    """Ask it to end, and kill one that is halted: its children end with it. TorporError where it
+    cannot be asked."""
+    folder, began = installation.folder, time.monotonic()
+    asked = halted = False
+    while is_held(folder / LOCK):
+        seconds = time.monotonic() - began
+        halted = asked and seconds > GONE_S
+        if halted:
+            _end_flow_runs(installation)  # while the server, to which they report, still lives
+        if halted or not asked:
+            how = signal.SIGKILL if halted else signal.SIGTERM
+            asked = _signal_supervisor(folder, how) or asked
+        if seconds > KILLED_S + GONE_S * asked:
+            raise TorporError(
+                f"the supervisor that holds {folder / LOCK} does not end, or none of {folder} is a "
+                "process of this host: end it on the host, or in the container, where it runs"
+            )
+        time.sleep(_POLL_S)
+    if halted:
+        time.sleep(RESTART_S)  # the one that systemd starts is refused
+
+
+def _end_flow_runs(installation: Installation) -> None:
+    end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
+
+
+def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
+    """Send the signal to the supervisor that lives; False where the process of its record has not
+    opened its lock: it begins, or is on another host."""
+    there, lock = living(folder), str((folder / LOCK).resolve())
+    try:
+        opened = Path(f"/proc/{there.pid}/fd").iterdir() if there else ()
+        if there and lock in map(os.readlink, opened):
+            os.kill(there.pid, what)
+            return True
+    except OSError:  # it has ended, has just closed a file, or belongs to another account
+        return False
+    return False
