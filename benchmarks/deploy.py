@@ -45,8 +45,8 @@ from torpor.control.ports import free_ports
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.manifests import find_snapshot, read_manifest
 from torpor.control.store.s3 import S3Store
-from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.format.file_use import BEFORE_READY, LATER, NEVER, recorded_use
 from torpor.shared.values import BASE, GIB, WorkspaceName, WorkspaceSpec
 

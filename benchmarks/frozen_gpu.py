@@ -24,7 +24,7 @@ from typing import Any, Final
 from benchmarks.kept import write_result
 from torpor.control.measure.host import host_facts
 from torpor.control.remote.criu import criu_bundle
-from torpor.machine.checkpoint.canary import fly
+from torpor.machine.checkpoint.canary import run_canary
 from torpor.machine.checkpoint.cuda import driver
 from torpor.machine.checkpoint.tree import freeze, program, thaw, why_not
 from torpor.machine.supervisor.processes import adopt_orphans
@@ -58,7 +58,7 @@ def main() -> None:
             "host": host_facts(),
             "driver": driver() or "none",
             "why_not": why_not(),
-            "canary": fly(program(place / "criu"), place)._asdict(),
+            "canary": run_canary(program(place / "criu"), place)._asdict(),
         }
         for gib in options.gib.split(","):
             runs = [_hold(place, float(gib)) for _ in range(options.runs)]

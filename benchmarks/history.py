@@ -36,9 +36,9 @@ from deployments.installation import CHECKOUT, Installation
 from deployments.processes import mark
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.manifests import manifests, open_manifest
 from torpor.control.store.receipts import write_receipt
 from torpor.control.store.s3_requests import S3Requests
-from torpor.control.store.snapshots import manifests, open_manifest
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key

@@ -14,7 +14,7 @@ import asyncssh
 
 from benchmarks.other_tools import Cost
 from flows.procedures.restore import restore_parts, restore_run
-from flows.procedures.snapshot import Snapshot
+from flows.procedures.save import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.deploy import note_ready
 from tasks.plain_runner import PlainRunner
@@ -29,9 +29,9 @@ from torpor.control.rental.order import order_for
 from torpor.control.reports import SyncReport
 from torpor.control.safety import never_handed_over
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.manifests import find_snapshot, read_manifest
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.s3 import S3Store
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Label, Machine, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec

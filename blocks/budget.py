@@ -16,7 +16,7 @@ from blocks.workspace import Workspace
 from torpor.control.money import budgets
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.rental.records import Rentals
-from torpor.control.zones import zone_named
+from torpor.control.time_zones import zone_named
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName, names_of
 

@@ -15,7 +15,7 @@ from blocks.container import Containers
 from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast, verda
 from torpor.control.providers.hostkey import provider as hostkey
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.shared.errors import InvalidInput
 
 _ACCOUNT: Final = (

@@ -26,7 +26,7 @@ from blocks.reference import (
 from blocks.ssh_identity import SSHIdentity
 from blocks.tuning import Tuning
 from torpor.control.providers.gpu_wishes import wishes_of
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.store.s3 import S3Store
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError

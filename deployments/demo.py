@@ -34,7 +34,7 @@ from torpor.shared.values import GIB
 NEEDED_BYTES: Final = 2 * GIB
 """The workspace, its snapshot and the woken workspace are 0.8 GB together."""
 STOP_S: Final = 5.0
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -96,7 +96,7 @@ def told_in(installation: Installation) -> Path:
 def _wait_for(child: subprocess.Popen[bytes], made: Path) -> None:
     """Until the child has made that file, or has ended."""
     while child.poll() is None and not made.exists():
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _tell(installation: Installation, verbose: bool) -> int:

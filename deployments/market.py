@@ -18,7 +18,7 @@ import msgspec
 from blocks import PROVIDERS, ProviderBlock
 from blocks.reference import load
 from torpor.control.providers.offers import Offer, asked, misfit
-from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.providers.provider import Abilities, Provider
 from torpor.control.rental.search import sold
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Want

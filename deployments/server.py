@@ -20,7 +20,7 @@ from torpor.control.own_server import (
     FOLDER_VARIABLE,
     HOST,
     Candidate,
-    Choice,
+    ServerChoice,
     api_url,
     choice_of,
     choose_server,
@@ -89,7 +89,7 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
     return Server(api_url(chosen), True, installation.login())
 
 
-def choice_for(installation: Installation, used: Server) -> Choice | None:
+def choice_for(installation: Installation, used: Server) -> ServerChoice | None:
     """The choice of ``used``, in words where another server could have been meant: before the first
     start, Prefect's profile may name one."""
     choice = choose_server(installation.folder)

@@ -27,14 +27,14 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.own_server import state_folder
 from torpor.control.providers.market_client import observed
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.records import Rental
 from torpor.control.smoke.login import SshDoor
 from torpor.control.smoke.plan import MAX_USD, MINUTES, SmokePlan, make_plan
 from torpor.control.smoke.recording import PLAN, Recorder
 from torpor.control.smoke.redact import Redactor
-from torpor.control.smoke.trial import OWNER, SmokeReport, Trial
+from torpor.control.smoke.trial import OWNER, SmokeReport, SmokeTrial
 from torpor.control.smoke.watchdog import Watchdog, end_left
 from torpor.shared.errors import EndUnproven, InvalidInput, RunCancelled, TorporError
 from torpor.shared.format.keys import workspace_key
@@ -87,7 +87,7 @@ def smoke(
         machine = f", machine {rental.machine}" if rental.machine else ""
         say(f"rental      {rental.label.rental} of offer {rental.offer}: {rental.state}{machine}")
 
-    trial = Trial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
+    trial = SmokeTrial(provider, plan, identity.load(), SshDoor(identity), tell, rentals)
     try:
         report = trial.run()
         if kept_in is None or report.fault:

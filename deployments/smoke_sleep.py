@@ -16,7 +16,7 @@ from tasks.machines import chosen_machine, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import clear
-from torpor.control.providers.seam import Order, Provider
+from torpor.control.providers.provider import Order, Provider
 from torpor.control.rental.records import Rental
 from torpor.control.smoke.trial import AdapterCheck, asked
 from torpor.shared.errors import MachineError

@@ -41,15 +41,15 @@ from torpor.control.supervision import (
     KEPT_EVENTS,
     LOCK,
     STORE,
-    Event,
     Supervision,
+    SupervisorEvent,
     is_held,
     read_supervision,
 )
 from torpor.shared.errors import TorporError
 
 _AWAITED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 WRITE_S: Final = 30.0
 STEADY_S: Final = 60.0
 PAUSE_S: Final = 10.0
@@ -225,7 +225,7 @@ class Supervisor:
 
     def say(self, who: str, what: str) -> None:
         _log.warning("%s: %s", who, what)
-        events = [*self.record.events, Event(self.unix(), who, what)]
+        events = [*self.record.events, SupervisorEvent(self.unix(), who, what)]
         self.record = structs.replace(self.record, events=events[-KEPT_EVENTS:])
 
     def save(self) -> None:
@@ -343,7 +343,7 @@ def _supervise(installation: Installation, used: Server) -> None:
             looking.look()
         except Exception:  # noqa: BLE001 - the parent of all must not end by a fault of one look
             _log.exception("a look has failed")
-        asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else LOOK_S)
+        asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else POLL_S)
     _end_all(installation, looking)
 
 

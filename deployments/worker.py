@@ -50,7 +50,7 @@ READY_S: Final = 300.0
 """3 to 10 s, measured."""
 STOP_S: Final = 20.0
 """A flow run that is cancelled first cancels the agent's work."""
-_LOOK_S: Final = 2
+_QUERY_S: Final = 2
 """How often the worker asks for runs. Prefect's ten seconds are long after a click on Run."""
 _STARTED: Final = b"started!"
 
@@ -58,7 +58,7 @@ _STARTED: Final = b"started!"
 def begin_worker(installation: Installation, server: Server, pool: Pool) -> subprocess.Popen[bytes]:
     """Start the pool's worker as a child of this process. Flow runs that outlived another go on."""
     env = environment(installation, server) | {
-        "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
+        "PREFECT_WORKER_QUERY_SECONDS": str(_QUERY_S),
         # So a server says that its database is away: runs ask again, as where it is away itself.
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",

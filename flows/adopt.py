@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 
 from blocks import Workspace
-from flows.procedures.snapshot import LOOK_TO_REFUSE_S
+from flows.procedures.save import LOSSES_TO_REFUSE_S
 from tasks.adoption import (
     Adoptable,
     end_saves,
@@ -26,10 +26,10 @@ from tasks.snapshot import begin_snapshot, look_for_losses, look_for_new
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.losses import judge_losses
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.rental.adoption import AdoptReport
-from torpor.control.store.snapshots import newest_snapshot
+from torpor.control.store.manifests import newest_snapshot
 from torpor.shared.errors import TorporError
 
 
@@ -95,7 +95,7 @@ def _look_around(opened: OpenWorkspace, session: Agent) -> tuple[int, list[str]]
     begin_snapshot(remote)
     try:
         seen = look_for_new(remote)
-        losses = look_for_losses(remote, rented=False, whole=True, wait_s=LOOK_TO_REFUSE_S)
+        losses = look_for_losses(remote, rented=False, whole=True, wait_s=LOSSES_TO_REFUSE_S)
     finally:
         with suppress(TorporError):  # an agent that cannot be reached ends the run itself
             remote.end(committed=False)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.each_workspace import act_on_each
-from flows.procedures.snapshot import back_up
+from flows.procedures.save import back_up
 from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session

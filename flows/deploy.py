@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from blocks import Stack, Workspace
-from flows.procedures.deploy.deployment import DeployRequest, Trial, deployment_on_a_machine
+from flows.procedures.deploy.deployment import DeployRequest, DeployTrial, deployment_on_a_machine
 from flows.procedures.rounds import rounds
 from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
@@ -19,7 +19,7 @@ from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Stack as OpenStack
 from torpor.control.deploy.stack import StrategyName, strategy_named
-from torpor.control.store.snapshots import newest_snapshot
+from torpor.control.store.manifests import newest_snapshot
 from torpor.shared.errors import InvalidInput, RestoreUnfinished, StartedTooEarly
 
 
@@ -81,7 +81,7 @@ def deploy_stack(
     strategy: StrategyName,
     snapshot: str = NEWEST,
     full_check: bool = True,
-    trial: Trial | None = None,
+    trial: DeployTrial | None = None,
 ) -> DeployReport:
     """Deploy on the workspace's machine, or on a new one. If the machine that a killed run left
     holds an unfinished restore of another snapshot, it is destroyed, and a second round rents

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from blocks import Workspace
 from flows.procedures.rounds import rounds
-from flows.procedures.snapshot import (
+from flows.procedures.save import (
     ANOTHER_ROUND,
-    LOOK_TO_REFUSE_S,
+    LOSSES_TO_REFUSE_S,
     MAX_ROUNDS,
     Snapshot,
     back_up,
@@ -16,7 +16,15 @@ from flows.procedures.snapshot import (
 )
 from tasks.autosave import delete_autosaves
 from tasks.flow import flow
-from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
+from tasks.guards import (
+    EndingMachine,
+    Guard,
+    NoJob,
+    NothingBegan,
+    NothingLost,
+    StaysIdle,
+    check_guards,
+)
 from tasks.machines import check_rented, chosen_machine, open_session, rental_of
 from tasks.programs import NEVER, look_at_programs, prove_freezing
 from tasks.questions import is_attended
@@ -25,10 +33,10 @@ from tasks.snapshot import preview_snapshot
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.losses import judge_losses
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.reports import AsleepReport, HibernatePreview, HibernateReport
 from torpor.control.safety import boot_clock_s
-from torpor.control.store.snapshots import read_manifest
+from torpor.control.store.manifests import read_manifest
 from torpor.shared.errors import MachineInUse, WorkspaceAsleep
 from torpor.shared.values import Machine
 
@@ -103,7 +111,7 @@ def _preview(
         opened.key,
         rented=machine.label is not None and not adopted,
         whole=destroys,
-        wait_s=LOOK_TO_REFUSE_S,
+        wait_s=LOSSES_TO_REFUSE_S,
         volumes=() if rental is None else rental.volumes,
     )
     lost = judge_losses(found.losses, opened.spec)
@@ -153,7 +161,7 @@ def _works(opened: OpenWorkspace, machine: Machine, session: Agent) -> list[str]
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:
     """Why a job keeps the machine."""
     try:
-        check_guards([NoJob(opened)], Ending(machine))
+        check_guards([NoJob(opened)], EndingMachine(machine))
     except MachineInUse as error:
         return [str(error)]
     return []
@@ -167,7 +175,7 @@ def hibernate_machine(
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
     disk that changed after the snapshot begins another round."""
-    check_guards(guards, Ending(machine))
+    check_guards(guards, EndingMachine(machine))
     home = None if is_attended() else opened.home
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):

@@ -18,11 +18,11 @@ from tasks.guards import Guard, NothingBegan, NothingLost
 from tasks.job_listing import failure_of
 from tasks.jobs import (
     argv_of,
-    begun_job,
     block_name,
     check_environment,
     cost_of,
     for_nodes,
+    job_of_run,
     next_job_id,
     stop_command,
 )
@@ -32,7 +32,7 @@ from tasks.runner import runner
 from tasks.runs import CONTINUING
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
-from torpor.control.jobs.decide import End, JobMachine, next_move
+from torpor.control.jobs.decide import EndJob, JobMachine, next_move
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.report import JobReport
 from torpor.control.safety import boot_clock_s
@@ -100,7 +100,7 @@ def job(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    record = begun_job(opened, job, begins=bool(command))
+    record = job_of_run(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)
         for_nodes(opened, nodes)  # InvalidInput before anything is recorded
@@ -146,7 +146,7 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
                 seen = driver.look()
                 move, on = next_move(driver.job, seen, driver.stop), seen.machine
                 match move:
-                    case End():
+                    case EndJob():
                         driver.end(move)
                     case "wait for turn":
                         _wait_for_turn(driver)

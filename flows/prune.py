@@ -13,8 +13,8 @@ from tasks.prune import free_dead_packs, look_for_dead_packs
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import kept_of_home, open_stored, probe_store
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.marks import SHORTEST_GRACE_S
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.prune import PruneRules
 from torpor.control.upkeep.prune_report import PruneReport
 from torpor.shared.values import GIB

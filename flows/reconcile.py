@@ -18,7 +18,7 @@ from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
-from torpor.control.reconciliation import Reconciliation, choose, choose_gone
+from torpor.control.reconciliation import Reconciliation, choose_findings, choose_gone
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import RESERVED, Machine, MachineId, names_of
@@ -56,8 +56,8 @@ def reconcile(
     opened = open_workspace(workspace)
     probe_store(opened)
     findings, unread = compare_with_rentals(opened)
-    chosen = choose(findings, end)
-    settled = _settled_by_runs(choose(findings, left))
+    chosen = choose_findings(findings, end)
+    settled = _settled_by_runs(choose_findings(findings, left))
     everywhere = [provider.identity for provider in opened.markets.every()]
     if gone:
         check_all_answer(opened)

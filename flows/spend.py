@@ -18,7 +18,7 @@ from torpor.control.money.months import Month, microseconds
 from torpor.control.money.page import page
 from torpor.control.money.spending import frame, lines, rows
 from torpor.control.reports import without
-from torpor.control.zones import zone_named
+from torpor.control.time_zones import zone_named
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from blocks import Workspace
-from flows.procedures.snapshot import back_up
+from flows.procedures.save import back_up
 from flows.procedures.sync import Synchronisation
 from tasks.autosave import start_autosave
 from tasks.flow import flow

@@ -25,8 +25,8 @@ from tasks.verification import (
 )
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_stored, open_workspace, probe_store, say_of_home
+from torpor.control.remote.agent import Session
 from torpor.control.remote.examination import Examination, PackWork
-from torpor.control.remote.seam import Session
 from torpor.control.upkeep.verification import Verification
 from torpor.control.upkeep.verify_report import Depth, VerifyReport
 from torpor.shared.errors import InvalidInput, SnapshotDamaged

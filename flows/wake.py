@@ -29,7 +29,7 @@ from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.compare.offers import OffersReport
 from torpor.control.reports import WakeReport
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import InvalidInput, RestoreUnfinished
 from torpor.shared.values import WantChange
 

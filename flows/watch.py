@@ -19,6 +19,12 @@ from flows.procedures.watch.alarms import (
     tell_of,
 )
 from flows.procedures.watch.backups import missed_backups
+from flows.procedures.watch.block_differences import (
+    BlockDifferences,
+    block_differences,
+    most_frequent_saves,
+    undecided,
+)
 from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
 from flows.procedures.watch.leftovers import act_on_left, reconcile_abandoned, see_left
 from flows.procedures.watch.rows import (
@@ -28,12 +34,6 @@ from flows.procedures.watch.rows import (
     kept_in_doubt,
     newest_snapshots,
     not_there,
-)
-from flows.procedures.watch.twins import (
-    BlockDifferences,
-    block_differences,
-    most_frequent_saves,
-    undecided,
 )
 from tasks.flow import flow
 from tasks.overview import show_overview

@@ -17,8 +17,8 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
 from torpor.control.money.storage import look
-from torpor.control.providers.seam import Absent, Adopts, Provider
-from torpor.control.remote.seam import Session
+from torpor.control.providers.provider import Absent, Adopts, Provider
+from torpor.control.remote.agent import Session
 from torpor.control.rental.adoption import (
     adopted_before,
     check_asleep,

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from torpor.control.alerts.delivery import Remembered
-from torpor.control.alerts.runs import FailedRun, Schedule
+from torpor.control.alerts.runs import FailedRun, FlowSchedule
 from torpor.control.reports import moment
 from torpor.shared.errors import NotDelivered
 
@@ -76,7 +76,7 @@ class AlertServer(Protocol):
     def live_runs(self) -> list[LiveRun]:
         """The runs that work on a workspace now."""
 
-    def schedule(self, flow: str, now_unix: float) -> Schedule:
+    def schedule(self, flow: str, now_unix: float) -> FlowSchedule:
         """The schedules that are on, of all deployments of this flow."""
 
     def coming(self) -> list[ComingRun]:
@@ -110,8 +110,8 @@ class NobodyListens:
     def live_runs(self) -> list[LiveRun]:
         return []
 
-    def schedule(self, flow: str, now_unix: float) -> Schedule:
-        return Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
+    def schedule(self, flow: str, now_unix: float) -> FlowSchedule:
+        return FlowSchedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
 
     def coming(self) -> list[ComingRun]:
         return []

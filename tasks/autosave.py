@@ -12,16 +12,16 @@ from typing import Final, NamedTuple
 from tasks.retention import tell_of_deletion
 from tasks.retries import ONCE
 from tasks.runner import runner
-from tasks.standing_by import hand_over
+from tasks.standing_by import give_book
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import OWN_SAVES, book_for, renewed_s
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.reports import moment
 from torpor.control.safety import Verified
 from torpor.control.store.marks import COMMIT_S
 from torpor.control.upkeep.autosaves import delete_superseded, thin
-from torpor.control.upkeep.lineage import Stored
+from torpor.control.upkeep.lineage import StoredState
 from torpor.control.upkeep.pins import holds
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import TorporError
@@ -30,7 +30,7 @@ from torpor.shared.plain_text import plain
 from torpor.shared.values import Label, Machine, SnapshotId, snapshot_id
 from torpor.shared.wire.autosave import AutosaveState, EndAutosave, LookAtAutosave
 
-LOOK_S: Final = 60.0
+ANSWER_S: Final = 60.0
 END_S: Final = 20.0
 """Of the minute that a warrant holds."""
 MINUTE_S: Final = 60.0
@@ -41,14 +41,14 @@ _SHOWN: Final = 3
 """Saves that a report names in full."""
 
 
-class Saves(NamedTuple):
+class AutosaveSummary(NamedTuple):
     """How a machine's own saves go, for people. ``fail``: it is to make some, and does not."""
 
     words: str
     fail: bool = False
 
 
-NO_SAVES: Final = Saves("")
+NO_SAVES: Final = AutosaveSummary("")
 
 
 @step("start autosave", retries=ONCE)
@@ -60,14 +60,14 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
             return
         state = _look(opened, session)
         if not _is_open(opened, state.job):
-            _hand_over(opened, session, machine, state)
+            _give_book(opened, session, machine, state)
     except TorporError as error:
         runner().log.warning(
             "machine %s does not save its workspace by itself yet: %s", machine.id, error
         )
 
 
-def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> Saves:
+def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> AutosaveSummary:
     """What the machine says of its saves; NO_SAVES where it is to make none. Gives it the
     grants for further ones when half of their time is over, a save failed, or the snapshot that
     its tree goes on from is gone, and then deletes superfluous ones."""
@@ -76,7 +76,7 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
             return NO_SAVES
         state = _look(opened, session)
         if _is_open(opened, state.job):  # its run gives the machine the grants
-            return Saves(f"job {plain(state.job)} saves it, {_until(state)}")
+            return AutosaveSummary(f"job {plain(state.job)} saves it, {_until(state)}")
         ends_s = state.until_unix - time.time()
         lasts_s = state.lasts_s or COMMIT_S  # an older process does not say it
         is_fresh = ends_s >= lasts_s - renewed_s(lasts_s)
@@ -86,17 +86,17 @@ def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> S
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
             opened.store.probe()  # how long grants may last
-            _hand_over(opened, session, machine, state)
+            _give_book(opened, session, machine, state)
             _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
     except TorporError as error:
-        return Saves(f"its own saves cannot go on: {error}", fail=True)
+        return AutosaveSummary(f"its own saves cannot go on: {error}", fail=True)
     if state.job:
         job = plain(state.job)
-        return Saves(f"job {job}, which is over, saved it until now: its own saves begin")
+        return AutosaveSummary(f"job {job}, which is over, saved it until now: its own saves begin")
     told = _told(state, opened.spec.save_minutes)
     if is_gone and not told.fail:
         why = "it was deleted, or is on its way. It saves again"
-        return Saves(f"snapshot {state.line}, its newest, is not in the store: {why}")
+        return AutosaveSummary(f"snapshot {state.line}, its newest, is not in the store: {why}")
     return told
 
 
@@ -144,7 +144,7 @@ def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
 
 
 def held_by_others(
-    opened: OpenWorkspace, newest: SnapshotId, others: Sequence[Stored] = ()
+    opened: OpenWorkspace, newest: SnapshotId, others: Sequence[StoredState] = ()
 ) -> list[str]:
     """What alone holds what this snapshot lacks, and what the first of the tips ``others`` lack, in
     words. It is pinned. What fails here fails no run."""
@@ -181,14 +181,14 @@ def _may_be_told(opened: OpenWorkspace, machine: Machine, label: Label) -> bool:
 
 def _look(opened: StoredWorkspace, session: Agent) -> AutosaveState:
     request_id = f"autosave:{secrets.token_hex(8)}"
-    return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=LOOK_S)
+    return session.call(LookAtAutosave(opened.spec.name), request_id=request_id, within_s=ANSWER_S)
 
 
 def _is_open(opened: OpenWorkspace, job: str) -> bool:
     return bool(job) and any(one.id == job for one in opened.jobs.open())
 
 
-def _hand_over(
+def _give_book(
     opened: OpenWorkspace, session: Agent, machine: Machine, seen: AutosaveState
 ) -> None:
     """``seen``: what the machine says. A job that has got a book since keeps it."""
@@ -196,27 +196,27 @@ def _hand_over(
     basis = line if line and _is_there(opened, line) else None
     every_s = MINUTE_S * spec.save_minutes
     book = book_for(opened.store, spec, opened.key, "", basis, every_s=every_s)
-    hand_over(opened, session, machine, book, instead_of=seen.job)
+    give_book(opened, session, machine, book, instead_of=seen.job)
 
 
 def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
     return opened.store.head(manifest_key(opened.spec.name, snapshot)) is not None
 
 
-def _told(state: AutosaveState, every_minutes: int) -> Saves:
+def _told(state: AutosaveState, every_minutes: int) -> AutosaveSummary:
     if not state.lives:  # for longer than a look only where its process always ends
-        return Saves("nothing saved it until now: it begins", fail=True)
+        return AutosaveSummary("nothing saved it until now: it begins", fail=True)
     if state.error:
-        return Saves(f"its own save failed: {plain(state.error)}", fail=True)
+        return AutosaveSummary(f"its own save failed: {plain(state.error)}", fail=True)
     if not every_minutes:
-        return Saves(f"saves when its market takes it away, {_until(state)}")
+        return AutosaveSummary(f"saves when its market takes it away, {_until(state)}")
     if state.unsaved_s > max(OLD_S, OLD_INTERVALS * state.interval_s):
-        return Saves(f"its newest save is {state.unsaved_s / 60:.0f} min old", fail=True)
+        return AutosaveSummary(f"its newest save is {state.unsaved_s / 60:.0f} min old", fail=True)
     if state.stored_unix is None:
-        return Saves("no save is due yet")
+        return AutosaveSummary("no save is due yet")
     minutes = state.interval_s / 60
     at = moment(min(state.stored_unix, 4e9))
-    return Saves(f"saved at {at}, every {minutes:.1f} min, {_until(state)}")
+    return AutosaveSummary(f"saved at {at}, every {minutes:.1f} min, {_until(state)}")
 
 
 def _until(state: AutosaveState) -> str:

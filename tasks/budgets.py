@@ -19,7 +19,7 @@ from torpor.control.money.budgets import WARN_SHARE, BudgetStatus, budget_status
 from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import OfferOutcome, Offers
-from torpor.control.store.snapshots import newest_snapshot, open_manifest
+from torpor.control.store.manifests import newest_snapshot, open_manifest
 from torpor.shared.errors import BudgetExceeded, RecordRefused, TorporError
 from torpor.shared.values import MachineId
 

@@ -12,15 +12,15 @@ from tasks.restore import NEWEST, fitted, picked
 from tasks.spending import warn_of
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.compare.choices import Compared, Terms, compared
+from torpor.control.compare.choices import OfferComparison, Terms, compared
 from torpor.control.compare.experience import DAYS, RentalHistory
 from torpor.control.money.costs import read
 from torpor.control.money.storage import look
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.rental.records import Rentals
 from torpor.control.rental.search import OfferOutcome, ask_for_offers
+from torpor.control.store.manifests import newest_snapshot, read_manifest
 from torpor.control.store.records import Unread
-from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import TorporError
 
 _DAY_S: Final = 24 * 3600.0
@@ -69,7 +69,7 @@ def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[RentalHistory, Unrea
 @step("ask markets")
 def ask_markets(
     opened: OpenWorkspace, terms: Terms, past: RentalHistory, everywhere: bool
-) -> Compared:
+) -> OfferComparison:
     """What all markets sell now. One that cannot be opened or asked stands in the answer with the
     reason. Rents nothing."""
     providers: dict[str, Provider] = {one.identity: one for one in opened.providers}

@@ -12,10 +12,10 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy import bases
-from torpor.control.deploy.stack import Facts
+from torpor.control.deploy.stack import EnvironmentFacts
 from torpor.control.deploy.stack import Stack as StackValue
+from torpor.control.remote.agent import Session
 from torpor.control.remote.probe import Probed
-from torpor.control.remote.seam import Session
 from torpor.control.safety import Verified
 from torpor.shared.errors import DeployFailed, TorporError
 from torpor.shared.format.keys import Seal
@@ -32,9 +32,9 @@ def open_stack(stack: Stack | str) -> StackValue:
     return Stack.of(stack).value()
 
 
-def facts_of(machine: Probed) -> Facts:
+def facts_of(machine: Probed) -> EnvironmentFacts:
     """What an environment depends on, of a machine that an agent is attached to."""
-    return Facts(
+    return EnvironmentFacts(
         machine.platform.python,
         machine.glibc,
         machine.platform.machine,

@@ -12,7 +12,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.own_server import state_folder
 from torpor.control.processes import ProcessRecord, identify
 from torpor.control.providers.local.provider import LocalProvider
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.values import Label, Want

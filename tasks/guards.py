@@ -17,14 +17,14 @@ from tasks.snapshot import log_losses
 from tasks.watch import check_idle, check_nothing_began
 from tasks.workspace import OpenWorkspace
 from torpor.control.losses import OWN_FILES, Lost
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.safety import Verified, boot_clock_s
 from torpor.shared.errors import UnsavedWork
 from torpor.shared.values import Machine
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndingMachine:
     """A machine that is to end. ``lost``: what its snapshot lacks, as far as it is known.
     ``verified``: the snapshot; None before it is committed. ``nothing_new``: the store has all
     content already, so that the snapshot would only repeat the last one."""
@@ -41,18 +41,20 @@ class Guard(Protocol):
     needs_machine: bool
     """Whether the machine must answer. Once its provider was asked to destroy it, it may not."""
 
-    def check(self, ending: Ending) -> None:
+    def check(self, ending: EndingMachine) -> None:
         """MachineInUse or UnsavedWork if the machine must be kept."""
 
 
-def check_guards(guards: Sequence[Guard], ending: Ending, *, only_store: bool = False) -> None:
+def check_guards(
+    guards: Sequence[Guard], ending: EndingMachine, *, only_store: bool = False
+) -> None:
     """Ask all guards; with ``only_store`` those that need no answer of the machine."""
     for guard in guards:
         if not (only_store and guard.needs_machine):
             guard.check(ending)
 
 
-def ask_first(guards: Sequence[Guard], ending: Ending) -> None:
+def ask_first(guards: Sequence[Guard], ending: EndingMachine) -> None:
     """Have the guards ask the person at the terminal, before the disk is compared for the last
     time: files change while an answer is waited for."""
     for guard in guards:
@@ -68,7 +70,7 @@ class NoJob:
     def __init__(self, opened: OpenWorkspace) -> None:
         self._opened = opened
 
-    def check(self, ending: Ending) -> None:
+    def check(self, ending: EndingMachine) -> None:
         check_no_job(self._opened)
 
 
@@ -86,7 +88,7 @@ class NothingLost:
         self._accepted = ""
         self._logged: list[str] = []
 
-    def ask(self, ending: Ending) -> None:
+    def ask(self, ending: EndingMachine) -> None:
         """Ask the person at the terminal whether the user's own files may be lost, once for the
         same files; UnsavedWork after a no. Asks nothing where nobody is there."""
         lost, machine = ending.lost, ending.machine
@@ -98,7 +100,7 @@ class NothingLost:
             raise self._kept(machine, lost.own, stored)
         self._accepted = lost.own if answer else ""
 
-    def check(self, ending: Ending) -> None:
+    def check(self, ending: EndingMachine) -> None:
         if ending.verified is not None:
             stored = f"Snapshot {ending.verified.snapshot} is verified"
         elif self._repeated and ending.nothing_new:
@@ -137,7 +139,7 @@ class StaysIdle:
         self._session = session
         self._since_s = check_idle(opened, machine, session, None)
 
-    def check(self, ending: Ending) -> None:
+    def check(self, ending: EndingMachine) -> None:
         check_idle(self._opened, ending.machine, self._session, self._since_s)
 
 
@@ -152,6 +154,6 @@ class NothingBegan:
         self._session = session
         self._began_s = began_s
 
-    def check(self, ending: Ending) -> None:
+    def check(self, ending: EndingMachine) -> None:
         since_s = boot_clock_s() - self._began_s
         check_nothing_began(self._opened, ending.machine, self._session, since_s)

@@ -18,7 +18,7 @@ from torpor.control.money.costs import costs, dollars, price
 from torpor.control.money.exhaustion import hibernation_s, reserve_s
 from torpor.control.rental.ending import billed
 from torpor.control.rental.records import Rental
-from torpor.control.zones import zone_named
+from torpor.control.time_zones import zone_named
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import SnapshotId
 

@@ -27,7 +27,7 @@ from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 
 _BEGINS_S = 300.0
 """A run that begins loads its flow and reads the store before it writes the record of its job."""
-_LOOK_S = 2.0  # between two looks at a job that waits in a queue
+_POLL_S = 2.0  # between two looks at a job that waits in a queue
 _SHOWN_LINES = 10
 _MOST_LINE = 200  # characters of a command in an error
 _MOST_CHARS = 256 * 1024
@@ -92,7 +92,7 @@ def record_of(opened: OpenWorkspace, run: JobRun) -> Job | None:
     """The record of the newest job that a run drives; None if it has written none."""
     if named := _named_job(run):
         return opened.jobs.of(named)
-    begun = opened.jobs.begun_by(run.id)
+    begun = opened.jobs.started_by(run.id)
     return begun[-1] if begun else None
 
 
@@ -149,7 +149,7 @@ def found_job(
     return record, None
 
 
-def begun_job(
+def wait_for_record(
     opened: OpenWorkspace,
     workspace: Workspace | str,
     wanted: str,
@@ -161,7 +161,7 @@ def begun_job(
         if record is not None:
             return record
         now(f"job {wanted} waits for its turn, or begins")
-        nap(_LOOK_S)
+        nap(_POLL_S)
 
 
 def status_of(

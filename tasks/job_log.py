@@ -12,9 +12,9 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.log_lines import Text
 from torpor.control.jobs.records import Job, log_path
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.store.files import find_file, read_end
-from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.control.store.manifests import find_snapshot, read_manifest
 from torpor.shared.errors import MachineError, TorporError
 from torpor.shared.values import MIB, Machine, SnapshotId
 
@@ -22,8 +22,8 @@ NOWHERE = "nowhere: the job is on no machine and has no snapshot"
 _PIECE_BYTES = 1 * MIB
 TAIL_BYTES = 64 * 1024  # first read for a tail; four times as many where they are too few
 MOST_TAIL_BYTES = 4 * MIB
-_LOOK_S = 1.0  # between two looks at a log that is followed
-_AGAIN_S = 5.0  # between two looks at a job whose command runs nowhere
+_POLL_S = 1.0  # between two looks at a log that is followed
+_IDLE_POLL_S = 5.0  # between two looks at a job whose command runs nowhere
 
 
 class JobLogReader:
@@ -65,7 +65,7 @@ class JobLogReader:
                 machine = None if attempt is None else self._machine()
                 if attempt is None or machine is None or attempt.number <= self._over:
                     now(f"job {job.id} is {job.outcome}")
-                    nap(_AGAIN_S)
+                    nap(_IDLE_POLL_S)
                     continue
                 with session_with(self._opened, machine) as session:
                     for text in self._from_machine(session, tail, nap):
@@ -75,7 +75,7 @@ class JobLogReader:
                 if not (error.retryable or isinstance(error, MachineError)):
                     raise
                 runner().log.warning("the log cannot be read for now: %s", error)
-                nap(_AGAIN_S)
+                nap(_IDLE_POLL_S)
         yield from self._from_store(tail)
         now(f"job {self._job.id} is {self._job.outcome}")
 
@@ -96,7 +96,7 @@ class JobLogReader:
             if nap is None or look.state.state != "running":
                 self._over = look.state.attempt
                 return
-            nap(_LOOK_S)
+            nap(_POLL_S)
 
     def _tail_there(self, session: Agent, lines: int) -> str:
         end = look_at_command(session, self._job.id, 0, 0).bytes

@@ -8,7 +8,7 @@ from tasks.workspace import StoredWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import is_own_save
 from torpor.control.safety import Verified, verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, open_manifest
+from torpor.control.store.manifests import find_snapshot, open_manifest
 from torpor.control.upkeep.job_saves import delete_superfluous
 from torpor.shared.values import PROGRAMS, SnapshotId
 from torpor.shared.wire.snapshot import IMAGE_FILES

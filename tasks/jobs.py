@@ -23,13 +23,13 @@ from torpor.control.jobs.records import Job, job_id, new_job_id
 from torpor.control.jobs.report import JobCost
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import Cost, charge, costs, dollars, read, until
-from torpor.control.remote.seam import Agent, Session
+from torpor.control.remote.agent import Agent, Session
 from torpor.control.rental.records import Rental
 from torpor.control.reports import without
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.records import Unread
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.time_zones import zone_named
 from torpor.control.variables import Secrets, variables
-from torpor.control.zones import zone_named
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -43,7 +43,7 @@ from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJ
 
 GRACE_S = 30.0
 """How long a command that is stopped may take to end by itself."""
-LOOK_S = 300.0
+ANSWER_S = 300.0
 """The longest look at a command. A new agent may have to be installed within it."""
 START_S = 300.0
 MOST_OLD_LOGS = 20
@@ -95,12 +95,12 @@ def machine_in_use(
     return of[0] if of else None
 
 
-def begun_job(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | None:
+def job_of_run(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | None:
     """The job with that id. Without one, the job that this very run has begun: Prefect may start a
     run again. None if that has ended without success: a retry begins another job. A run that
     ``begins`` the job of that id, for which a machine was rented, is answered in the same way."""
     if not wanted:
-        begun = opened.jobs.begun_by(runner().run)
+        begun = opened.jobs.started_by(runner().run)
         return begun[-1] if begun and not begun[-1].unsuccessful else None
     found = opened.jobs.of(job_id(wanted.strip()))
     if begins and (found is None or found.unsuccessful):
@@ -118,7 +118,7 @@ def next_job_id(opened: OpenWorkspace, wanted: str = "") -> str:
     if wanted and opened.jobs.of(job_id(wanted.strip())) is None:
         return wanted.strip()
     run = runner().run
-    return new_job_id(run, len(opened.jobs.begun_by(run)))
+    return new_job_id(run, len(opened.jobs.started_by(run)))
 
 
 def argv_of(command: str | Sequence[str]) -> list[str]:
@@ -218,13 +218,13 @@ def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> J
     """How the command stands, and more of its log. No step: a job is looked at thousands of
     times."""
     wanted = LookAtJob(job, offset, most_bytes)
-    look = session.call(wanted, request_id=_request(), within_s=LOOK_S)
+    look = session.call(wanted, request_id=_request(), within_s=ANSWER_S)
     return msgspec.structs.replace(look, text=without_nuls(look.text))
 
 
 def read_activity(session: Agent, seconds: float) -> Activity:
     """What the machine's sampler saw in the last ``seconds``."""
-    return session.call(ReadActivity(seconds), request_id=_request(), within_s=LOOK_S)
+    return session.call(ReadActivity(seconds), request_id=_request(), within_s=ANSWER_S)
 
 
 def without_nuls(text: str) -> str:

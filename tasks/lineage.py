@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.upkeep.lineage import Stored, lacking, named
+from torpor.control.upkeep.lineage import StoredState, lacking, named
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, WorkspaceName
 
@@ -14,7 +14,7 @@ from torpor.shared.values import SnapshotId, WorkspaceName
 @step("look for work elsewhere")
 def look_for_work_elsewhere(
     opened: StoredWorkspace, line: Lineage, since: SnapshotId | None = None
-) -> list[Stored]:
+) -> list[StoredState]:
     """The tips of other lines of the workspace; ``since``: newer ones alone."""
     return lacking(opened.store, opened.spec.name, opened.seal, line, since)
 
@@ -22,8 +22,8 @@ def look_for_work_elsewhere(
 def lacks(
     workspace: WorkspaceName,
     snapshot: SnapshotId,
-    others: Sequence[Stored],
-    holds: Callable[[Stored], str] = lambda one: "",
+    others: Sequence[StoredState],
+    holds: Callable[[StoredState], str] = lambda one: "",
 ) -> list[str]:
     """The warning that a snapshot lacks what the others have; empty without any. ``holds``: words
     of what one has that the snapshot lacks."""
@@ -35,7 +35,7 @@ def lacks(
     ]
 
 
-def is_behind(line: Lineage, others: Sequence[Stored]) -> list[str]:
+def is_behind(line: Lineage, others: Sequence[StoredState]) -> list[str]:
     """The warning that a machine was stored which lacks newer work; empty without any."""
     if not others:
         return []

@@ -22,8 +22,8 @@ from tasks.step import step
 from tasks.waiting import waits_of
 from tasks.workspace import OpenWorkspace, StoredWorkspace, check_volumes
 from torpor.control.providers.offers import Offer
-from torpor.control.providers.seam import Absent
-from torpor.control.remote.seam import Agent, Session
+from torpor.control.providers.provider import Absent
+from torpor.control.remote.agent import Agent, Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.ending import GONE_S, end_machine
@@ -53,7 +53,7 @@ MOST_REFUSED: Final = 100
 """Refused offers in the table."""
 
 
-class _Told:
+class _RunListener:
     """Hears of machines, for the log and the events of this run."""
 
     def __init__(self, workspace: WorkspaceName) -> None:
@@ -107,7 +107,7 @@ def renter(opened: OpenWorkspace) -> Renter:
         opened.owner,
         opened.spec.want,
         opened.identity.load(),
-        _Told(opened.spec.name),
+        _RunListener(opened.spec.name),
         opened.project,
         opened.job,
         lambda usd_h: check_budgets(opened, usd_h),

@@ -17,8 +17,8 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure import codecs, scratch, storage
 from torpor.control.measure.figures import Figure
 from torpor.control.measure.rounds import Rounds
+from torpor.control.remote.agent import Session
 from torpor.control.remote.measurement import line_of
-from torpor.control.remote.seam import Session
 from torpor.control.store.s3 import S3Store
 from torpor.control.store_prices import StorePrice
 from torpor.shared.values import MIB, WorkspaceName

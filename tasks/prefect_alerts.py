@@ -41,7 +41,7 @@ from tasks.alert_server import NO_WATCH, ComingRun, LiveRun, Sleeping
 from tasks.block_names import BlockNames
 from tasks.own_deployments import is_own
 from torpor.control.alerts.delivery import Remembered, without_secrets
-from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
+from torpor.control.alerts.runs import OVERDUE_S, FailedRun, FlowSchedule
 from torpor.control.reports import read_moment
 from torpor.control.watch_report import EXPECTED, RUNS_ON
 from torpor.shared.errors import InvalidInput, NotDelivered
@@ -158,8 +158,8 @@ class PrefectAlerts:
                 for run in runs
             ]
 
-    def schedule(self, flow: str, now_unix: float) -> Schedule:
-        none = Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
+    def schedule(self, flow: str, now_unix: float) -> FlowSchedule:
+        none = FlowSchedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
         with get_client(sync_client=True) as client:
             found = client.read_deployments(
                 flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])), limit=_PAGE
@@ -201,7 +201,7 @@ class PrefectAlerts:
                 sort=FlowRunSort.END_TIME_DESC,
                 limit=1,
             )
-        return Schedule(
+        return FlowSchedule(
             deployment=flow,
             active=True,
             coming=coming,

@@ -14,8 +14,8 @@ from tasks.retries import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.criu import criu_bundle
-from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy

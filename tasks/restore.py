@@ -21,21 +21,21 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.losses import clean, left_behind, size
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.paths import SnapshotPath
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.seam import Agent
 from torpor.control.rental.search import fit
 from torpor.control.reports import FirstReport, WakeReport, moment
 from torpor.control.safety import check_packs
-from torpor.control.store.receipts import is_autosave, is_verified, verified_snapshots
-from torpor.control.store.snapshots import (
+from torpor.control.store.manifests import (
     find_snapshot,
     open_manifest,
     read_manifest,
     snapshot_ids,
 )
+from torpor.control.store.receipts import is_autosave, is_verified, verified_snapshots
 from torpor.control.upkeep.differences import compare, entry_at
-from torpor.control.upkeep.lineage import Stored, choose, lacking, named
+from torpor.control.upkeep.lineage import StoredState, choose_newest, lacking, named
 from torpor.control.upkeep.presence import all_named, not_listed
 from torpor.shared.errors import (
     LacksWork,
@@ -113,10 +113,10 @@ pick_snapshot_to_wake = step(
 )(snapshot_to_wake)
 
 
-def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[Stored], str]:
+def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[StoredState], str]:
     """Words of what a snapshot holds that the ``woken`` one lacks, or has with other content."""
 
-    def words(stored: Stored) -> str:
+    def words(stored: StoredState) -> str:
         try:
             other, _ = open_manifest(opened.store, opened.spec.name, stored.snapshot, opened.seal)
         except SnapshotError:
@@ -173,7 +173,7 @@ class Picked(NamedTuple):
 
     snapshot: StoredSnapshot
     manifest: Manifest | None = None
-    others: list[Stored] | None = None
+    others: list[StoredState] | None = None
     refused: Sequence[str] = ()
 
 
@@ -183,7 +183,7 @@ def _newest(opened: StoredWorkspace, *, saves: bool = True) -> Picked:
     passed over where it is not whole, nor one of other directories than the block's: OtherPaths,
     or the snapshot itself, which whoever wants it hears of."""
     store, of = opened.store, opened.spec
-    chosen = choose(store, of.name, opened.seal, of.restorable, saves=saves)
+    chosen = choose_newest(store, of.name, opened.seal, of.restorable, saves=saves)
     refused: list[str] = []
     for one, error in chosen.refused:
         if isinstance(error, OtherPaths):
@@ -218,7 +218,7 @@ def _saved_by_itself(opened: OpenWorkspace, found: StoredSnapshot, manifest: Man
 
 def _instead(opened: OpenWorkspace) -> str:
     of = opened.spec
-    whole = choose(opened.store, of.name, opened.seal, of.restorable).snapshot
+    whole = choose_newest(opened.store, of.name, opened.seal, of.restorable).snapshot
     if whole is None:
         return "The workspace has no whole snapshot: use restore-path to save single files"
     return (

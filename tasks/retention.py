@@ -16,7 +16,7 @@ from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
 from torpor.control.upkeep.deletion import delete_snapshot, record_lost
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
-from torpor.control.upkeep.lineage import Lines
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.control.upkeep.superseded import Succession
@@ -102,7 +102,7 @@ def apply_retention(
 @step("look for the line")
 def with_their_lines(opened: OpenWorkspace, snapshots: Sequence[SnapshotId]) -> list[SnapshotId]:
     """The snapshots, and those that only these go on from, but for pinned ones."""
-    lines = Lines.of(opened.store, opened.spec.name, opened.seal)
+    lines = SnapshotLines.of(opened.store, opened.spec.name, opened.seal)
     return sorted({*snapshots, *lines.only_for(snapshots)})
 
 

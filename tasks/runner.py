@@ -1,4 +1,4 @@
-"""The seam to what runs a flow's steps and shows its output: Prefect, or a plain runner."""
+"""What runs a flow's steps and shows its output: Prefect, or a plain runner."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class _Listed(Protocol):
 ListedT = TypeVar("ListedT", bound=_Listed)
 
 
-class Schedule(NamedTuple):
+class BlockSchedule(NamedTuple):
     """A schedule whose runs are for one workspace."""
 
     deployment: UUID
@@ -49,7 +49,7 @@ class RunsOfBlock(NamedTuple):
     name it."""
 
     runs: list[str]
-    schedules: list[Schedule]
+    schedules: list[BlockSchedule]
     shared: list[str]
     deployments: list[str]
 
@@ -94,7 +94,7 @@ def runs_of_block(block: Workspace) -> RunsOfBlock:
                     continue
                 words = f"schedule {each.slug or each.id} of {_title(client, one)}"
                 if is_for_it(parameters):
-                    schedules.append(Schedule(one.id, each.id, words))
+                    schedules.append(BlockSchedule(one.id, each.id, words))
                 else:
                     shared.append(words)
             if is_for_it(one.parameters) or lists_it(one.parameters):
@@ -106,7 +106,7 @@ def _title(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
     return f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
 
 
-def delete_schedule(schedule: Schedule) -> None:
+def delete_schedule(schedule: BlockSchedule) -> None:
     """Delete it. Prefect then plans all runs of its deployment anew, but for a late one of another
     schedule, which no worker took."""
     with get_client(sync_client=True) as client:

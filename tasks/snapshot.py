@@ -15,8 +15,8 @@ from tasks.step import step
 from tasks.waiting import waits_of
 from tasks.workspace import StoredWorkspace
 from torpor.control.deploy.bases import is_base, shown_name
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.preview import preview
-from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
 from torpor.control.upkeep.superseded import Succession

@@ -16,7 +16,7 @@ from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
-from torpor.control.zones import zone_named
+from torpor.control.time_zones import zone_named
 from torpor.shared.errors import MachineUnread, TorporError
 from torpor.shared.values import Label, WorkspaceName
 

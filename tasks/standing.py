@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
-from torpor.control.providers.seam import Provider, Residue
+from torpor.control.providers.provider import Provider, Residue
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, rental_named

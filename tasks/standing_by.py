@@ -10,9 +10,9 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.records import Job
 from torpor.control.jobs.standby import book_for, renewed_s
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.store.receipts import agent_of
-from torpor.control.upkeep.lineage import Choice, Lines, OwnLine, choose
+from torpor.control.upkeep.lineage import JobLineage, NewestState, SnapshotLines, choose_newest
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Machine, SnapshotId
@@ -38,11 +38,11 @@ def stand_by(
     ``manifest``: its manifest, if at hand; ``every_s``: how often it saves where nobody else
     does."""
     book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest, every_s)
-    hand_over(opened, session, machine, book)
+    give_book(opened, session, machine, book)
     return renewed_s(book.lasts_s)
 
 
-def hand_over(
+def give_book(
     opened: OpenWorkspace, session: Agent, machine: Machine, book: Book, instead_of: str = ""
 ) -> None:
     """Let the machine save by itself with that book from now on, in place of an earlier one, which
@@ -53,9 +53,9 @@ def hand_over(
     session.call(request, request_id=request_id, within_s=STANDBY_S)
 
 
-def own_line(job: Job) -> OwnLine:
+def own_line(job: Job) -> JobLineage:
     """The line of a job: what its machines stored on top of its newest save."""
-    return OwnLine(
+    return JobLineage(
         job.newest,
         frozenset(one.agent for one in job.attempts if one.agent),
         frozenset(
@@ -66,11 +66,11 @@ def own_line(job: Job) -> OwnLine:
 
 
 @step("find newest save")
-def newest_save(opened: StoredWorkspace, job: Job) -> Choice:
+def newest_save(opened: StoredWorkspace, job: Job) -> NewestState:
     """The newest state of the job's own line that is whole in the store: its newest save, or what
     its machine made by itself after that; before its first save, the workspace's newest state."""
     of = opened.spec
-    chosen = choose(opened.store, of.name, opened.seal, of.restorable, own_line(job))
+    chosen = choose_newest(opened.store, of.name, opened.seal, of.restorable, own_line(job))
     for _, error in chosen.refused:
         runner().log.warning("a newer snapshot is not used: %s", error)
     if chosen.snapshot is None and chosen.refused:
@@ -78,7 +78,7 @@ def newest_save(opened: StoredWorkspace, job: Job) -> Choice:
     return chosen
 
 
-def is_of_job(job: Job, chosen: Choice) -> bool:
+def is_of_job(job: Job, chosen: NewestState) -> bool:
     """Whether the chosen snapshot has work of the job: its machine made it, or it goes on from what
     the job went on from. Else the store has nothing of the job's own line."""
     manifest = chosen.manifest
@@ -94,5 +94,5 @@ def goes_on_from(opened: StoredWorkspace, session: Agent, since: SnapshotId) -> 
     look = LookAtAutosave(opened.spec.name)
     request_id = f"{runner().run}:line:{secrets.token_hex(8)}"
     line = session.call(look, request_id=request_id, within_s=STANDBY_S).line
-    lines = Lines.of(opened.store, opened.spec.name, opened.seal)
+    lines = SnapshotLines.of(opened.store, opened.spec.name, opened.seal)
     return line is not None and lines.goes_on_from(line, since)

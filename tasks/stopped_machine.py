@@ -10,7 +10,7 @@ from tasks.standing_by import own_line
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job
-from torpor.control.providers.seam import Restarts
+from torpor.control.providers.provider import Restarts
 from torpor.control.rental.ending import end_machine
 from torpor.control.rental.records import Rental
 from torpor.control.safety import beyond_reach

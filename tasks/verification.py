@@ -12,8 +12,8 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, ExaminedPack
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.catalog import Catalog
+from torpor.control.store.manifests import find_snapshot, newest_snapshot
 from torpor.control.store.receipts import withdraw_receipt
-from torpor.control.store.snapshots import find_snapshot, newest_snapshot
 from torpor.control.upkeep.verification import SnapshotVerdict, Verification, quick_look, to_verify
 from torpor.shared.errors import SnapshotError
 from torpor.shared.values import SnapshotId, snapshot_id

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tasks.alert_delivery import remember
-from tasks.autosave import NO_SAVES, Saves, held_and_saving, renew_autosave
+from tasks.autosave import NO_SAVES, AutosaveSummary, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import renter, session_with
 from tasks.retries import ONCE
@@ -23,18 +23,18 @@ from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.alerts.delivery import Alert
 from torpor.control.alerts.watch import of_lost
-from torpor.control.idleness import OWN_WORK, Verdict, idle_in_s, judge
+from torpor.control.idleness import OWN_WORK, Verdict, idle_in_s, judge_idleness
 from torpor.control.money.budgets import OpenBudget
-from torpor.control.providers.seam import Deadlines
+from torpor.control.providers.provider import Deadlines
 from torpor.control.reconciliation import Finding
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.rental.sweep import close_if_gone
+from torpor.control.store.manifests import newest_snapshot, snapshot_times
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.records import named
-from torpor.control.store.snapshots import newest_snapshot, snapshot_times
-from torpor.control.upkeep.lineage import choose
+from torpor.control.upkeep.lineage import choose_newest
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.plain_text import plain
 from torpor.shared.values import (
@@ -47,7 +47,7 @@ from torpor.shared.values import (
 )
 from torpor.shared.wire.activity import NOBODY, PERSON, Activity
 
-LOOK_S: Final = 300.0
+MACHINE_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
 new agent may have to be installed within it."""
 
@@ -220,7 +220,7 @@ class MachineLook(NamedTuple):
     for long enough if nobody uses it any more; None where nobody can say."""
 
     verdict: Verdict
-    saves: Saves = NO_SAVES
+    saves: AutosaveSummary = NO_SAVES
     idle_unix: float | None = None
 
 
@@ -229,14 +229,14 @@ def look_at(
     opened: OpenWorkspace, machine: Machine, rental: Rental, saves: OpenWorkspace | None
 ) -> MachineLook:
     """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
-    had within LOOK_S.
+    had within MACHINE_S.
 
     With ``saves``, a block of its workspace, the look also changes something: it gives the machine
     a new book, with which it saves its workspace by itself as this block says, where it needs one,
     and then deletes autosaves that a newer one has made superfluous (``renew_autosave``)."""
     try:
-        with session_with(opened, machine, LOOK_S) as session:
-            over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
+        with session_with(opened, machine, MACHINE_S) as session:
+            over = threading.Timer(MACHINE_S, session.close)  # an open call then raises AgentLost
             over.start()
             try:
                 activity = _read(opened, session)
@@ -319,15 +319,15 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     if machine.state != "running" or machine.endpoint is None:
         return LeftLook(None, error=f"it is {machine.state}")
     try:
-        with session_with(opened, machine, LOOK_S) as session:
-            over = threading.Timer(LOOK_S, session.close)
+        with session_with(opened, machine, MACHINE_S) as session:
+            over = threading.Timer(MACHINE_S, session.close)
             over.start()
             try:
                 activity = _read(opened, session)
                 held, saving = held_and_saving(opened, session)
             finally:
                 over.cancel()
-        stored = choose(opened.store, opened.spec.name, opened.seal).snapshot
+        stored = choose_newest(opened.store, opened.spec.name, opened.seal).snapshot
         if stored is not None and held == stored.snapshot:
             held = None
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
@@ -364,7 +364,7 @@ def _read(opened: OpenWorkspace, session: Agent) -> Activity:
 def _judged(
     opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
 ) -> Verdict:
-    return judge(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
+    return judge_idleness(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
 
 
 def _rules(opened: OpenWorkspace, rental: Rental | None) -> IdleRules:

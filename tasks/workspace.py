@@ -18,13 +18,13 @@ from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.gpu_wishes import counted, wishes_of
-from torpor.control.providers.seam import Provider, volumes_of
-from torpor.control.remote.seam import LogIn
+from torpor.control.providers.provider import Provider, volumes_of
+from torpor.control.remote.agent import LogIn
 from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key

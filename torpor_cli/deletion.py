@@ -119,7 +119,7 @@ def _lost(found: _Found, *, snapshots: bool) -> str:
 
 
 def _look(block: Workspace) -> tuple[OpenWorkspace, _Found]:
-    from torpor.control.store.snapshots import snapshot_ids
+    from torpor.control.store.manifests import snapshot_ids
     from torpor.shared.format.names import packs_prefix
 
     opened, uses = check_asleep(block, "deleted")

@@ -216,12 +216,12 @@ def log(
     """
     workspace, job = _named(workspace, job)
     with connected(), shown_progress() as follower:
-        from tasks.job_listing import begun_job, found_job
+        from tasks.job_listing import found_job, wait_for_record
         from tasks.job_log import JobLogReader
         from tasks.workspace_blocks import open_workspace
 
         opened = open_workspace(workspace)
-        record = begun_job(opened, workspace, job) if follow else None
+        record = wait_for_record(opened, workspace, job) if follow else None
         record = record or found_job(opened, workspace, job)[0]
         if record is None:
             raise InvalidInput(

@@ -10,7 +10,7 @@ from flows.procedures.rented_machine import machine_under
 from tasks.machines import end_scratch_machines
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.shared.errors import TorporError
 from torpor.shared.values import DRILL, reserved_name
 

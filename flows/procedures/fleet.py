@@ -29,9 +29,9 @@ from tasks.restore import check_restore, finish_first, finish_restore, new_resto
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.offers import preference
+from torpor.control.remote.agent import Session
 from torpor.control.remote.part_tracker import Member, PartTracker
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
 from torpor.control.rental.search import Offers
 from torpor.control.reports import Replica, ReplicateReport, WakeReport

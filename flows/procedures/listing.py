@@ -24,7 +24,7 @@ from tasks.workspace_blocks import open_stored, open_workspace
 from torpor.control.compare.offers import OffersReport
 from torpor.control.rental.records import with_host_key
 from torpor.control.reports import Row, exact_moment
-from torpor.control.store import snapshots
+from torpor.control.store import manifests
 from torpor.control.store.catalog import Catalog
 from torpor.control.upkeep import differences
 from torpor.control.upkeep.differences import FileVersion, ListedEntry, SnapshotDiff
@@ -157,7 +157,7 @@ def list_offers(
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:
     """The workspace's snapshots, newest first."""
     opened = open_stored(workspace)
-    return snapshots.list_snapshots(opened.store, opened.spec.name)
+    return manifests.list_snapshots(opened.store, opened.spec.name)
 
 
 def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
@@ -167,7 +167,7 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     known = Catalog(opened.store, opened.spec.name).receipts()
     work_in = also_in(known)
     kept = []
-    for snapshot in reversed(snapshots.snapshot_ids(opened.store, opened.spec.name)):
+    for snapshot in reversed(manifests.snapshot_ids(opened.store, opened.spec.name)):
         receipt = known.get(snapshot)
         kept.append(
             KeptSnapshot(
@@ -222,12 +222,12 @@ def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") 
 def read_snapshot(opened: OpenWorkspace, name: str) -> Manifest:
     """The checked manifest of the newest snapshot or the named one."""
     wanted = None if name in ("", NEWEST) else snapshot_id(name)
-    found = snapshots.find_snapshot(opened.store, opened.spec.name, wanted)
-    return snapshots.read_manifest(opened.store, found, opened.seal)
+    found = manifests.find_snapshot(opened.store, opened.spec.name, wanted)
+    return manifests.read_manifest(opened.store, found, opened.seal)
 
 
 def _before(opened: OpenWorkspace, snapshot: SnapshotId) -> SnapshotId:
-    ids = snapshots.snapshot_ids(opened.store, opened.spec.name)
+    ids = manifests.snapshot_ids(opened.store, opened.spec.name)
     earlier = [one for one in ids if one < snapshot]
     if not earlier:
         raise SnapshotMissing(
@@ -238,7 +238,7 @@ def _before(opened: OpenWorkspace, snapshot: SnapshotId) -> SnapshotId:
 
 
 def _readable(opened: OpenWorkspace, unread: list[str]) -> Iterator[Manifest]:
-    for snapshot in snapshots.snapshot_ids(opened.store, opened.spec.name):
+    for snapshot in manifests.snapshot_ids(opened.store, opened.spec.name):
         try:
             yield read_snapshot(opened, snapshot)
         except (ManifestInvalid, SnapshotMissing, WrongKey) as error:

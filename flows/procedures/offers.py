@@ -10,14 +10,14 @@ from tasks.machines import fitting_offers, machines_of
 from tasks.restore import NEWEST, snapshot_to_wake
 from tasks.spending import warn_of
 from tasks.workspace import OpenWorkspace
-from torpor.control.compare.choices import Compared
+from torpor.control.compare.choices import OfferComparison
 from torpor.control.compare.experience import RentalHistory
 from torpor.control.compare.offers import OffersReport, offered
 from torpor.control.money.costs import read
 from torpor.control.rental.prospects import matters
 from torpor.control.rental.search import OfferOutcome
+from torpor.control.store.manifests import newest_snapshot
 from torpor.control.store.records import Unread
-from torpor.control.store.snapshots import newest_snapshot
 
 _HOURS = 24.0
 
@@ -53,7 +53,7 @@ def offers_everywhere(
     hours: float,
     spot: Literal["never", "allowed", "only"],
     everywhere: bool,
-) -> tuple[OffersReport, Compared]:
+) -> tuple[OffersReport, OfferComparison]:
     """What the markets sell that a wake of that snapshot could use, by the expected cost of so many
     ``hours``, and the same as a table in the long view. ``everywhere``: not only at the providers
     of the workspace. The rentals of the whole store count."""

@@ -17,7 +17,7 @@ from tasks.machines import (
     show_offers,
 )
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.control.rental.renting import Tenancy
 from torpor.control.rental.search import Offers
 from torpor.shared.values import WorkspaceName

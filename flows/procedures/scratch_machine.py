@@ -11,7 +11,7 @@ from tasks.machines import end_scratch_machines, open_session, own_machine
 from tasks.measure import clear_scratch
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import held, machines_name
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.shared.values import WorkspaceName
 
 

@@ -10,7 +10,7 @@ from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
 from tasks.workspace import StoredWorkspace
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.sync import RemoteSync
 from torpor.control.reports import SyncReport
 from torpor.shared.errors import StillChanging, TorporError

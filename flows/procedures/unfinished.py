@@ -11,10 +11,10 @@ from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     CreateFailed,
     MachineError,

@@ -59,8 +59,8 @@ from torpor.control.jobs import driven_job, policy
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job
 from torpor.control.reports import Row, WakeReport
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.signatures import Forged, Unsigned
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.errors import (
     InvalidInput,
     MachineInUse,
@@ -447,13 +447,13 @@ class Round:
             stack.enter_context(patch("time.time", lambda: real() + self._passed_s))
             for module, name, value in (
                 (driven_job, "STOP_S", 0.05),
-                (attempt, "LOOK_S", 0.01),
-                (driver, "AGAIN_S", 0.01),
+                (attempt, "POLL_S", 0.01),
+                (driver, "RETRY_S", 0.01),
                 (driver, "LONGEST_S", 0.02),
                 (driver, "SURE_S", 0.01),
                 (driver, "UNPROVEN_S", 0.05),
                 (driver, "TURN_S", 0.01),
-                (stopped_machine, "LOOK_S", 0.01),
+                (stopped_machine, "POLL_S", 0.01),
                 (stopped_machine, "RESTART_S", 0.05),
                 (stopped_machine, "GONE_S", 0.05),
                 (policy, "WAITS_S", (0.01,)),

@@ -28,7 +28,7 @@ from tests.markets.boot import Machines
 from tests.markets.catalog import catalog_wares
 from tests.markets.every import NAMES, Markets, new_fakes
 from torpor.control.measure.host import host_facts
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.records import Rentals
 from torpor.shared.values import Want, WorkspaceName, WorkspaceSpec

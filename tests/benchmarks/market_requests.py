@@ -19,7 +19,7 @@ import asyncssh
 from benchmarks.kept import write_result
 from tests.markets.every import FAKES, NAMES
 from torpor.control.measure.host import host_facts
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.provider import Absent, Provider
 from torpor.control.rental.order import order_for
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.safety import never_handed_over

@@ -40,7 +40,7 @@ from torpor.control.measure.host import host_facts
 from torpor.control.providers.vast import VastProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.waiting import ssh_banner_fault
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import Endpoint, WorkspaceSpec
 
 MOST_ADDED_S: Final = 3.0

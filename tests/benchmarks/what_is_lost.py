@@ -26,7 +26,7 @@ from msgspec import structs
 
 from benchmarks.kept import summed_up, write_result
 from flows import create, hibernate, wake
-from flows.procedures.snapshot import Snapshot
+from flows.procedures.save import Snapshot
 from tasks.machines import chosen_machine, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -34,12 +34,12 @@ from tests.fixtures.machines import new_key_pair
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.every import DEMO, Markets, opened_markets
 from torpor.control.measure.host import host_facts
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.s3 import S3Store
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.values import Machine, WorkspaceSpec
 
 MARKET = "vast"

@@ -16,7 +16,7 @@ from deployments.stacks import ready_made
 from tests.fixtures.market import Market
 from torpor.control.deploy.stack import (
     STRATEGIES,
-    Facts,
+    EnvironmentFacts,
     StackPaths,
     base_name,
     check_apart,
@@ -27,7 +27,7 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import BASE, WorkspaceName
 
 HERE = "lambda://here"
-FACTS = Facts((3, 11), "2.36", "x86_64", 12, "/root")
+FACTS = EnvironmentFacts((3, 11), "2.36", "x86_64", 12, "/root")
 
 
 def _stack(**changes: Any) -> Stack:
@@ -132,17 +132,17 @@ def test_the_key_of_an_environment_is_all_that_it_depends_on() -> None:
         base_name(msgspec.structs.replace(stack, setup=["make", "more"]), FACTS, HERE),
         base_name(msgspec.structs.replace(stack, minimal_image="debian:12"), FACTS, HERE),
         base_name(msgspec.structs.replace(stack, environment=["~/other"]), FACTS, HERE),
-        base_name(stack, Facts((3, 12), "2.36", "x86_64", 12, "/root"), HERE),
-        base_name(stack, Facts((3, 11), "2.39", "x86_64", 12, "/root"), HERE),
-        base_name(stack, Facts((3, 11), "2.36", "aarch64", 12, "/root"), HERE),
-        base_name(stack, Facts((3, 11), "2.36", "x86_64", 13, "/root"), HERE),
-        base_name(stack, Facts((3, 11), "2.36", "x86_64", 12, "/home/me"), HERE),
+        base_name(stack, EnvironmentFacts((3, 12), "2.36", "x86_64", 12, "/root"), HERE),
+        base_name(stack, EnvironmentFacts((3, 11), "2.39", "x86_64", 12, "/root"), HERE),
+        base_name(stack, EnvironmentFacts((3, 11), "2.36", "aarch64", 12, "/root"), HERE),
+        base_name(stack, EnvironmentFacts((3, 11), "2.36", "x86_64", 13, "/root"), HERE),
+        base_name(stack, EnvironmentFacts((3, 11), "2.36", "x86_64", 12, "/home/me"), HERE),
     ]
     assert len({name, *others}) == 9
     same = msgspec.structs.replace(stack, server=["another"], model="m", port=9000, name="other")
     assert base_name(same, FACTS, HERE) == name
     moved = msgspec.structs.replace(stack, relocatable=True)
-    elsewhere = Facts((3, 11), "2.36", "x86_64", 12, "/home/me")
+    elsewhere = EnvironmentFacts((3, 11), "2.36", "x86_64", 12, "/home/me")
     assert base_name(moved, FACTS, HERE) == base_name(moved, elsewhere, HERE)
 
 

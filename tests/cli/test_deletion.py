@@ -25,7 +25,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     InvalidInput,
     RunCancelled,

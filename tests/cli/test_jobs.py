@@ -214,7 +214,7 @@ def test_the_log_of_a_job_is_printed_raw_into_a_pipe_and_obeyed_by_no_terminal(
     _run(["job", "log", *named, "--tail", "7"])
     assert asked == [("opened mywork", ("mywork", JOB)), 7]
     assert capsys.readouterr().out == "50 %\r100 %\n\x1b[2J no end"
-    monkeypatch.setattr("tasks.job_listing.begun_job", lambda opened, *named: named)
+    monkeypatch.setattr("tasks.job_listing.wait_for_record", lambda opened, *named: named)
     _run(["job", "log", *named, "-f"])
     assert capsys.readouterr().out == "followed"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -322,7 +322,7 @@ def test_the_log_of_a_job_is_followed_no_longer_than_somebody_reads(
             yield "step\n"
 
     monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)
-    monkeypatch.setattr("tasks.job_listing.begun_job", lambda opened, *named: named)
+    monkeypatch.setattr("tasks.job_listing.wait_for_record", lambda opened, *named: named)
     monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda name: name)
     monkeypatch.setattr("tasks.job_log.JobLogReader", lambda *_: SimpleNamespace(follow=endless))
     monkeypatch.setattr("sys.stdout.write", gone)

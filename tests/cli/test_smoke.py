@@ -27,7 +27,7 @@ from tests.markets.every import new_fakes
 from tests.markets.server import FakeMarket
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.shared.values import Label, workspace_name
 
 BLOCK = "vast-provider/smoke"

@@ -19,7 +19,7 @@ import pytest
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.providers.offers import misfit
-from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.providers.provider import Absent, Order, Provider
 from torpor.control.remote.ssh import Identity, connect
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.rental.waiting import wait_until_reachable

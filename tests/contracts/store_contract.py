@@ -19,7 +19,7 @@ import pytest
 
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.store.memory import md5_of
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,

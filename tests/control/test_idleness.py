@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.activity import NOW_S, activity, quiet, sample
-from torpor.control.idleness import Verdict, idle_in_s, judge
+from torpor.control.idleness import Verdict, idle_in_s, judge_idleness
 from torpor.shared.values import IdleRules
 from torpor.shared.wire.activity import (
     GPU_LOST,
@@ -37,7 +37,7 @@ def _with(at: range, samples: list[Sample], **changes: Any) -> list[Sample]:
 
 
 def _verdict(samples: list[Sample], rules: IdleRules = RULES, **changes: Any) -> Verdict:
-    return judge(activity(samples, **changes), rules)
+    return judge_idleness(activity(samples, **changes), rules)
 
 
 CPU_ONLY = quiet(WINDOW, gpus=0, gpu_state=NO_GPU, gpu=UNKNOWN, gpu_peak=0)
@@ -100,8 +100,8 @@ def test_a_machine_on_which_a_job_runs_is_busy_whatever_the_figures_say() -> Non
     """A job may wait for a slow download: it uses no GPU and hardly any CPU meanwhile."""
     for samples in (quiet(WINDOW), quiet(WINDOW)[:-61], [], quiet(WINDOW, gpu_state=GPU_LOST)):
         seen = activity(samples, job_s=5.0)
-        assert judge(seen, RULES) == Verdict("busy", "a job runs on it")
-        assert judge(seen, RULES, since_s=NOW_S - 20).kind == "busy"
+        assert judge_idleness(seen, RULES) == Verdict("busy", "a job runs on it")
+        assert judge_idleness(seen, RULES, since_s=NOW_S - 20).kind == "busy"
 
 
 def test_a_quiet_server_is_idle_and_one_request_within_the_window_is_a_use() -> None:
@@ -111,7 +111,9 @@ def test_a_quiet_server_is_idle_and_one_request_within_the_window_is_a_use() -> 
     used = Verdict("busy", "a server runs on it, and used a GPU 119 s ago")
     assert _verdict(asked, served_s=2.0 * WINDOW) == used
     assert _verdict(asked).kind == "idle"
-    assert judge(activity(asked, served_s=2.0 * WINDOW), RULES, since_s=NOW_S - 200) == used
+    assert (
+        judge_idleness(activity(asked, served_s=2.0 * WINDOW), RULES, since_s=NOW_S - 200) == used
+    )
     other = _with(range(100, 116), quiet(WINDOW), cpu=51)
     assert "CPU above" in _verdict(other, served_s=2.0 * WINDOW).reason, (
         "its CPU counts as any program's"
@@ -127,8 +129,8 @@ def test_the_start_of_a_server_is_a_use_of_it() -> None:
     assert _verdict(quiet(WINDOW), served_s=WINDOW + 0.0).kind == "idle"
     looked = activity(quiet(WINDOW), served_s=19.0, runs=True)
     again = Verdict("busy", "a server runs on it, and started 19 s ago")
-    assert judge(looked, RULES, since_s=NOW_S - 20) == again
-    assert judge(looked, RULES, since_s=NOW_S - 19).kind == "idle"
+    assert judge_idleness(looked, RULES, since_s=NOW_S - 20) == again
+    assert judge_idleness(looked, RULES, since_s=NOW_S - 19).kind == "idle"
 
 
 @pytest.mark.parametrize("work", [{"cpu": 51}, {"network": 101}, {"disk": 1025}])
@@ -154,10 +156,10 @@ def test_work_that_goes_on_now_is_busy_however_quiet_it_was_before() -> None:
 
 def test_a_hibernation_that_took_longer_than_the_window_is_not_judged() -> None:
     """Who came and went before the window is not seen."""
-    verdict = judge(activity(quiet(WINDOW)), RULES, since_s=NOW_S - WINDOW - 1)
+    verdict = judge_idleness(activity(quiet(WINDOW)), RULES, since_s=NOW_S - WINDOW - 1)
     assert (verdict.kind, "storing took" in verdict.reason) == ("unknown", True)
     late = _with(range(WINDOW - 60, WINDOW - 54), quiet(WINDOW), gpu=100)
-    assert judge(activity(late), RULES, since_s=NOW_S - WINDOW).kind == "busy"
+    assert judge_idleness(activity(late), RULES, since_s=NOW_S - WINDOW).kind == "busy"
 
 
 @pytest.mark.parametrize(
@@ -181,20 +183,23 @@ def test_a_hibernation_that_took_longer_than_the_window_is_not_judged() -> None:
 def test_what_cannot_be_known_is_unknown(samples: list[Sample], words: str) -> None:
     verdict = _verdict(samples)
     assert (verdict.kind, words in verdict.reason) == ("unknown", True), verdict
-    assert judge(activity(CPU_ONLY), RULES, gpus=1).reason == "1 of 1 GPUs are missing"
+    assert judge_idleness(activity(CPU_ONLY), RULES, gpus=1).reason == "1 of 1 GPUs are missing"
 
 
 def test_the_time_since_a_first_verdict_is_judged_alone() -> None:
     since_s = NOW_S - 20
     own = _with(range(WINDOW - 20, WINDOW), quiet(WINDOW), flags=OWN_RUN, cpu=900, network=9999)
     asked = activity(own, runs=True)
-    assert judge(asked, RULES, since_s=since_s).kind == "idle"
+    assert judge_idleness(asked, RULES, since_s=since_s).kind == "idle"
     for change in ({"gpu": 80}, {"ssh_s": 0}):
         used = activity(_with(range(WINDOW - 5, WINDOW), own, **change), runs=True)
-        assert judge(used, RULES, since_s=since_s).kind == "busy"
+        assert judge_idleness(used, RULES, since_s=since_s).kind == "busy"
     dead = activity(own[:-61], runs=True)
-    assert judge(dead, RULES, since_s=since_s).kind == "unknown"
-    assert judge(activity(own[:-200] + own[-1:]), RULES, since_s=NOW_S - 200).kind == "unknown"
+    assert judge_idleness(dead, RULES, since_s=since_s).kind == "unknown"
+    assert (
+        judge_idleness(activity(own[:-200] + own[-1:]), RULES, since_s=NOW_S - 200).kind
+        == "unknown"
+    )
 
 
 _CHANGES = st.fixed_dictionaries(
@@ -344,6 +349,6 @@ def test_a_machine_that_nobody_uses_any_more_is_idle_when_it_was_said_to_be(
                 flags=samples[WINDOW - 1].flags,
             )
         )
-    then = judge(activity(samples, now_s=float(later)), RULES)
+    then = judge_idleness(activity(samples, now_s=float(later)), RULES)
     if "GPUs are missing" not in then.reason:
         assert then.kind == "idle", then

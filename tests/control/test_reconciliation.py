@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from torpor.control.providers.seam import Residue
-from torpor.control.reconciliation import Finding, Reconciliation, choose, choose_gone, compare
+from torpor.control.providers.provider import Residue
+from torpor.control.reconciliation import (
+    Finding,
+    Reconciliation,
+    choose_findings,
+    choose_gone,
+    compare,
+)
 from torpor.control.rental.records import Rental, State
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
 from torpor.shared.values import Label, Machine, MachineId, SnapshotId, WorkspaceName
@@ -96,7 +102,7 @@ def test_a_machine_whose_work_is_stored_and_that_its_provider_ends_is_not_in_use
     assert ending.kind == "being ended" and "do not work on it" in ending.next_step
     assert _kinds(_compare([stored], [_machine("ma", label)])) == [("in use", "ma")]
     with pytest.raises(NotOurs, match="being ended"):
-        choose([ending], ["ma"])
+        choose_findings([ending], ["ma"])
 
 
 def test_one_that_stands_here_is_here_whatever_the_provider_was_called() -> None:
@@ -154,18 +160,18 @@ def test_only_what_was_never_handed_over_may_be_ended() -> None:
             _machine("theirs", other),
         ],
     )
-    (chosen,) = choose(found, ["half", "half"])
+    (chosen,) = choose_findings(found, ["half", "half"])
     assert chosen == (_machine("half", half), _rental(half, "standing"))
-    assert choose(found, []) == []
+    assert choose_findings(found, []) == []
     with pytest.raises(UnsafeDestroy, match="used was handed over and may hold work"):
-        choose(found, ["half", "used"])
+        choose_findings(found, ["half", "used"])
     for name in ("stray", "theirs"):
         with pytest.raises(NotOurs, match=f"{name} is .*nothing was ended"):
-            choose(found, ["half", name])
+            choose_findings(found, ["half", name])
     with pytest.raises(InvalidInput, match=r"no machine 'nowhere'.*half, stray, used, theirs"):
-        choose(found, ["nowhere"])
+        choose_findings(found, ["nowhere"])
     with pytest.raises(InvalidInput, match="it has none"):
-        choose([], ["nowhere"])
+        choose_findings([], ["nowhere"])
 
 
 def test_what_outlived_its_machine_is_listed_with_its_price() -> None:

@@ -26,8 +26,8 @@ from torpor.control.safety import (
     verify_snapshot,
     warrant_to_destroy,
 )
+from torpor.control.store.manifests import find_snapshot, read_manifest
 from torpor.control.store.packs import claims_of, compare_packs, stored_packs
-from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.verification import Verification
 from torpor.machine.agent.machine import machine_id
 from torpor.shared.errors import (

@@ -10,7 +10,7 @@ import pytest
 from blocks import PROVIDERS, LocalProvider
 from deployments.installation import CHECKOUT
 from deployments.market import abilities_of, main, name_of
-from torpor.control.providers.seam import Abilities
+from torpor.control.providers.provider import Abilities
 
 GUIDE: Final = CHECKOUT / "docs" / "guide"
 

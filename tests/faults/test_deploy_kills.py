@@ -20,7 +20,7 @@ from tests.fixtures.world import WORKSPACE, World
 from torpor.control.deploy import bases
 from torpor.control.deploy.report import DeployReport
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, snapshot_ids
+from torpor.control.store.manifests import find_snapshot, snapshot_ids
 from torpor.control.upkeep.pins import pin_times
 from torpor.control.upkeep.prune import PruneRules, plan_prune
 from torpor.shared.format.keys import Seal

@@ -188,7 +188,7 @@ def _write_at(desk: Desk, step: str, name: str = "run[1].log", most: int = 100) 
     if step == "walk":
         before_each_walk(desk.patch, write)
     else:
-        desk.patch.setattr("flows.procedures.snapshot.MAX_PASSES", 100)
+        desk.patch.setattr("flows.procedures.save.MAX_PASSES", 100)
     desk.before = before
 
 

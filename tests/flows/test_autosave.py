@@ -30,8 +30,8 @@ from tests.fixtures.stores import Server
 from tests.fixtures.supervised import end_all_of
 from tests.fixtures.waiting import PATIENCE_S, background, until
 from tests.fixtures.world import World, make_world
+from torpor.control.store.manifests import list_snapshots, open_manifest
 from torpor.control.store.receipts import newest_verified
-from torpor.control.store.snapshots import list_snapshots, open_manifest
 from torpor.machine.sampler.save_lock import is_saving
 from torpor.shared.values import MIB, Machine, SnapshotId
 from torpor.shared.wire.autosave import AutosaveState, LookAtAutosave

@@ -24,7 +24,7 @@ from tests.fixtures.rentals import handed_over
 from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_ids
+from torpor.control.store.manifests import find_snapshot, read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import (

@@ -24,7 +24,7 @@ from tests.fixtures.world import World
 from torpor.control.deploy.stack import Stack as StackValue
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.reports import BenchmarkReport
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.upkeep.pins import pinned
 from torpor.shared.errors import DeployFailed, InvalidInput, StoreError
 from torpor.shared.values import BASE, WorkspaceName

@@ -19,7 +19,7 @@ from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from torpor.control.compare.offers import OffersReport
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.rental.canaries import Canary, CanaryRecords
 from torpor.control.rental.records import Rentals
 from torpor.control.store_prices import StorePrice

@@ -35,7 +35,7 @@ from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import SshSession
 from torpor.control.rental.records import Rentals
-from torpor.control.store.snapshots import list_snapshots, snapshot_ids
+from torpor.control.store.manifests import list_snapshots, snapshot_ids
 from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     DeployFailed,

@@ -16,9 +16,9 @@ import pytest
 from flows import backup, job, sync
 from flows.procedures import unfinished
 from flows.procedures.job import attempt, driver
-from flows.procedures.job.attempt import Attending, Saves
+from flows.procedures.job.attempt import Attending, JobSaves
 from tasks.autosave import delete_autosaves
-from tasks.guards import Ending, check_guards
+from tasks.guards import EndingMachine, check_guards
 from tasks.job_listing import failure_of
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
@@ -37,7 +37,7 @@ from torpor.control.losses import Lost
 from torpor.control.rental import ending, renting
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.upkeep.retention import Retention
 from torpor.shared.errors import (
     BudgetExceeded,
@@ -418,7 +418,7 @@ def verify(given: Sequence[Any], verified: Any) -> None:
     _, _, machine, guards = given
     for guard in guards:
         if isinstance(guard, driver.EndOfJob):
-            guard.check(Ending(machine, verified=verified))
+            guard.check(EndingMachine(machine, verified=verified))
 
 
 @pytest.fixture
@@ -452,7 +452,7 @@ def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says
     def hibernate(*given: Any, **_: Any) -> None:
         verified: Any = StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0)
         lost = Lost(keep=["it holds /data"])
-        check_guards(given[-1], Ending(machine, lost, verified), only_store=True)
+        check_guards(given[-1], EndingMachine(machine, lost, verified), only_store=True)
 
     monkeypatch.setattr(JOB_FLOW, "hibernate_machine", hibernate)
     ended = drive_job(lab, left_job(lab, rented=machine.id))
@@ -498,7 +498,7 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
     driven = Driven(jobs, jobs.take(left, "mine"), lambda message: None)
     threads: Any = Threads()
     with PlainRunner(lab.opened):
-        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = JobSaves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=False, until_unix=2e9)
     assert threads.begun == int(due)
 
@@ -518,11 +518,11 @@ def test_a_machine_that_has_lost_its_book_gets_another_one(
     left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
-        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = JobSaves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         for until_unix, count in ((0.0, 1), (0.0, 1), (2e9, 1)):
             saves.go_on(threads, hurry=False, until_unix=until_unix)
             assert len(handed) == count
-        for pause in ("SAVE_AGAIN_S", "MOST_AGAIN_S"):
+        for pause in ("RETRY_S", "MOST_RETRY_S"):
             monkeypatch.setattr(attempt, pause, 0.0)
         for until_unix, count in ((2e9, 1), (0.0, 2)):
             saves.go_on(threads, hurry=False, until_unix=until_unix)
@@ -546,12 +546,12 @@ def test_a_machine_that_loses_its_book_during_a_long_save_gets_another_one(
 
     monkeypatch.setattr(attempt, "stand_by", stand_by)
     monkeypatch.setattr(attempt, "take_snapshot", save)
-    monkeypatch.setattr(attempt, "SAVE_AGAIN_S", 0.0)
+    monkeypatch.setattr(attempt, "RETRY_S", 0.0)
     machine, rental = handed_over(lab.opened)
     left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
-        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = JobSaves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         try:
             for until_unix, count in ((2e9, 0), (2e9, 0), (0.0, 1)):
                 saves.go_on(threads, hurry=True, until_unix=until_unix)
@@ -581,7 +581,7 @@ def test_after_a_notice_the_save_begins_before_the_machine_gets_another_book(
     left = left_job(lab, attempts=[attempt_on(machine, rental)], newest_unix=time.time())
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
-        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = JobSaves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=True, until_unix=0.0)
         saves.settle()
 
@@ -606,7 +606,7 @@ def test_a_machine_that_loses_every_book_gets_few(
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     threads: Any = SimpleNamespace(submit=lambda *_: None)
     with PlainRunner(lab.opened):
-        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = JobSaves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         for number in range(12 * 60):
             says_unix = 9e9 if at_times and number % 2 else 0.0
             saves.go_on(threads, hurry=False, until_unix=says_unix)
@@ -637,7 +637,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
     left = left_job(lab, attempts=attempts, kept_saves=[old], newest=old, keep_saves=1)
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
-        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = JobSaves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=True, until_unix=2e9)
         saves.settle()
     kept = [new] if handed_over_book else [old, new]

@@ -19,7 +19,7 @@ from tests.fixtures.trees import Tree, differences, facts, fill
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.renting import Tenancy
 from torpor.control.reports import Replica, WakeReport
-from torpor.control.store.snapshots import find_snapshot
+from torpor.control.store.manifests import find_snapshot
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import MIB
 from torpor.shared.wire.restore import Checked

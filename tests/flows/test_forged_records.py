@@ -20,8 +20,8 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.records import read_record
 from torpor.control.hosts import KnownHosts
+from torpor.control.store.manifests import open_manifest
 from torpor.control.store.signatures import Signer
-from torpor.control.store.snapshots import open_manifest
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import RecordRefused, TorporError
 from torpor.shared.format.manifest import Manifest

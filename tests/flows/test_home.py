@@ -26,7 +26,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wa
 from tests.fixtures.world import World
 from torpor.control.money import storage
 from torpor.control.reports import HibernateReport
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.upkeep.prune_report import PruneReport
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
@@ -795,7 +795,7 @@ def test_the_first_file_after_the_look_over_ssh_and_a_real_store(
             _late(home)
         return look_at_homes(*told, **options)
 
-    monkeypatch.setattr("flows.procedures.snapshot.look_at_homes", late)
+    monkeypatch.setattr("flows.procedures.save.look_at_homes", late)
     report = hibernate_plainly(world.opened)
     assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
 

@@ -31,10 +31,10 @@ from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_stack import small_stack
 from tests.fixtures.trees import Tree, differences, facts, let_settle
+from torpor.control.store.manifests import open_manifest
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import verified_snapshots
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import open_manifest
-from torpor.control.upkeep.lineage import OwnLine, choose, sure_save
+from torpor.control.upkeep.lineage import JobLineage, choose_newest, sure_save
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -408,9 +408,9 @@ def test_a_snapshot_from_before_a_path_was_added_or_tidied_is_restored(
 def test_a_job_goes_on_from_the_save_before_one_with_other_directories(bucket: Bucket) -> None:
     _of_roots("", PACKAGES).edit(bucket)
     (agent,) = {receipt.agent for _, receipt in verified_snapshots(bucket.store, DEMO)}
-    own = OwnLine(bucket.older, frozenset([agent]), frozenset())
+    own = JobLineage(bucket.older, frozenset([agent]), frozenset())
     of, paths = (bucket.store, DEMO, bucket.opened.seal), bucket.opened.spec.restorable
-    found, _, refused, _ = choose(*of, paths, own)
+    found, _, refused, _ = choose_newest(*of, paths, own)
     assert found is not None and found.snapshot == bucket.older
     assert [type(error) for _, error in refused] == [OtherPaths]
     with pytest.raises(OtherPaths):  # and its machine is kept

@@ -33,7 +33,7 @@ from torpor.control.jobs import driven_job, records
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
-from torpor.control.store.snapshots import list_snapshots
+from torpor.control.store.manifests import list_snapshots
 from torpor.shared.errors import (
     HandedOver,
     InvalidInput,

@@ -40,8 +40,8 @@ from torpor.control.jobs.records import Jobs
 from torpor.control.jobs.report import JobReport
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import check_whole, verify_snapshot
-from torpor.control.store.snapshots import find_snapshot
-from torpor.control.upkeep.lineage import Lines
+from torpor.control.store.manifests import find_snapshot
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.errors import JobFailed
 from torpor.shared.values import MIB, MachineId
@@ -167,7 +167,7 @@ def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: Wor
     log = (woken / f".torpor-jobs/{left.id}.log").read_text()
     begun = [int(line.rsplit(" ", 1)[1]) for line in log.splitlines() if "goes on from" in line]
     assert begun[0] == 0 and begun[1] >= step
-    lines = Lines.of(world.direct, WORKSPACE, world.seal)
+    lines = SnapshotLines.of(world.direct, WORKSPACE, world.seal)
     line = [*lines.going_back(str(report.job.final))]
     assert not any(one.autosave for one in line)  # the verified ones have their work
 

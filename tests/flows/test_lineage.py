@@ -19,7 +19,7 @@ from tests.fixtures.plain_flows import (
     wake_plainly,
 )
 from tests.fixtures.trees import let_settle
-from torpor.control.store.snapshots import open_manifest
+from torpor.control.store.manifests import open_manifest
 from torpor.shared.errors import LacksWork, UnsavedWork
 from torpor.shared.values import MachineId, SnapshotId
 

@@ -17,7 +17,7 @@ from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.small_stack import small_stack
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.control.rental.records import Rentals
 from torpor.control.reports import HibernateReport
 from torpor.control.store.receipts import withdraw_receipt

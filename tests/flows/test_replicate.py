@@ -30,13 +30,13 @@ from tests.fixtures.short_agent import installing
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.control.remote.part_tracker import Member, PartTracker
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental import renting
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
-from torpor.control.store.snapshots import find_snapshot
+from torpor.control.store.manifests import find_snapshot
 from torpor.shared.errors import (
     CreateFailed,
     HandedOver,

@@ -25,8 +25,8 @@ from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
-from torpor.control.providers.seam import Order
-from torpor.control.remote.seam import Session
+from torpor.control.providers.provider import Order
+from torpor.control.remote.agent import Session
 from torpor.control.safety import Warrant
 from torpor.shared.errors import ProviderError, WorkspaceBusy
 from torpor.shared.values import Machine, ObjectKey

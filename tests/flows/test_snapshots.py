@@ -22,7 +22,7 @@ from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import plain, run_plainly
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.upkeep.reports import MOST_ROWS, Table
 from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
 from torpor.shared.format.names import manifest_key

@@ -12,7 +12,7 @@ import pytest
 
 from flows.procedures.job import driver, stopped_machine
 from flows.procedures.job.attempt import Attending
-from flows.procedures.job.stopped_machine import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
+from flows.procedures.job.stopped_machine import GONE_S, LEAVE_S, POLL_S, RESTART_S, Stopped
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
@@ -21,7 +21,7 @@ from torpor.control import safety
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental.records import Rental
-from torpor.control.upkeep.lineage import Choice
+from torpor.control.upkeep.lineage import NewestState
 from torpor.shared.errors import NoCapacity, ProviderDenied, SnapshotDamaged
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
@@ -56,13 +56,13 @@ def world(
         return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
-    monkeypatch.setattr(driver, "newest_save", lambda *_: Choice(None, None, [], []))
+    monkeypatch.setattr(driver, "newest_save", lambda *_: NewestState(None, None, [], []))
     monkeypatch.setattr(stopped_machine, "find_sure_save", lambda *_: _SAVE)
     monkeypatch.setattr(stopped_machine, "take_snapshot", save)
     monkeypatch.setattr(safety, "verify_snapshot", lambda *_: None)
     monkeypatch.setattr(Driven, "nap", nap)
     monkeypatch.setattr(driver, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))
-    for name, value in (("LOOK_S", LOOK_S), ("RESTART_S", RESTART_S), ("GONE_S", GONE_S)):
+    for name, value in (("POLL_S", POLL_S), ("RESTART_S", RESTART_S), ("GONE_S", GONE_S)):
         monkeypatch.setattr(stopped_machine, name, value)  # those of the product
     return lab, story
 
@@ -197,7 +197,7 @@ def test_only_the_time_in_which_a_machine_is_stopped_counts(
     def at(time_s: float) -> str:
         if time_s >= 2 * long_s:
             return "running"
-        return "stopped" if long_s <= time_s <= long_s + LOOK_S else between
+        return "stopped" if long_s <= time_s <= long_s + POLL_S else between
 
     _shows(lab, now_s, at)
     assert drive_job(lab, _open(lab, machine, rental)).state == "succeeded"
@@ -212,13 +212,13 @@ def test_a_machine_that_starts_is_not_ended_however_long_that_takes(
     lab, story = world
     _market(lab, starts=False, ready_s=1200.0)
     machine, rental = _stopped(lab, job=JOB)
-    _shows(lab, now_s, lambda time_s: "stopped" if time_s < LOOK_S else "starting")
+    _shows(lab, now_s, lambda time_s: "stopped" if time_s < POLL_S else "starting")
     left = _open(lab, machine, rental)
     lab.opened.jobs.ask_stop(JOB, _STOP)
     ended = drive_job(lab, left)
     assert (ended.state, list(lab.market.alive), story.did) == ("cancelled", [machine.id], [])
     assert "which is starting and costs money" in ended.why
-    assert now_s[0] == LOOK_S + 1200.0
+    assert now_s[0] == POLL_S + 1200.0
 
 
 def test_a_cancelled_job_leaves_a_machine_that_never_stays_in_one_state(
@@ -227,7 +227,7 @@ def test_a_cancelled_job_leaves_a_machine_that_never_stays_in_one_state(
     lab, _ = world
     _market(lab, starts=False)
     machine, rental = _stopped(lab, job=JOB)
-    _shows(lab, now_s, lambda time_s: ("stopped", "starting")[int(time_s / LOOK_S) % 2])
+    _shows(lab, now_s, lambda time_s: ("stopped", "starting")[int(time_s / POLL_S) % 2])
     left = _open(lab, machine, rental)
     lab.opened.jobs.ask_stop(JOB, _STOP)
     assert drive_job(lab, left).state == "cancelled"

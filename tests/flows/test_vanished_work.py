@@ -16,7 +16,7 @@ from tests.fixtures.manifests import PLAIN
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.control.losses import OWN_FILES
 from torpor.control.reports import HibernateReport
-from torpor.control.store.snapshots import open_manifest, snapshot_ids
+from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.upkeep.autosaves import KEPT, thin
 from torpor.control.upkeep.pins import holds
 from torpor.control.upkeep.reports import BackupReport

@@ -17,7 +17,7 @@ from blocks import Workspace
 from flows import create, hibernate, wake, watch
 from tasks import watch as look
 from tasks.alert_server import NO_WATCH, Sleeping
-from tasks.autosave import Saves
+from tasks.autosave import AutosaveSummary
 from tasks.jobs import start_command, stop_command
 from tasks.machines import open_session, renting
 from tasks.overview import overview
@@ -30,10 +30,10 @@ from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import World
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.provider import Absent, Provider
 from torpor.control.remote.session import SshSession
 from torpor.control.reports import moment
-from torpor.control.store.snapshots import list_snapshots
+from torpor.control.store.manifests import list_snapshots
 from torpor.control.watch_report import Watched, WatchReport
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
 from torpor.machine.supervisor.marker import MARKER
@@ -123,7 +123,7 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
         freeze()
     else:
         monkeypatch.setattr(SshSession, "call", frozen)
-    monkeypatch.setattr(look, "LOOK_S", 30.0)
+    monkeypatch.setattr(look, "MACHINE_S", 30.0)
     report = _watch(opened)
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
 
@@ -351,8 +351,8 @@ def test_a_machine_goes_on_to_save_itself_as_often_as_any_of_its_blocks_says(
         def open(self, workspace: Workspace | str) -> OpenWorkspace:
             return blocks[str(workspace)]
 
-    def renewed(of: OpenWorkspace, *_: Any) -> Saves:
-        return Saves(f"every {of.spec.save_minutes} min")
+    def renewed(of: OpenWorkspace, *_: Any) -> AutosaveSummary:
+        return AutosaveSummary(f"every {of.spec.save_minutes} min")
 
     monkeypatch.setattr(look, "renew_autosave", renewed)
     machine = _rented(lab)

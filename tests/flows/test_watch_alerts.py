@@ -18,7 +18,7 @@ import pytest
 
 from flows import hibernate, watch
 from tasks.alert_server import ComingRun
-from tasks.autosave import Saves
+from tasks.autosave import AutosaveSummary
 from tasks.plain_runner import PlainRunner
 from tasks.watch import MachineLook
 from tasks.workspace import OpenWorkspace
@@ -31,16 +31,16 @@ from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.alerts import watch as looks
-from torpor.control.alerts.runs import FailedRun, Schedule
+from torpor.control.alerts.runs import FailedRun, FlowSchedule
 from torpor.control.idleness import Verdict
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.own_server import FOLDER_VARIABLE
-from torpor.control.providers.seam import Absent, Residue
+from torpor.control.providers.provider import Absent, Residue
 from torpor.control.rental.records import Rentals
 from torpor.control.reports import moment
-from torpor.control.store.snapshots import snapshot_times
+from torpor.control.store.manifests import snapshot_times
 from torpor.control.store_prices import StorePrice
-from torpor.control.supervision import LOCK, Event, Supervision
+from torpor.control.supervision import LOCK, Supervision, SupervisorEvent
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import (
     InvalidInput,
@@ -87,7 +87,7 @@ def _watch(
 def _judged(monkeypatch: pytest.MonkeyPatch, kind: Literal["busy", "idle", "unknown"]) -> None:
     """What each look at a machine finds."""
     looked: Future[MachineLook] = Future()
-    looked.set_result(MachineLook(Verdict(kind, "nothing ran for 30 minutes"), Saves("")))
+    looked.set_result(MachineLook(Verdict(kind, "nothing ran for 30 minutes"), AutosaveSummary("")))
     look_at = SimpleNamespace(submit=lambda *_: looked)
     monkeypatch.setattr(sys.modules["flows.watch"], "look_at", look_at)
 
@@ -383,7 +383,9 @@ def test_a_machine_whose_own_saves_fail_is_told_after_half_an_hour(
     lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine, _ = handed_over(lab.opened)
-    failing = MachineLook(Verdict("busy", "works"), Saves("its own save failed: 403", fail=True))
+    failing = MachineLook(
+        Verdict("busy", "works"), AutosaveSummary("its own save failed: 403", fail=True)
+    )
     looked: Future[MachineLook] = Future()
     looked.set_result(failing)
     look_at = SimpleNamespace(submit=lambda *_: looked)
@@ -546,10 +548,10 @@ def test_a_backup_that_made_no_snapshot_and_a_schedule_that_stands_still(
     lab.opened.rentals.change(rental, created_unix=now - 30 * HOUR)
     nightly = [now + 21 * HOUR, now + 45 * HOUR]
     due = {of: now - 3 * HOUR}
-    server.schedules["backup"] = Schedule(
+    server.schedules["backup"] = FlowSchedule(
         deployment="backup", active=True, coming={of: nightly}, due_unix=due, ended_unix=None
     )
-    server.schedules["watch"] = Schedule(
+    server.schedules["watch"] = FlowSchedule(
         deployment="watch",
         active=True,
         coming={"": [now + 100, now + 220]},
@@ -637,7 +639,7 @@ def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
         own=True,
         looked_unix=time.time(),
         troubles={"server": ["cannot be started"], "disk": ["disk full: 3 bytes"]},
-        events=[Event(time.time() - 60, "worker", "has ended and was restarted")],
+        events=[SupervisorEvent(time.time() - 60, "worker", "has ended and was restarted")],
     ).write(tmp_path)
     lock = (tmp_path / LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)

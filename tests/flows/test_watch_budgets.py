@@ -27,7 +27,7 @@ from torpor.control.money.exhaustion import LEAST_S, START_S
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.reports import Row
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import list_snapshots
+from torpor.control.store.manifests import list_snapshots
 from torpor.control.watch_report import Watched, WatchReport
 from torpor.shared.errors import InvalidInput, StillChanging, StoreUnavailable
 from torpor.shared.values import IdleRules, MachineId, ObjectKey, WorkspaceName

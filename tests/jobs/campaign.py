@@ -43,7 +43,7 @@ from tests.markets.world import SETTLING_S, MarketWorld, market_world
 from torpor.control.jobs import policy
 from torpor.control.jobs.records import Job
 from torpor.control.rental import sweep
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import JobFailed, StoreMissing
 from torpor.shared.values import MIB, SnapshotId
 

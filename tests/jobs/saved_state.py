@@ -10,7 +10,7 @@ from typing import Any
 
 from tests import independent_reader as reader
 from tests.jobs import training
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName
 

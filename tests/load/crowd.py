@@ -34,7 +34,7 @@ from torpor.control.jobs.policy import MOST_LOSSES, losses
 from torpor.control.jobs.records import Job, Jobs, new_job_id
 from torpor.control.providers.labels import label_in
 from torpor.control.rental.records import Rentals
-from torpor.control.store.seam import ObjectStore as Store
+from torpor.control.store.object_store import ObjectStore as Store
 from torpor.shared.errors import TorporError
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.format.manifest import DIRECTORY, encode_manifest

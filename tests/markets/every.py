@@ -37,7 +37,7 @@ from tests.markets.server import FakeMarket
 from tests.markets.tensordock import FakeTensorDock
 from tests.markets.vast import FakeVast
 from tests.markets.verda import FakeVerda
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.shared.values import Want, WorkspaceName, WorkspaceSpec
 

@@ -41,7 +41,7 @@ from torpor.control.jobs import records
 from torpor.control.providers.kubernetes.objects import Machines
 from torpor.control.providers.kubernetes.provider import KubernetesProvider
 from torpor.control.providers.offers import misfit
-from torpor.control.providers.seam import Absent, Order
+from torpor.control.providers.provider import Absent, Order
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.safety import never_handed_over

@@ -37,7 +37,7 @@ from tests.markets.tensordock import FakeTensorDock
 from tests.markets.vast import FIRST_OFFER, FakeVast
 from torpor.control.ports import free_ports
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.provider import Absent, Provider
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import NoCapacity, ProviderDenied, ProviderError, QuotaReached

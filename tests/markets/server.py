@@ -22,7 +22,7 @@ from tests.markets.boot import Kind
 from tests.markets.faults import Action, Fault, Faults
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.policies import Need, Policy, Right
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 
 KEY: Final = "fake-account-key"
 HELD_S = 60.0  # a hanging request ends then, so that a lost test ends

@@ -23,7 +23,7 @@ from tests.markets.faults import Fault
 from tests.markets.lambda_cloud import lambda_wares
 from tests.markets.market import Ware
 from tests.markets.server import HELD_S, FakeMarket
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.rental import renting
 from torpor.control.reports import Row
 

@@ -24,7 +24,7 @@ from tests.fixtures.world import BUCKET, own_store
 from tests.markets.boot import Machines
 from tests.markets.every import DEMO, Markets, opened_markets
 from tests.markets.market import Clock, Rented
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.s3 import S3Store
 from torpor.shared.format.keys import workspace_key

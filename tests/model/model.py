@@ -22,8 +22,8 @@ import msgspec
 from tests.fixtures.clocked_agent import ClockedStore, NearAgent, killed_at_request
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.own_saves import book_of, saved
+from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.store.marks import SHORTEST_GRACE_S
-from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import pin, pinned_ids, unpin
 from torpor.control.upkeep.prune import PrunePlan, PruneRules, carry_out, plan_prune

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.stores import Server
 from tests.model.__main__ import run
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
 
 

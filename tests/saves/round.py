@@ -30,12 +30,12 @@ from tests.fixtures.plain_flows import (
 )
 from tests.saves.judge import Judge, Save, Tree, Version
 from torpor.control.jobs.standby import book_for, renewed_s
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.receipts import verified_snapshots
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.autosaves import thin
 from torpor.machine.agent.rescue import Rescue
 from torpor.machine.agent.state import WorkspaceState
-from torpor.machine.supervisor.saves import Orders, Rescued
+from torpor.machine.supervisor.saves import Rescued, SaveRequest
 from torpor.shared.errors import SnapshotKept, TorporError, UnsavedWork
 from torpor.shared.format import lineage
 from torpor.shared.format.names import snapshots_prefix
@@ -245,7 +245,7 @@ class Round:
         own = self._machines[machine]
         if not own.rented:
             return NOTHING
-        for _ in range(2):  # after a failure, the look of `watch` hands over new grants
+        for _ in range(2):  # after a failure, the look of `watch` gives it new grants
             done = self._rescue(own)
             self._learn(machine)
             if done.error == "":
@@ -305,7 +305,7 @@ class Round:
         change = msgspec.structs.replace
         own.book = change(book, saves=book.saves[1:], packs=book.packs[_PACKS:])
         mine = change(book, saves=book.saves[:1], packs=book.packs[:_PACKS])
-        orders = Orders(mine, own.given_unix, None, scheduled=True, made=[*own.made])
+        orders = SaveRequest(mine, own.given_unix, None, scheduled=True, made=[*own.made])
         try:
             with own.near.as_user():
                 done = Rescue(own.near.home, orders, lambda _: None).run()

@@ -16,11 +16,11 @@ from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
 from tests.saves.judge import Judge, Save, Tree, Version
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, snapshot_ids
+from torpor.control.store.manifests import find_snapshot, snapshot_ids
 from torpor.control.upkeep.autosaves import delete_superseded, thin
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.history import taken_snapshots
-from torpor.control.upkeep.lineage import choose
+from torpor.control.upkeep.lineage import choose_newest
 from torpor.control.upkeep.pins import holds, pinned
 from torpor.control.upkeep.retention import Retention, judge
 from torpor.control.upkeep.superseded import Succession
@@ -65,7 +65,7 @@ class Rules:
 
     def newest(self, store: MemoryStore) -> tuple[SnapshotId, set[SnapshotId]] | None:
         """What a wake brings, and the tips that it names."""
-        chosen = choose(store, DEMO, PLAIN)
+        chosen = choose_newest(store, DEMO, PLAIN)
         if chosen.snapshot is None:
             return None
         return chosen.snapshot.snapshot, {one.snapshot for one in chosen.aside}

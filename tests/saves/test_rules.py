@@ -11,7 +11,7 @@ from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.saves.rules import DEMO, Rules, run
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, snapshot_ids, snapshot_times
+from torpor.control.store.manifests import find_snapshot, snapshot_ids, snapshot_times
 from torpor.control.upkeep.autosaves import KEPT
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.shared.errors import SnapshotKept

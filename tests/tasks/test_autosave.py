@@ -18,7 +18,7 @@ from tests.fixtures.lab_saves import save_by_schedule
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.small_saves import put_save, verified_save
 from torpor.control.jobs.records import Job
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.shared.errors import OtherPaths
 from torpor.shared.wire.autosave import Autosave
 from torpor.shared.wire.job import NoticeSource

@@ -13,7 +13,7 @@ from tests.fixtures.market import H100, Market
 from tests.fixtures.plain_flows import hibernate_plainly, plain
 from tests.fixtures.rentals import handed_over
 from torpor.control.jobs.records import Job, new_job_id
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.shared.errors import ProviderUnavailable, StoreError
 from torpor.shared.values import DRILL, object_key, reserved_name
 

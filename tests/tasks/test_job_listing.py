@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks import job_listing
-from tasks.job_listing import begun_job, found_job
+from tasks.job_listing import found_job, wait_for_record
 from torpor.control.jobs.listing import QueuedJob
 from torpor.shared.errors import InvalidInput
 
@@ -40,7 +40,7 @@ def test_a_job_is_followed_from_its_queue_on(monkeypatch: pytest.MonkeyPatch) ->
     place: Any = Place(monkeypatch, None, None, None, record)
     place.waits = True
     naps: list[float] = []
-    assert begun_job(place, "mywork", JOB, naps.append) is record
+    assert wait_for_record(place, "mywork", JOB, naps.append) is record
     assert len(naps) == 3
 
 
@@ -80,4 +80,4 @@ def test_a_job_whose_run_was_taken_away_is_followed_no_longer(
         place.waits = False
 
     with pytest.raises(InvalidInput, match="has no job 3f2a9c81d04e"):
-        begun_job(place, "mywork", JOB, nap)
+        wait_for_record(place, "mywork", JOB, nap)

@@ -14,7 +14,7 @@ from tasks.watch import check_idle
 from tests.fixtures.activity import activity, quiet
 from tests.fixtures.lab import Lab
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.shared.errors import MachineInUse
 
 

@@ -15,7 +15,7 @@ import httpx
 
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import TorporError
 
 EVERY_S = 2.0

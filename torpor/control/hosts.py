@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import Records
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import HostKeyChanged, ObjectExists
 from torpor.shared.values import Endpoint, ObjectKey, WorkspaceName
 

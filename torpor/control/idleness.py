@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str
 
 
-def judge(
+def judge_idleness(
     activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
@@ -93,7 +93,7 @@ def judge(
 def idle_in_s(activity: Activity, rules: IdleRules, gpus: int = 0) -> float | None:
     """In about how many seconds the machine will be idle if nobody uses it any more, 0 where it is
     idle; None where nobody can say. ``gpus`` as above."""
-    verdict = judge(activity, rules, gpus)
+    verdict = judge_idleness(activity, rules, gpus)
     if verdict.kind == "idle":
         return 0.0
     newest = activity.samples[-1] if activity.samples else None

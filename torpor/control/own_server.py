@@ -46,7 +46,7 @@ class Candidate(NamedTuple):
     login: str = ""
 
 
-class Choice(NamedTuple):
+class ServerChoice(NamedTuple):
     """The server that is meant, and the others that could have been."""
 
     taken: Candidate
@@ -95,7 +95,7 @@ def own_server(folder: Path | None = None) -> OwnServer | None:
     return OwnServer(api_url(port), login) if port and login else None
 
 
-def choose_server(folder: Path | None = None, *, set_in: str = "") -> Choice | None:
+def choose_server(folder: Path | None = None, *, set_in: str = "") -> ServerChoice | None:
     """The server that is meant: the first that PREFECT_API_URL, PREFECT_PROFILE, this installation
     or Prefect's active profile names. None where none of them names one. ``set_in``: an address
     that Prefect's other settings hold, such as a prefect.toml; it comes after the installation."""
@@ -116,17 +116,17 @@ def choose_server(folder: Path | None = None, *, set_in: str = "") -> Choice | N
     return choice_of(candidates)
 
 
-def choice_of(candidates: Sequence[Candidate]) -> Choice | None:
+def choice_of(candidates: Sequence[Candidate]) -> ServerChoice | None:
     """The first of them; one that names the installation's server is the installation."""
     if not candidates:
         return None
     first = candidates[0]
     same = [one for one in candidates if one.api_url == first.api_url]
     taken = next((one for one in same if one.source == "installation"), first)
-    return Choice(taken, tuple(one for one in candidates if one.api_url != first.api_url))
+    return ServerChoice(taken, tuple(one for one in candidates if one.api_url != first.api_url))
 
 
-def announce(choice: Choice) -> None:
+def announce(choice: ServerChoice) -> None:
     """Say once which server was taken, where another could have been meant. Processes that an
     installation started say nothing: whoever started them has said it."""
     from torpor.control.processes import STARTED_BY  # which needs psutil

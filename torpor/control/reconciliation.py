@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.control.providers.seam import FREE, Residue
+from torpor.control.providers.provider import FREE, Residue
 from torpor.control.rental.records import Rental, by_label, rental_named
 from torpor.control.reports import Row, WorkspaceReport, moment, without
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
@@ -226,7 +226,9 @@ def compare(
     return sorted(found, key=lambda finding: _ORDER.index(finding.kind))
 
 
-def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Machine, Rental]]:
+def choose_findings(
+    findings: Sequence[Finding], wanted: Sequence[str]
+) -> list[tuple[Machine, Rental]]:
     """The machines that ``wanted`` names by their ids, none of which was handed over.
 
     InvalidInput names one that is not there, UnsafeDestroy one that was handed over, NotOurs one

@@ -17,11 +17,11 @@ from contextvars import copy_context
 from typing import Final
 
 from torpor.control.store.catalog import Catalog
+from torpor.control.store.manifests import read_manifest
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.packs import claims_of, compare_packs, stored_packs
 from torpor.control.store.receipts import agent_of, is_autosave, withdraw_receipt, write_receipt
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import read_manifest
 from torpor.shared.errors import (
     ManifestInvalid,
     NotOurs,

@@ -26,7 +26,7 @@ SILENT_S: Final = 900.0
 _NAME: Final = "supervision.json"
 
 
-class Event(msgspec.Struct, frozen=True):
+class SupervisorEvent(msgspec.Struct, frozen=True):
     """One thing that the supervisor did or found: ``who`` is a process's role, or a check."""
 
     at_unix: float
@@ -51,7 +51,7 @@ class Supervision(msgspec.Struct, frozen=True):
     looked_unix: float = 0.0
     running: dict[str, int] = {}
     troubles: dict[str, list[str]] = {}
-    events: list[Event] = []
+    events: list[SupervisorEvent] = []
 
     def write(self, folder: Path) -> None:
         unfinished = folder / f"{_NAME}.new"

@@ -25,7 +25,7 @@ from flows.procedures.restore import (
     restore_run,
     restore_run_before_handover,
 )
-from flows.procedures.snapshot import take_snapshot
+from flows.procedures.save import take_snapshot
 from tasks.autosave import start_autosave
 from tasks.deploy import (
     distrust_base,
@@ -71,10 +71,10 @@ from torpor.control.deploy.stack import (
     strategy_named,
 )
 from torpor.control.measure.scratch import machines_name, scratch_name
+from torpor.control.remote.agent import Session
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import AT_ONCE_S, Tenancy
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     DeployFailed,
     InvalidInput,
@@ -88,7 +88,7 @@ from torpor.shared.values import Machine, StoredSnapshot, WorkspaceName, workspa
 
 
 @dataclass
-class Trial:
+class DeployTrial:
     """Deploys that are only measured: each on a machine of its own, which is destroyed at the end,
     with an environment of that name's own. ``bases``: the workspaces of these environments."""
 
@@ -103,7 +103,7 @@ class DeployRequest(NamedTuple):
     stack: Stack
     strategy: StrategyName
     full_check: bool
-    trial: Trial | None
+    trial: DeployTrial | None
     early: bool = True
 
     @property

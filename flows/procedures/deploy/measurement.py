@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
 from flows.deploy import deploy_stack
-from flows.procedures.deploy.deployment import Trial
+from flows.procedures.deploy.deployment import DeployTrial
 from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploy import forget_base, open_stack
 from tasks.phases import measured_phases, phase, seconds_by_phase
@@ -33,7 +33,7 @@ from torpor.control.measure.host import host_facts
 from torpor.control.measure.results import default_folder, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.reports import BenchmarkReport
 from torpor.shared.errors import InvalidInput, TorporError
 
@@ -137,7 +137,7 @@ class Starts:
         if self._failed.get(way.names, 0) >= _MOST_FAILED:
             return
         self._count += 1
-        trial = Trial(f"{runner().run}-{self._count}")
+        trial = DeployTrial(f"{runner().run}-{self._count}")
         opened = replace(self._opened, providers=(way.provider,))
         kinds = (f"{way.strategy}, {COLD}", f"{way.strategy}, warm")
         keeps = strategy_named(way.strategy).keeps

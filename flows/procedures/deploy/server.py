@@ -13,12 +13,12 @@ from tasks.progress import doing
 from torpor.control.deploy.http_check import ask, check
 from torpor.control.deploy.last_lines import LastLines
 from torpor.control.deploy.stack import StackPaths
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.shared.errors import DeployFailed
 from torpor.shared.values import KIB, WorkspaceName
 from torpor.shared.wire.job import JobState, StartJob
 
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 """Between two looks at a command or a server."""
 CHECK_S: Final = 10.0
 """Between two looks whether the machine is still this deploy's."""
@@ -97,7 +97,7 @@ class Serving:
                     stop_command(self._session, self._id(kind))
                     limit = _limit(self._place.stack.setup_timeout_s, "setup_minutes")
                     raise self._failed(kind, f"did not end within {limit}")
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         if state.state != "ended" or state.status:
             raise self._failed(kind, _words(state))
 
@@ -150,7 +150,7 @@ class Serving:
                 said = "nothing" if answer is None else f"status {answer.status}"
                 limit = _limit(stack.ready_timeout_s, "ready_minutes")
                 raise self._failed("server", f"{stack.health} gave {said} for {limit}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _start(self, kind: Kind, argv: list[str], folder: str) -> None:
         job = self._id(kind)

@@ -15,7 +15,7 @@ from flows.procedures.job.log import ShownLog
 from flows.procedures.job.nodes import OtherNodes, SupervisorLost
 from flows.procedures.job.start import Starting
 from flows.procedures.job.thinning import is_of_machine, thin_saves
-from flows.procedures.snapshot import take_snapshot
+from flows.procedures.save import take_snapshot
 from tasks.jobs import (
     secrets_to_hide,
     stop_command,
@@ -25,10 +25,10 @@ from tasks.runner import runner
 from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
-from torpor.control.jobs.log_lines import Lines, Text
+from torpor.control.jobs.log_lines import LogLines, Text
 from torpor.control.jobs.policy import save_interval_s
-from torpor.control.jobs.records import FORGOTTEN, Attempt, End, log_path
-from torpor.control.remote.seam import Session
+from torpor.control.jobs.records import FORGOTTEN, Attempt, AttemptEnd, log_path
+from torpor.control.remote.agent import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
 from torpor.shared.errors import (
@@ -43,7 +43,7 @@ from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Machine, MachineId, SnapshotId
 from torpor.shared.wire.job import JobState, Notice, OwnSave
 
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 WATCH_S: Final = 15.0
 """Between two looks at what the provider says of the machine; one that is not running in two of
 them is lost. So a loss is seen within a minute."""
@@ -53,9 +53,9 @@ most notices are of 30 s or two minutes."""
 SURE_S: Final = 60.0
 """A command of a job on several machines that fails may have lost another one. That shows within
 this time."""
-SAVE_AGAIN_S: Final = 60.0
+RETRY_S: Final = 60.0
 """After a save that failed."""
-MOST_AGAIN_S: Final = 1800.0
+MOST_RETRY_S: Final = 1800.0
 """The longest pause between two books for a machine that says that it has none."""
 LATE_S: Final = 60.0
 """A save of this run that is so late is made by the machine: nobody may drive the job."""
@@ -79,8 +79,8 @@ class Attending:
         self._starting = Starting(opened, driven, machine, rental, session)
         self._log = log_path(opened.spec, driven.job.id)
         secrets = secrets_to_hide(driven.job)
-        self._shown = ShownLog(Lines(self._log, secrets), Text(self._log, secrets))
-        self._saves = Saves(opened, driven, machine, rental.spot, session)
+        self._shown = ShownLog(LogLines(self._log, secrets), Text(self._log, secrets))
+        self._saves = JobSaves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
         self._noticed = 0.0
         self._not_frozen = ""
@@ -97,7 +97,7 @@ class Attending:
             try:
                 self._start()
                 while not self._look(threads):
-                    self._driven.nap(LOOK_S)
+                    self._driven.nap(POLL_S)
                 self._saves.settle()
             except BaseException:
                 self._session.close()  # a save would wait for the line
@@ -194,7 +194,7 @@ class Attending:
             self._saves.settle()
             self._stop_command()  # it may run on
             taken = job.stopped == self._machine.id  # and started again since
-            end: End = "machine lost" if taken else "supervisor lost"
+            end: AttemptEnd = "machine lost" if taken else "supervisor lost"
             self._driven.change_attempt(end=end, error=why, ended_unix=time.time())
             return True
         if self._driven.stop is not None:
@@ -281,7 +281,7 @@ class Attending:
         if attempt and (state.attempt, state.state, state.status) == (attempt.number, "ended", 0):
             self._ended(0, "")
             return
-        end: End = "supervisor lost" if isinstance(error, SupervisorLost) else "machine lost"
+        end: AttemptEnd = "supervisor lost" if isinstance(error, SupervisorLost) else "machine lost"
         self._driven.change_attempt(
             end=end, error=f"a node was lost: {error}", ended_unix=time.time()
         )
@@ -324,7 +324,7 @@ class Attending:
                 return
 
 
-class Saves:
+class JobSaves:
     """Incremental snapshots beside the command, one at a time."""
 
     def __init__(
@@ -349,8 +349,8 @@ class Saves:
         self._due = time.monotonic() + save_interval_s(job, spot, 0) - idle_s
         self._running: Future[tuple[float, Verified]] | None = None
         self._book_due = time.monotonic()
-        self._offered = -SAVE_AGAIN_S
-        self._again_s = SAVE_AGAIN_S
+        self._offered = -RETRY_S
+        self._again_s = RETRY_S
 
     def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool, until_unix: float) -> None:
         """Begin a save that is due; see what became of the last one. ``until_unix``: when the
@@ -380,12 +380,12 @@ class Saves:
         """Whether the machine needs another book before its time. One that says so again and again
         gets few: its disk may be full, so that it cannot say anything else."""
         if until_unix > time.time():
-            if time.monotonic() >= self._offered + MOST_AGAIN_S:  # it has kept that book for long
-                self._again_s = SAVE_AGAIN_S
+            if time.monotonic() >= self._offered + MOST_RETRY_S:  # it has kept that book for long
+                self._again_s = RETRY_S
             return False
         if time.monotonic() < self._offered + self._again_s:
             return False
-        self._again_s = min(2 * self._again_s, MOST_AGAIN_S)
+        self._again_s = min(2 * self._again_s, MOST_RETRY_S)
         return True
 
     def settle(self) -> None:
@@ -399,7 +399,7 @@ class Saves:
         except TorporError as error:
             words = "another run holds the workspace" if isinstance(error, WorkspaceBusy) else error
             runner().log.warning("save %d failed, the command goes on: %s", self._count, words)
-            self._due = min(self._due, time.monotonic() + SAVE_AGAIN_S)
+            self._due = min(self._due, time.monotonic() + RETRY_S)
             return
         self._driven.saved(verified.snapshot, read_unix)
         if self._stand_by(verified.snapshot, verified.manifest):
@@ -435,7 +435,7 @@ class Saves:
         except AgentLost:
             raise
         except TorporError as error:
-            self._book_due = time.monotonic() + SAVE_AGAIN_S
+            self._book_due = time.monotonic() + RETRY_S
             runner().log.warning("the machine cannot save by itself for now: %s", error)
             return False
         return True

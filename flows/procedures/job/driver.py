@@ -17,7 +17,7 @@ from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
 from tasks.autosave import line_held
 from tasks.cancellation import state_of, stop_if_cancelled
-from tasks.guards import Ending
+from tasks.guards import EndingMachine
 from tasks.job_limits import Limits, most_usd_h
 from tasks.job_saves import holds_frozen
 from tasks.jobs import (
@@ -34,18 +34,18 @@ from tasks.runner import runner
 from tasks.runs import GONE
 from tasks.standing_by import goes_on_from, is_of_job, newest_save
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.decide import End, JobMachine, Situation, end_of, is_over, is_over_on
+from torpor.control.jobs.decide import EndJob, JobMachine, Situation, end_of, is_over, is_over_on
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
 from torpor.control.jobs.report import allowed
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.reports import WakeReport
 from torpor.control.safety import Verified
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
@@ -70,7 +70,7 @@ from torpor.shared.values import Machine, MachineId, SnapshotId, WantChange
 
 TURN_S: Final = 10.0
 """Between two looks at the job of the workspace that comes first."""
-AGAIN_S: Final = 5.0
+RETRY_S: Final = 5.0
 LONGEST_S: Final = 60.0
 """Between two tries where a machine, a provider or the store does not answer: the first wait, and
 the longest. A machine is waited for as long as its provider shows it: it may hold work."""
@@ -218,7 +218,7 @@ class Driver:
                 raise
             self._troubles += 1
             runner().log.warning("job %s tries again: %s", self.job.id, error)
-            self._driven.nap(min(LONGEST_S, AGAIN_S * self._troubles))
+            self._driven.nap(min(LONGEST_S, RETRY_S * self._troubles))
 
     def look(self) -> Situation:
         """What the next move depends on; no more is asked than that."""
@@ -247,7 +247,7 @@ class Driver:
         return next(iter(self.opened.jobs.open()), self.job)
 
     def look_again_later(self) -> None:
-        self._driven.nap(AGAIN_S)
+        self._driven.nap(RETRY_S)
 
     def wait_for_turn(self) -> Job | None:
         """Wait for the job that comes first. Returns it if nobody drives it: this run takes it,
@@ -372,7 +372,7 @@ class Driver:
         if whole is not None:
             self._driven.change(rented=whole)  # and it is hibernated like any other
         elif stop is None or time.monotonic() - self._left[1] < UNPROVEN_S:
-            self._driven.nap(AGAIN_S)
+            self._driven.nap(RETRY_S)
         else:
             self._driven.end(
                 stop.state,
@@ -493,7 +493,7 @@ class Driver:
         left; None if it is to be looked again first."""
         if not self.job.attempts:  # jobs that began at the same time have their records by now
             with doing("looking for other jobs of the workspace"):
-                self._driven.nap(AGAIN_S)
+                self._driven.nap(RETRY_S)
             if self._driven.stop is not None or self._first().id != self.job.id:
                 return None
         self.end_others()
@@ -554,7 +554,7 @@ class Driver:
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")
             self._driven.nap(seconds)
         elif isinstance(error, BudgetExceeded):
-            self.end(End("over budget", str(error)))
+            self.end(EndJob("over budget", str(error)))
         else:
             self._wait_after_failed_wake(error)
 
@@ -568,7 +568,7 @@ class Driver:
             raise error
         failures = self.job.failures + 1
         if not isinstance(error, MachineError) or failures >= MOST_FAILURES:
-            self.end(End("failed", f"its workspace could not be woken: {error}"))
+            self.end(EndJob("failed", f"its workspace could not be woken: {error}"))
             return
         self._driven.change(failures=failures)
         seconds = wait_s(failures)
@@ -650,7 +650,7 @@ class Driver:
         if isinstance(error, MachineInUse) and keeps_machine(self._driven):
             return False
         if isinstance(error, UnsavedWork):
-            self.end(End("failed", f"its nodes are to be rented again, and {error}"))
+            self.end(EndJob("failed", f"its nodes are to be rented again, and {error}"))
             return False
         if not (isinstance(error, EndUnproven) and error.accepted):
             raise error
@@ -671,7 +671,7 @@ class Driver:
         self.end_others()
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
-    def end(self, end: End | None = None) -> None:
+    def end(self, end: EndJob | None = None) -> None:
         """End the job, by default as its last attempt says."""
         end = end or end_of(self.job, self._driven.stop)
         self.end_others()
@@ -693,7 +693,7 @@ class EndOfJob:
         self._driven = driven
         self.verified: Verified | None = None
 
-    def check(self, ending: Ending) -> None:
+    def check(self, ending: EndingMachine) -> None:
         check_no_other_job(self._opened, ending.machine, self._driven.job.id)
         if ending.verified is None:
             return

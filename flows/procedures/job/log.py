@@ -8,8 +8,8 @@ from typing import Final
 from tasks.jobs import look_at_command
 from tasks.progress import following
 from tasks.runner import runner
-from torpor.control.jobs.log_lines import Lines, Text
-from torpor.control.remote.seam import Agent
+from torpor.control.jobs.log_lines import LogLines, Text
+from torpor.control.remote.agent import Agent
 from torpor.shared.values import MIB
 from torpor.shared.wire.job import JobLook
 
@@ -25,7 +25,7 @@ class ShownLog:
     """The log of one machine's command, as far as it was shown. ``text``: for whoever follows the
     run; None for another machine than the first. ``node`` comes before each of its lines."""
 
-    def __init__(self, lines: Lines, text: Text | None, node: str = "") -> None:
+    def __init__(self, lines: LogLines, text: Text | None, node: str = "") -> None:
         self._lines = lines
         self._text = text
         self._node = node

@@ -31,11 +31,11 @@ from tasks.machines import end_scratch_machines, look_for_offers, open_session, 
 from tasks.restore import pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.log_lines import Lines
+from torpor.control.jobs.log_lines import LogLines
 from torpor.control.jobs.records import Job, Node, log_path
 from torpor.control.providers.offers import Offer, preference, wanting_only
+from torpor.control.remote.agent import Session
 from torpor.control.remote.part_tracker import PartTracker
-from torpor.control.remote.seam import Session
 from torpor.control.rental.search import Offers
 from torpor.shared.errors import CreateFailed, MachineError, MachineUnreachable, TorporError
 from torpor.shared.values import Machine, SnapshotId
@@ -43,7 +43,7 @@ from torpor.shared.wire.job import StartJob
 
 UNPROVEN_S: Final = 120.0
 """How long a node may be missing in its market's answers, without a proof of its end."""
-LOOK_S: Final = 5.0
+POLL_S: Final = 5.0
 LOG_IN_S: Final = 120.0
 """How long a node may take to answer. Its agent was installed by the restore."""
 TOGETHER: Final = 8
@@ -161,7 +161,7 @@ class OtherNodes:
             rank, node = asked
             machine = self._find(rank, node)
             session = self._left.enter_context(open_session(self._opened, machine, LOG_IN_S))
-            shown = ShownLog(Lines(log, secrets), None, f"node {rank}: ")
+            shown = ShownLog(LogLines(log, secrets), None, f"node {rank}: ")
             return _Other(rank, machine, session, shown)
 
         self._others = self._each(log_in, [*enumerate(self._job.others, 1)])
@@ -180,7 +180,7 @@ class OtherNodes:
                     f"node {rank}, machine {node.machine} at {node.provider}, is lost: "
                     f"{why or 'its market does not show it'}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def addresses(self, session: Session) -> list[str]:
         """By which the nodes reach each other, by their ranks; ``session``: rank 0's. Empty for a

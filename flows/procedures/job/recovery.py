@@ -24,7 +24,7 @@ from torpor.shared.values import WorkspaceName
 STUCK_S: Final = 600.0
 """A worker starts a run that it has taken within seconds, and a run writes its job's record within
 a minute. After this time, their process is gone."""
-_AGAIN_S: Final = 3600.0
+_RECENT_S: Final = 3600.0
 """A run that crashed longer ago does not start again: its user has seen it, and may have submitted
 the job anew."""
 
@@ -170,7 +170,7 @@ def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
     in its queue again, and so does one that crashed before its job was on record. One that runs for
     long and has recorded nothing has crashed, and holds no slot."""
     now_unix = time.time()
-    for run in runner().job_runs("crashed", ended_unix=now_unix - _AGAIN_S):
+    for run in runner().job_runs("crashed", ended_unix=now_unix - _RECENT_S):
         if _left_no_record(run, blocks) and runner().put_back(run.id):
             runner().log.warning("job run %s starts again: its job was not on record", run.id)
     for run in runner().job_runs("taken", "running"):

@@ -17,7 +17,7 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Attempt, log_path
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.control.rental.records import Rental
 from torpor.control.variables import variables
 from torpor.shared.errors import InvalidInput, TorporError

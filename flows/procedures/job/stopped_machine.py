@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-from flows.procedures.snapshot import take_snapshot
+from flows.procedures.save import take_snapshot
 from tasks.jobs import check_no_other_job
 from tasks.runner import runner
 from tasks.stopped_machine import end_stopped, find_sure_save, start_machine
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Stop
-from torpor.control.remote.seam import Session
+from torpor.control.remote.agent import Session
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import (
     AgentLost,
@@ -31,7 +31,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.values import Machine
 
-LOOK_S: Final = 30.0
+POLL_S: Final = 30.0
 """Between two looks at a machine that does not run, and between two requests to start it."""
 RESTART_S: Final = 600.0
 """How long a market is asked to start a machine again, and how long one that does not run is waited
@@ -129,7 +129,7 @@ class Stopped:
         self._say(words)
         if starts:
             self._start(machine)
-        self._driven.nap(LOOK_S)
+        self._driven.nap(POLL_S)
 
     def _start(self, machine: Machine) -> None:
         self._driven.change()  # HandedOver before a successor's machine is started
@@ -169,7 +169,7 @@ class Stopped:
             return str(error)
         except UnsafeDestroy as error:  # it runs again: the next look shows it
             runner().log.warning("machine %s was not ended: %s", machine.id, error)
-            self._driven.nap(LOOK_S)
+            self._driven.nap(POLL_S)
         except (ProviderError, SnapshotError, MachineInUse) as error:
             runner().log.warning("machine %s was not ended: %s", machine.id, error)
             return str(error)

@@ -12,7 +12,7 @@ from tasks.runner import runner
 from tasks.watch import AllMachines
 from torpor.control.alerts import runs, watch
 from torpor.control.alerts.delivery import Alert, Doubt, Key, Remembered, lasting, newly_seen, rows
-from torpor.control.alerts.runs import Schedule
+from torpor.control.alerts.runs import FlowSchedule
 from torpor.control.idleness import OWN_WORK
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
@@ -188,7 +188,7 @@ def _asleep(look: Observation) -> frozenset[str]:
     )
 
 
-def _backups(look: Observation, schedule: Schedule) -> list[Alert]:
+def _backups(look: Observation, schedule: FlowSchedule) -> list[Alert]:
     since = {
         block: one.since_unix
         for one in look.report.watched

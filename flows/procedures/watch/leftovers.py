@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from flows.procedures.run_key import run_key
-from flows.procedures.watch.twins import BlockDifferences
+from flows.procedures.watch.block_differences import BlockDifferences
 from flows.reconcile import reconcile
 from flows.wake import wake
 from tasks.alert_delivery import Delivered

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from torpor.control.alerts.delivery import (
-    AGAIN_S,
     MOST_MESSAGES,
+    REMINDER_S,
     Alert,
     DeliveryPlan,
     Doubt,
@@ -84,11 +84,11 @@ def test_an_alert_is_told_once_again_after_a_day_and_when_it_is_over() -> None:
     title = "machine m-1 of workspace demo cannot be judged"
     assert seen.look(_alert()) == [f"{HOOK}: torpor: {title}"]
     assert seen.look(_alert(), at=120) == []
-    assert seen.look(_alert(), at=AGAIN_S - 1) == []
-    assert seen.look(_alert(), at=AGAIN_S) == [f"{HOOK}: torpor: still: {title}"]
-    assert seen.look(_alert(), at=AGAIN_S + 120) == []
-    assert seen.look(at=AGAIN_S + 240) == [f"{HOOK}: torpor: over: {title}"]
-    assert seen.look(at=AGAIN_S + 360) == []
+    assert seen.look(_alert(), at=REMINDER_S - 1) == []
+    assert seen.look(_alert(), at=REMINDER_S) == [f"{HOOK}: torpor: still: {title}"]
+    assert seen.look(_alert(), at=REMINDER_S + 120) == []
+    assert seen.look(at=REMINDER_S + 240) == [f"{HOOK}: torpor: over: {title}"]
+    assert seen.look(at=REMINDER_S + 360) == []
     assert seen.memory == {}
 
 
@@ -184,12 +184,12 @@ def test_a_failed_run_whose_notice_was_refused_until_it_is_too_old_is_told_all_t
 def test_what_happened_once_is_not_told_again() -> None:
     seen = Watcher()
     seen.look(_alert())
-    found = seen._plan((_alert(at_unix=NOW - 60),), Doubt(), NOW + 2 * AGAIN_S, {})
+    found = seen._plan((_alert(at_unix=NOW - 60),), Doubt(), NOW + 2 * REMINDER_S, {})
     assert found.messages == []
     seen, once = Watcher(), _alert(kind="budget reached", once=True)
     assert len(seen.look(once, at=120)) == 1
-    assert seen.look(once, at=9 * AGAIN_S) == []
-    assert seen.look(at=30 * AGAIN_S) == []  # the next month
+    assert seen.look(once, at=9 * REMINDER_S) == []
+    assert seen.look(at=30 * REMINDER_S) == []  # the next month
 
 
 def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_bounded() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.fixtures.market import H100, Market
 from torpor.control.compare.choices import (
     COLUMNS,
-    Choice,
-    Compared,
+    OfferChoice,
+    OfferComparison,
     Terms,
     compared,
     frame,
@@ -19,7 +19,7 @@ from torpor.control.compare.choices import (
 from torpor.control.compare.experience import RentalHistory
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer
-from torpor.control.providers.seam import Abilities
+from torpor.control.providers.provider import Abilities
 from torpor.control.providers.vast import VastProvider
 from torpor.control.rental.records import Rental
 from torpor.control.store_prices import StorePrice
@@ -47,14 +47,16 @@ def offer(id: str, usd_h: float, **changes: Any) -> Offer:
 
 def sold(
     offers: list[Offer], able: Abilities = VAST, rentals: list[Rental] | None = None, **terms: Any
-) -> Compared:
+) -> OfferComparison:
     market = Market("vast:1")
     market.abilities = able
     terms_now = msgspec.structs.replace(TERMS, **terms)
     return compared([(market, offers)], [], RentalHistory(rentals or []), terms_now)
 
 
-def choice(able: Abilities = VAST, rentals: list[Rental] | None = None, **known: Any) -> Choice:
+def choice(
+    able: Abilities = VAST, rentals: list[Rental] | None = None, **known: Any
+) -> OfferChoice:
     """Of one offer for 2 $ an hour. ``known``: of it, or of the terms."""
     terms = {name: known.pop(name) for name in Terms.__struct_fields__ if name in known}
     (found,) = sold([offer("a", known.pop("usd_h", 2.0), **known)], able, rentals, **terms).fitting

@@ -15,7 +15,7 @@ from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.deploy import bases
 from torpor.control.safety import Verified, verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, snapshot_ids
+from torpor.control.store.manifests import find_snapshot, snapshot_ids
 from torpor.control.upkeep.pins import pin, pin_times, unpin
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.names import manifest_key

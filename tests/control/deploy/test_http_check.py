@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from torpor.control.deploy.http_check import Answer, ask, check
+from torpor.control.deploy.http_check import HttpAnswer, ask, check
 from torpor.control.deploy.stack import Proof
 from torpor.control.variables import Secrets
 from torpor.shared.errors import DeployFailed, InvalidInput
@@ -27,7 +27,7 @@ def _proof(answer: str) -> Proof:
     ],
 )
 def test_an_answer_that_holds_something_proves_it(where: str, text: str) -> None:
-    check(_proof(where), Answer(200, text), Secrets())
+    check(_proof(where), HttpAnswer(200, text), Secrets())
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_an_answer_that_holds_something_proves_it(where: str, text: str) -> None
 )  # fmt: skip
 def test_an_answer_that_holds_nothing_proves_nothing(text: str) -> None:
     with pytest.raises(DeployFailed, match=r"holds nothing at choices\.0\.text"):
-        check(_proof("choices.0.text"), Answer(200, text), Secrets())
+        check(_proof("choices.0.text"), HttpAnswer(200, text), Secrets())
 
 
 def test_an_error_and_silence_prove_nothing() -> None:
     with pytest.raises(DeployFailed, match="with status 500: out of memory"):
-        check(_proof("x"), Answer(500, "out of memory"), Secrets())
+        check(_proof("x"), HttpAnswer(500, "out of memory"), Secrets())
     with pytest.raises(DeployFailed, match="did not answer POST /v1/completions"):
         check(_proof("x"), None, Secrets())
     assert ask(9, "GET", "/", None, 1.0) is None
@@ -65,5 +65,5 @@ def test_an_answer_is_shown_without_secrets_and_without_half_of_one(status: int)
     secrets = Secrets({"KEY": "s3cret-0123456789"})
     text = "x" * 290 + "s3cret-0123456789"
     with pytest.raises(DeployFailed, match="xxx") as failed:
-        check(_proof("x"), Answer(status, text), secrets)
+        check(_proof("x"), HttpAnswer(status, text), secrets)
     assert "s3cret" not in str(failed.value)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.lab import DEMO
-from torpor.control.jobs.decide import End, JobMachine, Move, Situation, is_over_on, next_move
+from torpor.control.jobs.decide import EndJob, JobMachine, Move, Situation, is_over_on, next_move
 from torpor.control.jobs.policy import MOST_LOSSES, is_retried
 from torpor.control.jobs.records import Attempt, Job, Node, Stop
 from torpor.control.rental.records import Rental
@@ -63,13 +63,13 @@ ENDING = Situation(
 @pytest.mark.parametrize(
     ("state", "seen", "stop", "move"),
     [
-        (job(), Situation(untouched=True), CANCEL, End("cancelled", "enough")),
+        (job(), Situation(untouched=True), CANCEL, EndJob("cancelled", "enough")),
         (job(), Situation(first=False), None, "wait for turn"),
         (job(), Situation(), None, "rent"),
         (job(), Situation(left=True), CANCEL, "clear"),
-        (job(), Situation(), CANCEL, End("cancelled", "enough")),
+        (job(), Situation(), CANCEL, EndJob("cancelled", "enough")),
         (job(), on(), None, "run"),
-        (job(), on(ours=False), CANCEL, End("cancelled", "enough")),
+        (job(), on(ours=False), CANCEL, EndJob("cancelled", "enough")),
         (job(OPEN), Situation(hidden=True), CANCEL, "look again"),
         (job(OPEN), on(), None, "run"),
         (job(OPEN), on(), CANCEL, "run"),  # whoever runs it stops the command
@@ -90,7 +90,7 @@ ENDING = Situation(
         (job(FINE, final=SAVE), Situation(), None, "succeeded"),
         (job(STOPPED), on(), CANCEL, "hibernate"),
         (job(STOPPED), on(), KEEP, "cancelled"),
-        (job(STOPPED, final=SAVE), Situation(), CANCEL, End("cancelled", "enough")),
+        (job(STOPPED, final=SAVE), Situation(), CANCEL, EndJob("cancelled", "enough")),
         (job(nodes=2), Situation(left=True), None, "clear"),  # it may be in another region
         (job(nodes=2), on(ours=False), None, "failed"),  # its user may work there
         (job(nodes=2), on(), None, "renew"),
@@ -110,7 +110,7 @@ ENDING = Situation(
 )
 def test_the_next_move(state: Job, seen: Situation, stop: Stop | None, move: Move | str) -> None:
     made = next_move(state, seen, stop)
-    assert (made.state if isinstance(made, End) and isinstance(move, str) else made) == move
+    assert (made.state if isinstance(made, EndJob) and isinstance(move, str) else made) == move
 
 
 ends = st.sampled_from([FINE, FAILED, LOST, STOPPED, ("supervisor lost", None)])
@@ -157,7 +157,7 @@ def test_from_every_state_the_job_comes_to_its_end(
     for _ in range(12):
         move = next_move(state, seen, stop)
         match move:
-            case End():
+            case EndJob():
                 return
             case "keep":
                 return

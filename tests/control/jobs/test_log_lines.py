@@ -5,37 +5,37 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torpor.control.jobs.log_lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, Lines, Text
+from torpor.control.jobs.log_lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, LogLines, Text
 from torpor.control.variables import Secrets
 
 
 def test_lines_are_whole_across_pieces() -> None:
-    lines = Lines("log")
+    lines = LogLines("log")
     assert [*lines.feed("one\ntw")] == ["one"]
     assert [*lines.feed("o\n")] == ["two"]
     assert [*lines.feed("three", end=True)] == ["three"]
 
 
 def test_a_progress_bar_shows_its_last_state() -> None:
-    assert [*Lines("log").feed("10 %\r50 %\r90 %\n")] == ["90 %"]
+    assert [*LogLines("log").feed("10 %\r50 %\r90 %\n")] == ["90 %"]
 
 
 def test_what_a_terminal_would_obey_is_shown() -> None:
     """OSC 52 writes into the clipboard; a right-to-left override hides what a line says."""
     said = "\x1b]52;c;ZWNobyBvd25lZA==\x07 \x9b31m caf\u00e9\t\u202etxt\n"
     shown = r"\x1b]52;c;ZWNobyBvd25lZA==\x07 \x9b31m café" + "\t" + r"\u202etxt"
-    assert [*Lines("log").feed(said)] == [shown]
+    assert [*LogLines("log").feed(said)] == [shown]
 
 
 def test_the_newest_lines_of_a_burst_are_shown_and_the_file_is_named() -> None:
-    shown = [*Lines("~/w/job.log").feed("".join(f"{n}\n" for n in range(1000)))]
+    shown = [*LogLines("~/w/job.log").feed("".join(f"{n}\n" for n in range(1000)))]
     assert len(shown) == MOST_LINES + 1
     assert shown[0] == f"... {1000 - MOST_LINES} lines are left out here; all are in ~/w/job.log"
     assert shown[-1] == "999"
 
 
 def test_a_run_shows_a_bounded_number_of_lines() -> None:
-    lines = Lines("log")
+    lines = LogLines("log")
     shown = [line for _ in range(MOST_SHOWN) for line in lines.feed("x\ny\n")]
     assert len(shown) == MOST_SHOWN + 1
     assert "no more lines of this run" in shown[-1]
@@ -46,7 +46,7 @@ def test_a_run_shows_a_bounded_number_of_lines() -> None:
 def test_no_piece_of_a_secret_is_shown(size: int, in_one_line: bool) -> None:
     secret = "hf_AbCdEf"
     text = f"{'x' * 2 * MOST_CHARS}{secret}{'y' * MOST_CHARS}" if in_one_line else f"a\n{secret}\n"
-    lines = Lines("log", Secrets({"HF_TOKEN": secret}))
+    lines = LogLines("log", Secrets({"HF_TOKEN": secret}))
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     shown = "".join(line for piece in pieces for line in lines.feed(piece))
     shown += "".join(lines.feed("", end=True))
@@ -56,14 +56,14 @@ def test_no_piece_of_a_secret_is_shown(size: int, in_one_line: bool) -> None:
 
 def test_the_line_in_which_a_gap_ends_is_left_out() -> None:
     """It may begin with the second half of a secret."""
-    lines = Lines("log")
+    lines = LogLines("log")
     assert len([*lines.skip(100)]) == 1
     assert [*lines.feed("half a line\na line\n")] == ["a line"]
 
 
 @given(st.lists(st.text(alphabet="ab\n\r", max_size=2 * MOST_CHARS), max_size=5))
 def test_no_line_is_longer_than_the_bound(pieces: list[str]) -> None:
-    lines = Lines("log")
+    lines = LogLines("log")
     for piece in pieces:
         for line in lines.feed(piece):
             assert len(line) <= MOST_CHARS + 4 or "left out" in line

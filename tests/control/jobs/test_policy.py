@@ -22,16 +22,16 @@ from torpor.control.jobs.policy import (
     wait_s,
     why_over,
 )
-from torpor.control.jobs.records import Attempt, End, Job
+from torpor.control.jobs.records import Attempt, AttemptEnd, Job
 from torpor.shared.values import MachineId, WorkspaceName
 
 replace = msgspec.structs.replace
 
-ENDS: tuple[End, ...] = ("command ended", "machine lost", "stopped", "supervisor lost")
+ENDS: tuple[AttemptEnd, ...] = ("command ended", "machine lost", "stopped", "supervisor lost")
 SPOTS: tuple[Spot, ...] = ("never", "allowed", "only")
 
 
-def attempt(end: End = "machine lost", *, saved: bool = False, status: int = 0) -> Attempt:
+def attempt(end: AttemptEnd = "machine lost", *, saved: bool = False, status: int = 0) -> Attempt:
     return Attempt(
         number=1, machine=MachineId("m"), provider="vast:1", rental="r", spot=True,
         price_usd_h=1.0, began_unix=0.0, seen_unix=0.0, end=end, saved=saved, status=status,

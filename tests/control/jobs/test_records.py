@@ -201,13 +201,13 @@ def test_runs_that_were_made_in_one_millisecond_begin_jobs_of_their_own(jobs: Jo
     first, second = (f"019aab3c-5d2e-7c41-9f00-3b1d2a7c9e{last}" for last in (55, 56))
     mine = jobs.take(made(new_job_id(first)), first)
     ended = jobs.end(msgspec.structs.replace(mine, state="failed"))
-    assert (jobs.begun_by(first), jobs.begun_by(second)) == ([ended], [])
+    assert (jobs.started_by(first), jobs.started_by(second)) == ([ended], [])
 
 
 def test_each_retry_of_a_run_begins_a_job_of_its_own(jobs: Jobs) -> None:
     run = "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e55"
     for retry in range(3):
-        assert len(jobs.begun_by(run)) == retry
+        assert len(jobs.started_by(run)) == retry
         jobs.take(made(new_job_id(run, retry)), run)
 
 

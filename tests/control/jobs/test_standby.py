@@ -21,9 +21,9 @@ from torpor.control.jobs.standby import (
     renewed_s,
 )
 from torpor.control.safety import check_whole, verify_snapshot
+from torpor.control.store.manifests import find_snapshot, read_manifest
 from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
-from torpor.control.store.snapshots import find_snapshot, read_manifest
-from torpor.control.upkeep.lineage import OwnLine, choose
+from torpor.control.upkeep.lineage import JobLineage, choose_newest
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, StoreUnavailable
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
@@ -276,8 +276,8 @@ def test_what_cannot_be_known_is_not_damage(machine: NearAgent, memory_store: Me
 
 
 def _newest(machine: Engine, verified: SnapshotId | None) -> tuple[SnapshotId | None, int]:
-    own = OwnLine(verified, frozenset(), frozenset())
-    found = choose(machine.store, WORKSPACE, machine.seal, own=own)
+    own = JobLineage(verified, frozenset(), frozenset())
+    found = choose_newest(machine.store, WORKSPACE, machine.seal, own=own)
     return found.snapshot and found.snapshot.snapshot, len(found.refused)
 
 

@@ -22,7 +22,7 @@ from torpor.control.measure.storage import measure_storage
 from torpor.control.processes import ProcessRecord, boot_id, identify
 from torpor.control.store.records import Records
 from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
-from torpor.shared.transfer import line
+from torpor.shared.transfer import throughput
 from torpor.shared.values import KIB, MIB, RESERVED, ObjectKey, WorkspaceName
 
 NAME = scratch.scratch_name(WorkspaceName("demo"))
@@ -30,7 +30,9 @@ NAME = scratch.scratch_name(WorkspaceName("demo"))
 
 def test_a_store_is_measured_both_ways_and_nothing_stays(seaweed: Server) -> None:
     store = seaweed.store()
-    figures = measure_storage(store, "near", scratch.storage_prefix(NAME), line.move, range(2))
+    figures = measure_storage(
+        store, "near", scratch.storage_prefix(NAME), throughput.move, range(2)
+    )
     assert [(f.what, f.direction, f.n) for f in figures] == [("line", "up", 2), ("line", "down", 2)]
     assert all(figure.low > 0 for figure in figures)
     assert list(store.list("")) == []
@@ -42,7 +44,7 @@ def test_what_comes_back_is_compared(seaweed: Server) -> None:
     store.put(other, os.urandom(KIB))
     get = msgspec.structs.replace(store.grant("GET", other, expires_s=60), key=one)
     with pytest.raises(StoreCorrupt, match="came back with other bytes"):
-        line.move([store.grant("PUT", one, expires_s=60)], [get], KIB, 1)
+        throughput.move([store.grant("PUT", one, expires_s=60)], [get], KIB, 1)
 
 
 @pytest.mark.parametrize(("connections", "size"), [(0, KIB), (65, KIB), (1, 257 * MIB), (1, 0)])
@@ -51,7 +53,7 @@ def test_what_cannot_be_measured_is_refused(connections: int, size: int, seaweed
     key = ObjectKey("workspaces/x/one")
     grants = [store.grant(verb, key, expires_s=60) for verb in ("PUT", "GET")]
     with pytest.raises(InvalidInput):
-        line.move(grants[:1], grants[1:], size, connections)
+        throughput.move(grants[:1], grants[1:], size, connections)
 
 
 def test_one_benchmark_at_a_time_holds_a_name(seaweed: Server) -> None:
@@ -95,7 +97,7 @@ def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
 ) -> None:
     store = seaweed.store()
     store.put(ObjectKey(f"{scratch.storage_prefix(NAME)}/round-7/1/0"), b"left")
-    monkeypatch.setattr(tasks.measure, "line_of", lambda *_: line.move)
+    monkeypatch.setattr(tasks.measure, "line_of", lambda *_: throughput.move)
     with PlainRunner():
         tasks.measure.measure_store(
             tasks.measure.MeasuredStore("further", store, None),

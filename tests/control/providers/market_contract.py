@@ -23,7 +23,7 @@ from tests.markets.kills import killed_at_request
 from tests.markets.odd_rows import MISSING, ODD, odd_row
 from tests.markets.server import KEY, Answer, FakeMarket, Request
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Absent, Adopts, Order, Provider
+from torpor.control.providers.provider import Absent, Adopts, Order, Provider
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (

@@ -23,7 +23,7 @@ from tests.markets.azure import (
 from tests.markets.azure_rules import IMAGE_GIB
 from tests.markets.server import Answer
 from torpor.control.providers.azure.client import AzureLogin
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,

@@ -15,7 +15,7 @@ from tests.control.providers.market_contract import MarketContract, Shop, label,
 from tests.markets.ec2 import ADDRESS_USD_H, DISK_USD_GIB_MONTH, IMAGE_GIB, REGION
 from tests.markets.market import Ware
 from torpor.control.providers.ec2.provider import Ec2Provider
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,

@@ -24,7 +24,7 @@ from tests.markets.server import Answer, Request
 from torpor.control.providers.gcp.client import GoogleLogin
 from torpor.control.providers.gcp.deadline import WATCHER, start_watcher
 from torpor.control.providers.gcp.offers import Priced, Ware, priced
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,

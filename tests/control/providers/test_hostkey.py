@@ -17,7 +17,7 @@ from torpor.control.providers.hostkey.client import HostkeyClient, NoServers
 from torpor.control.providers.hostkey.provider import HostkeyProvider
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.offers import blocks, misfit
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.control.rental.renting import RENT_S
 from torpor.shared.errors import (
     CreateFailed,

@@ -35,7 +35,7 @@ from torpor.control.providers.kubernetes.provider import (
     KubernetesProvider,
 )
 from torpor.control.providers.kubernetes.trouble import PULL_S, ROOM_S
-from torpor.control.providers.seam import Absent, MountsVolumes, Provider
+from torpor.control.providers.provider import Absent, MountsVolumes, Provider
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,

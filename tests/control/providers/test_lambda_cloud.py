@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, Shop, label
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.shared.values import MachineId, Want
 
 

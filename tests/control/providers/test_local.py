@@ -29,7 +29,7 @@ from torpor.control.providers.local import server as local_server
 from torpor.control.providers.local.folder import MARK, MachineFolder, ServerRecord, folder_of
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.local.server import machine_processes
-from torpor.control.providers.seam import Absent, Order
+from torpor.control.providers.provider import Absent, Order
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.machine.sampler.sessions import look

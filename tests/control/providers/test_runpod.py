@@ -8,7 +8,7 @@ from tests.control.providers.container_contract import MarketOfHosts
 from tests.control.providers.market_contract import Shop
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.offers import misfit
-from torpor.control.providers.seam import Absent, MountsVolumes
+from torpor.control.providers.provider import Absent, MountsVolumes
 from torpor.control.rental.waiting import wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,

@@ -14,7 +14,7 @@ import pytest
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.market import H100
 from torpor.control.providers.labels import label_among, label_in, label_name, label_tags
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.control.providers.start_script import (
     MOST_CHARACTERS,
     check_image,

@@ -14,7 +14,7 @@ import pytest
 from tests.control.providers.market_contract import MarketContract, Shop
 from tests.markets.server import Answer
 from torpor.control.providers.offers import misfit
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.control.providers.tensordock import TensorDockProvider
 from torpor.shared.errors import (
     CreateFailed,

@@ -13,7 +13,7 @@ from tests.markets.server import FakeMarket
 from tests.markets.vast import FIRST_INSTANCE
 from torpor.control.providers.container import Container, Volume
 from torpor.control.providers.offers import Offer
-from torpor.control.providers.seam import MountsVolumes
+from torpor.control.providers.provider import MountsVolumes
 from torpor.shared.errors import (
     CreateUncertain,
     NoCapacity,

@@ -8,7 +8,7 @@ import pytest
 from tests.control.providers.market_contract import MarketContract, Shop, label
 from tests.markets.verda import IMAGE, OLD_IMAGE
 from torpor.control.providers.labels import label_in, label_name
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.control.rental.ending import residue_of
 from torpor.shared.errors import (
     CreateFailed,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from flows.procedures.restore import restore_all, restore_run
-from flows.procedures.snapshot import Snapshot
+from flows.procedures.save import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.jobs import end_command, look_at_command, start_command
 from tasks.plain_runner import PlainRunner
@@ -27,7 +27,7 @@ from tests.fixtures.engine import MACHINE, WORKSPACE
 from tests.fixtures.hostile_machine import FEW, anything
 from tests.fixtures.manifests import SNAPSHOT
 from tests.fixtures.memory_store import MemoryStore
-from torpor.control.idleness import judge
+from torpor.control.idleness import judge_idleness
 from torpor.control.remote import limits, snapshot
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.preview import preview
@@ -79,7 +79,7 @@ SPEC = WorkspaceSpec(WORKSPACE, ["~/work"], parts=FEW)
 
 
 class Hostile:
-    """An agent as torpor.control.remote.seam says it, that answers with ``answer``."""
+    """An agent as torpor.control.remote.agent says it, that answers with ``answer``."""
 
     hello = Hello(PROTOCOL, "agent", "hostile", 0.0, False)
 
@@ -163,7 +163,7 @@ def _follows(agent: Hostile, store: MemoryStore) -> None:
 
 
 def _watches(agent: Hostile, store: MemoryStore) -> None:
-    judge(agent.call(ReadActivity(3600.0), request_id="1"), IdleRules(), 1)
+    judge_idleness(agent.call(ReadActivity(3600.0), request_id="1"), IdleRules(), 1)
 
 
 @pytest.mark.parametrize("work", [_stores, _restores, _syncs, _verifies, _follows, _watches])

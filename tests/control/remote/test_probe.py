@@ -152,7 +152,7 @@ def test_an_answer_that_no_installation_gives_makes_the_machine_unfit(
 
 @pytest.mark.parametrize("nvidia", [True, False])
 def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = msgspec.convert({**_FACTS, "nvidia": nvidia}, probe_module.Facts)
+    told = msgspec.convert({**_FACTS, "nvidia": nvidia}, probe_module.MachineFacts)
     machine = probe_module.check(told, "python3", "here")
     assert machine.platform.gpu is nvidia
     exists = Mock(return_value=nvidia)

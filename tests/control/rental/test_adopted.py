@@ -14,7 +14,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.rents import Rents
-from torpor.control.reconciliation import choose, compare
+from torpor.control.reconciliation import choose_findings, compare
 from torpor.control.rental import ending
 from torpor.control.rental.adoption import provider_of
 from torpor.control.rental.records import Rental, Rentals
@@ -63,7 +63,7 @@ def _fails_on_it(error: BaseException, *, claimed: bool) -> Attempt:
 def _reconciles(run: Renting, machine: Machine, rental: Rental) -> None:
     shown = [live for live, _ in run.machines()]
     found = compare([machine.provider], [rental.label.workspace], [rental], shown, shown)
-    ((chosen, of),) = choose(found, [machine.id])
+    ((chosen, of),) = choose_findings(found, [machine.id])
     run.end(of, None, chosen)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.rents import Rents
-from torpor.control.providers.seam import Residue
+from torpor.control.providers.provider import Residue
 from torpor.control.rental import ending
 from torpor.control.rental.sweep import close_if_gone
 from torpor.shared.errors import ProviderUnavailable

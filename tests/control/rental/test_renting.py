@@ -14,7 +14,7 @@ import pytest
 from tests.fixtures.market import H100, Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.rents import IDENTITY, Rents
-from torpor.control.providers.seam import Order, Residue
+from torpor.control.providers.provider import Order, Residue
 from torpor.control.rental import ending, renting
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.order import order_for

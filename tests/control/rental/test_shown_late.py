@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.rents import Rents
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.shared.errors import ProviderDenied, ProviderUnavailable, TorporError
 from torpor.shared.values import Machine, MachineId
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.providers.local.provider import LocalProvider
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.control.rental.waiting import ssh_banner_fault, wait_until_reachable
 from torpor.shared.errors import (
     CreateFailed,

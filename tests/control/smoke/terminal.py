@@ -16,7 +16,7 @@ from tests.markets.server import KEY
 from torpor.control.providers.vast import VastProvider
 from torpor.control.smoke.login import Inside
 from torpor.control.smoke.plan import make_plan
-from torpor.control.smoke.trial import Trial
+from torpor.control.smoke.trial import SmokeTrial
 from torpor.control.smoke.watchdog import Watchdog, serve
 from torpor.shared.values import Endpoint
 
@@ -42,7 +42,7 @@ def main(what: str, url: str, file: str) -> None:
     watchdog = Watchdog(argv, Path(file))
     identity = asyncssh.generate_private_key("ssh-ed25519")
     plan, rentals = make_plan(provider, max_usd=10.0), ("0" * 16, "1" * 16)
-    Trial(provider, plan, identity, ClosedDoor(), watchdog.tell, rentals).run()
+    SmokeTrial(provider, plan, identity, ClosedDoor(), watchdog.tell, rentals).run()
 
 
 def _nap_shortly(seconds: float) -> None:

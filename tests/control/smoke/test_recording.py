@@ -21,7 +21,7 @@ from torpor.control.smoke.login import Inside
 from torpor.control.smoke.plan import make_plan
 from torpor.control.smoke.recording import Recorder
 from torpor.control.smoke.redact import Redactor
-from torpor.control.smoke.trial import SmokeReport, Trial
+from torpor.control.smoke.trial import SmokeReport, SmokeTrial
 from torpor.shared.values import Endpoint
 
 _PACKED_SCRIPT: Final = base64.b64encode(b"#!/bin/sh\nse").decode()
@@ -62,7 +62,7 @@ def _tried(fake: FakeMarket, recorder: Recorder) -> SmokeReport:
     door = _Door(msgspec.structs.replace(_SAMPLE, gpus=gpus))
     key = asyncssh.generate_private_key("ssh-ed25519")
     rentals = secrets.token_hex(8), secrets.token_hex(8)
-    trial = Trial(provider, plan, key, door, nobody, rentals, nap=nap, clock=lambda: now_s)
+    trial = SmokeTrial(provider, plan, key, door, nobody, rentals, nap=nap, clock=lambda: now_s)
     return trial.run()
 
 

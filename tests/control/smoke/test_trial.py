@@ -18,13 +18,13 @@ from tests.fixtures.machines import KeyPair
 from tests.markets.every import FAKES, NAMES
 from tests.markets.faults import Fault, Kind
 from tests.markets.server import FakeMarket
-from torpor.control.providers.seam import Absent, Order
+from torpor.control.providers.provider import Absent, Order
 from torpor.control.rental import ending
 from torpor.control.rental.records import Rental
 from torpor.control.smoke import ending as smoke_ending
 from torpor.control.smoke.login import Inside
 from torpor.control.smoke.plan import MAX_USD, SmokePlan, make_plan
-from torpor.control.smoke.trial import SmokeReport, Trial
+from torpor.control.smoke.trial import SmokeReport, SmokeTrial
 from torpor.shared.errors import (
     BudgetExceeded,
     EndUnproven,
@@ -84,7 +84,7 @@ class Bench:
     def run(self, *, says: str | None = None, inside: Inside | None = None) -> SmokeReport:
         plan = self.plan()
         self.door = PaperDoor(inside or sound(plan), says)
-        self.trial = Trial(
+        self.trial = SmokeTrial(
             self.provider,
             plan,
             self._identity,

@@ -12,10 +12,10 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_line, put_save, verified_save
 from torpor.control.store import catalog
 from torpor.control.store.catalog import FEW, Catalog
+from torpor.control.store.manifests import open_manifest
 from torpor.control.store.receipts import receipt_of, receipts_prefix, withdraw_receipt
 from torpor.control.store.signatures import Signer
-from torpor.control.store.snapshots import open_manifest
-from torpor.control.upkeep.lineage import choose
+from torpor.control.upkeep.lineage import choose_newest
 from torpor.shared.errors import (
     StoreArchived,
     StoreCorrupt,
@@ -266,9 +266,9 @@ def test_a_choice_among_three_hundred_lines_reads_no_more_than_among_three(
     for lines in (3, 300):
         for number in range(len([*store.list(receipts_prefix(DEMO))]), lines):
             verified_save(store, put_save(store, number + 1.0, root))
-        choose(store, DEMO, PLAIN)
+        choose_newest(store, DEMO, PLAIN)
         store.reads()
-        chosen = choose(store, DEMO, PLAIN)
+        chosen = choose_newest(store, DEMO, PLAIN)
         assert len(chosen.aside) >= lines - 3
         counts.append(sum(store.reads().values()))
     assert counts[1] <= counts[0]

@@ -14,9 +14,9 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.market import Clock
 from torpor.control.store import s3_requests
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.s3 import S3Settings, S3Store
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import StoreError
 from torpor.shared.values import ObjectKey
 

@@ -14,8 +14,8 @@ from botocore import auth, compat
 from tests.contracts.store_contract import KEY, StoreContract, download
 from tests.fixtures.stores import Server
 from torpor.control.store.memory import MemoryStore, md5_of
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.s3 import S3Store
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import GrantExpired, StoreDenied, StoreMissing
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import MIB, Capabilities, Grant, object_key

@@ -16,12 +16,12 @@ from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import book_of, saved
 from tests.fixtures.small_saves import DEMO, put_save, verified_save
+from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.store.marks import marked_packs
 from torpor.control.store.receipts import newest_verified, verified_snapshots
-from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.autosaves import KEPT, delete_superseded, thin
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
-from torpor.control.upkeep.lineage import choose
+from torpor.control.upkeep.lineage import choose_newest
 from torpor.control.upkeep.pins import holds, let_go, pin
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.control.upkeep.retention import Retention, judge
@@ -170,7 +170,7 @@ def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
     save = _save(machine, _book(machine, base))
 
     def newest() -> SnapshotId | None:
-        found, _, refused, _ = choose(clocked, WORKSPACE, machine.seal)
+        found, _, refused, _ = choose_newest(clocked, WORKSPACE, machine.seal)
         passed_over.extend((one.snapshot, one.own) for one, _ in refused)
         return found and found.snapshot
 

@@ -18,8 +18,8 @@ import pytest
 from tests.fixtures.clocked_agent import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.stores import Server
+from torpor.control.store.manifests import open_manifest
 from torpor.control.store.s3 import S3Store
-from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, quick_look
 from torpor.shared.format.manifest import FILE, HARDLINK, Manifest
 from torpor.shared.format.names import manifest_key, pack_key

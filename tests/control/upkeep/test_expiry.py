@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.safety import Verified, verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, snapshot_ids
+from torpor.control.store.manifests import find_snapshot, snapshot_ids
 from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.retention import Retention, Taken, judge

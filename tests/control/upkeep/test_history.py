@@ -11,9 +11,9 @@ from tests.fixtures.manifests import PLAIN, honest
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.records import put_record
 from torpor.control.safety import Verified, verify_snapshot
+from torpor.control.store.manifests import find_snapshot, open_manifest
 from torpor.control.store.memory import md5_of
 from torpor.control.store.receipts import newest_verified, verified_snapshots
-from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.shared.errors import SnapshotDamaged, SnapshotKept

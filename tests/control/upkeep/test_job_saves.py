@@ -11,7 +11,7 @@ from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_line, put_save, verified_save
 from torpor.control.jobs.standby import is_own_save
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.upkeep.autosaves import delete_superseded
 from torpor.control.upkeep.job_saves import delete_superfluous
 from torpor.control.upkeep.pins import holds, pin

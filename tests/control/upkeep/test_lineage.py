@@ -12,16 +12,16 @@ from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, verified_save
 from torpor.control.store import receipts
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.receipts import verified_snapshots
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.lineage import (
-    Choice,
-    Lines,
-    OwnLine,
-    Stored,
+    JobLineage,
+    NewestState,
+    SnapshotLines,
+    StoredState,
     also_in,
-    choose,
+    choose_newest,
     lacking,
     named,
     sure_save,
@@ -79,10 +79,12 @@ class Past:
         if not marks & {"-", "~", "!", "x", "X"}:
             verified_save(self.store, name)
 
-    def choice(self, own: OwnLine | None = None, *, saves: bool = True) -> Choice:
-        return choose(self.store, DEMO, PLAIN, own=own, saves=saves)
+    def choice(self, own: JobLineage | None = None, *, saves: bool = True) -> NewestState:
+        return choose_newest(self.store, DEMO, PLAIN, own=own, saves=saves)
 
-    def chosen(self, own: OwnLine | None = None, *, saves: bool = True) -> tuple[int | None, ...]:
+    def chosen(
+        self, own: JobLineage | None = None, *, saves: bool = True
+    ) -> tuple[int | None, ...]:
         """The snapshot that is chosen, and the tips that are left aside."""
         choice = self.choice(own, saves=saves)
         found = None if choice.snapshot is None else choice.snapshot.snapshot
@@ -171,7 +173,7 @@ def test_what_runs_made_alone_passes_autosaves_over_and_names_them() -> None:
 
 def test_a_job_whose_newest_save_is_gone_goes_on_from_what_else_its_machines_stored() -> None:
     past = Past("1", "2<1", "b4<1", "3<2")
-    own = OwnLine(_id(3), frozenset("a"), frozenset())
+    own = JobLineage(_id(3), frozenset("a"), frozenset())
     past.store.delete([manifest_key(DEMO, _id(3))])
     assert past.chosen(own) == (2, 4)
     past.store.delete([manifest_key(DEMO, _id(2)), manifest_key(DEMO, _id(1))])
@@ -182,9 +184,9 @@ def test_a_listing_that_lacks_a_job_s_newest_save_chooses_nothing() -> None:
     past = Past("1", "2<1", "b3<1")
     short = ShortListings(past.store)
     short.hidden = {manifest_key(DEMO, _id(2))}
-    own = OwnLine(_id(2), frozenset("a"), frozenset())
+    own = JobLineage(_id(2), frozenset("a"), frozenset())
     with pytest.raises(StoreCorrupt, match="its listing lacks it"):
-        choose(short, DEMO, PLAIN, own=own)
+        choose_newest(short, DEMO, PLAIN, own=own)
     with pytest.raises(StoreCorrupt, match="its listing lacks it"):
         sure_save(short, DEMO, PLAIN, own)
 
@@ -206,7 +208,7 @@ def test_a_line_is_what_only_it_goes_on_from(
     past = Past(*steps)
     for number in pins:
         pin(past.store, DEMO, _id(number), "kept")
-    lines = Lines.of(past.store, DEMO, PLAIN)
+    lines = SnapshotLines.of(past.store, DEMO, PLAIN)
     found = lines.only_for([_id(number) for number in named])
     assert sorted(_number(one) or 0 for one in found) == goes
 
@@ -226,27 +228,27 @@ def test_a_line_is_what_only_it_goes_on_from(
 )
 def test_a_job_goes_on_from_its_own_line(steps: list[str], chosen: tuple[int, ...]) -> None:
     past = Past(*steps)
-    own = OwnLine(_id(2), frozenset("a"), frozenset())
+    own = JobLineage(_id(2), frozenset("a"), frozenset())
     assert past.chosen(own) == chosen
 
 
 def test_a_job_without_a_save_goes_on_from_what_its_machines_stored_or_from_the_newest() -> None:
     past = Past("1", "!2<1", "w3<1")
-    assert past.chosen(OwnLine(None, frozenset("a"), frozenset())) == (2, 3)
-    assert Past("1", "w3<1").chosen(OwnLine(None, frozenset("b"), frozenset())) == (3,)
+    assert past.chosen(JobLineage(None, frozenset("a"), frozenset())) == (2, 3)
+    assert Past("1", "w3<1").chosen(JobLineage(None, frozenset("b"), frozenset())) == (3,)
 
 
 def test_of_a_jobs_machines_the_receipts_name_some() -> None:
     """A run was killed after it verified a save, and before the job's record said so."""
     past = Past("1", "m2<1", "b3<2")
-    assert past.chosen(OwnLine(_id(2), frozenset(), frozenset())) == (2, 3)
-    assert past.chosen(OwnLine(_id(2), frozenset(), frozenset("b"))) == (3,)
+    assert past.chosen(JobLineage(_id(2), frozenset(), frozenset())) == (2, 3)
+    assert past.chosen(JobLineage(_id(2), frozenset(), frozenset("b"))) == (3,)
 
 
 def test_a_machine_is_not_ended_for_a_save_before_the_newest() -> None:
     """What came after it would be lost, though it may be mended."""
-    own = OwnLine(_id(2), frozenset("a"), frozenset())
-    first = OwnLine(None, frozenset("a"), frozenset())
+    own = JobLineage(_id(2), frozenset("a"), frozenset())
+    first = JobLineage(None, frozenset("a"), frozenset())
     assert sure_save(Past().store, DEMO, PLAIN, first) is None
     past = Past("1", "2<1", "b4<1")
     found = sure_save(past.store, DEMO, PLAIN, own)
@@ -298,7 +300,9 @@ def test_it_is_read_from_receipts_and_pins_put_a_line_aside() -> None:
 
 
 def test_at_most_three_are_named_and_who_was_never_verified() -> None:
-    tips = [Stored(_id(at), 0.0, Lineage(_id(at), _id(at)), "", f"m{at}") for at in (5, 4, 3, 2)]
+    tips = [
+        StoredState(_id(at), 0.0, Lineage(_id(at), _id(at)), "", f"m{at}") for at in (5, 4, 3, 2)
+    ]
     unsure = tips[0]._replace(verified=False)
     words = named([unsure, *tips[1:]])
     assert words.startswith(f"{_id(5)} of machine m5 (1970-01-01 00:00 UTC, never verified), ")

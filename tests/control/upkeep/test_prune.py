@@ -20,6 +20,12 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import let_settle
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.deletion_records import Deletions
+from torpor.control.store.manifests import (
+    find_snapshot,
+    list_snapshots,
+    open_manifest,
+    snapshot_ids,
+)
 from torpor.control.store.marks import (
     COMMIT_S,
     LATEST_COMMIT_S,
@@ -28,12 +34,6 @@ from torpor.control.store.marks import (
     read_marks,
 )
 from torpor.control.store.receipts import receipt_names, withdraw_receipt
-from torpor.control.store.snapshots import (
-    find_snapshot,
-    list_snapshots,
-    open_manifest,
-    snapshot_ids,
-)
 from torpor.control.upkeep.deletion import delete_snapshot, record_lost
 from torpor.control.upkeep.pins import pin, unpin
 from torpor.control.upkeep.presence import NamedBy

@@ -11,8 +11,8 @@ from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_save, verified_save
 from torpor.control.store.catalog import Catalog
+from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.receipts import withdraw_receipt
-from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.autosaves import delete_superseded
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import holds, pin, pinned, unpin

@@ -12,7 +12,7 @@ from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import Machines, Two
 from tests.fixtures.trees import content, let_settle
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import MIB
 
 

@@ -18,8 +18,8 @@ from tests.fixtures.trees import content, differences, facts, kept, let_settle
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.measurement import line_of
 from torpor.control.safety import verify_snapshot
+from torpor.control.store.manifests import open_manifest
 from torpor.control.store.s3 import S3Store
-from torpor.control.store.snapshots import open_manifest
 from torpor.shared.errors import InvalidInput, StoreError
 from torpor.shared.values import KIB, ObjectKey
 

@@ -24,12 +24,12 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.machine.pipeline import upload
 from torpor.machine.sampler.save_lock import end_save, is_saving, saving
-from torpor.machine.supervisor.saves import RESERVE, Orders, Rescued, RescueSaves
+from torpor.machine.supervisor.saves import RESERVE, Rescued, RescueSaves, SaveRequest
 from torpor.machine.supervisor.schedule import (
     CLOCK_REST,
     MOST_CORES,
     REST,
-    Schedule,
+    SaveSchedule,
     usable_cores,
 )
 from torpor.shared.values import MIB, SnapshotId
@@ -167,7 +167,7 @@ def test_grants_that_were_not_used_are_used_later(saver: Saver, tmp_path: Path) 
     saves.stand_by(saver.book)
     for number in range(3):
         assert saves.save(DUE).unchanged
-        orders = msgspec.json.decode(heard.read_bytes(), type=Orders)
+        orders = msgspec.json.decode(heard.read_bytes(), type=SaveRequest)
         assert orders.book.saves == saver.book.saves[:1]
         assert orders.book.packs[0] == saver.book.packs[number]
         assert (orders.scheduled, orders.book.save_argv) == (True, [])
@@ -181,7 +181,7 @@ def test_saves_are_as_seldom_as_their_cost_demands(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         resource, "getrusage", lambda who: SimpleNamespace(ru_utime=used[0], ru_stime=0.0)
     )
-    schedule = Schedule(60.0, cores=4.0)
+    schedule = SaveSchedule(60.0, cores=4.0)
     assert schedule.wait_s == 60.0
     for took_s, sent_s, cpu_s, wait_s in (
         (0.5, 0.1, 1.0, 60.0),

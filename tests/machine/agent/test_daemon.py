@@ -17,7 +17,7 @@ from tests.fixtures.agent_operations import RunRegistry, operations
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent import daemon, orphans
 from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
-from torpor.machine.agent.resume import Owed
+from torpor.machine.agent.resume import PendingResume
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.sampler.ring import boot_id
 from torpor.machine.supervisor.marker import mark_home
@@ -146,7 +146,7 @@ def test_it_says_hello_and_answers(peer: Peer) -> None:
 def test_its_start_resumes_what_a_killed_run_paused(tmp_path: Path) -> None:
     """Everything of the account was killed, also the process that waits for that."""
     folder, said = WorkspaceState(tmp_path, WorkspaceName("mywork")).folder, tmp_path / "said"
-    owed = Owed(["sh", "-c", f"echo resumed >> {said}"], 10.0, boot_id())
+    owed = PendingResume(["sh", "-c", f"echo resumed >> {said}"], 10.0, boot_id())
     (folder / "resume").write_bytes(msgspec.json.encode(owed))
     with agent_in(tmp_path, resume_s=0.0):
         until(lambda: not (folder / "resume").exists(), "what was owed is settled")

@@ -107,7 +107,7 @@ def test_where_it_keeps_them_no_other_process_saves(supervised: Machine, older: 
 def test_a_look_names_its_job_until_the_new_process_saves(
     supervised: Machine, older: Older
 ) -> None:
-    """Else a backup would hand over a book without that job."""
+    """Else a backup would give it a book without that job."""
     look = LookAtAutosave(WORKSPACE)
     assert (supervised.agent.call(look).lives, supervised.agent.call(look).job) == (False, JOB)
     older.says(0.0)

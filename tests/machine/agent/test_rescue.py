@@ -24,12 +24,12 @@ from tests.fixtures.snapshots import Machines, packs_of, scan_and_store
 from tests.fixtures.trees import content, let_settle
 from tests.fixtures.waiting import until
 from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, open_manifest
+from torpor.control.store.manifests import find_snapshot, open_manifest
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.rescue import Rescue
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.state import WorkspaceState
-from torpor.machine.supervisor.saves import Orders, Rescued, RescueSaves
+from torpor.machine.supervisor.saves import Rescued, RescueSaves, SaveRequest
 from torpor.shared.errors import GrantExpired, StoreUnavailable, WorkspaceBusy, WorkspaceInvalid
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import pack_key
@@ -225,7 +225,7 @@ def test_a_store_that_is_away_is_tried_again(
 ) -> None:
     monkeypatch.setattr("torpor.shared.transfer.retries.FIRST_WAIT_S", 0.01)
     saver.change()
-    orders = Orders(saver.book(), time.time(), LEFT_S)
+    orders = SaveRequest(saver.book(), time.time(), LEFT_S)
     memory_store.fails = StoreUnavailable("away")
     said: list[str] = []
 
@@ -295,7 +295,7 @@ def test_while_the_resume_command_of_an_earlier_run_is_at_work_nothing_is_paused
     monkeypatch.setattr("torpor.machine.agent.resume.WAIT_S", 0.0)
     pauses = Pauses(saver)
     at_work = Resumption(saver.state.folder)
-    at_work.owe(["true"], 10.0)
+    at_work.add_pending(["true"], 10.0)
     saver.change()
     done = saver.rescued(pauses.book())
     assert done.error.startswith("the save command did not run: the resume command of an earlier")
@@ -409,7 +409,7 @@ def test_the_process_leaves_neither_key_nor_grants_behind(
     assert failed.saved is None
     assert "/none/such" in failed.error
     assert f"own save: {done.saved.snapshot}" in (home / LOG_FILE).read_text()
-    texts = {"what it says": f"{done} {failed} {book!r} {Orders(book, 0.0, None)!r}".encode()}
+    texts = {"what it says": f"{done} {failed} {book!r} {SaveRequest(book, 0.0, None)!r}".encode()}
     texts |= {str(path): path.read_bytes() for path in home.rglob("*") if path.is_file()}
     grants = [*book.packs, *(has.grant for has in (*book.saves, *book.known))]
     hidden = [grant.url.split("Signature=")[1].encode() for grant in grants]
@@ -433,7 +433,7 @@ def test_each_grant_is_handed_out_once(saver: Saver) -> None:
         verify_snapshot(engine.store, find_snapshot(engine.store, WORKSPACE, snapshot), engine.seal)
     assert saves.save(SIGNAL) == Rescued(
         None,
-        "the machine cannot save by itself: the control side has handed over no grants for it, or "
+        "the machine cannot save by itself: the control side has given no grants for it, or "
         "all of them are used",
     )
     saves.stand_by(saver.book())  # the next book
@@ -460,7 +460,7 @@ def test_the_process_learns_how_long_the_machine_lives(
     book = book_of(engine, was, None)
     saves.stand_by(book)
     assert "did not say what it did" in saves.save(notice).error
-    orders = msgspec.convert(json.loads(heard.read_bytes()), Orders)
+    orders = msgspec.convert(json.loads(heard.read_bytes()), SaveRequest)
     assert (orders.given_unix, orders.left_s) == (1000.0, left_s)
     assert orders.book.saves == book.saves[:1]
     assert orders.book.packs == book.packs[: len(book.packs) // 2]

@@ -15,7 +15,7 @@ import pytest
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.waiting import until
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.machine.agent.resume import Owed, Resumption
+from torpor.machine.agent.resume import PendingResume, Resumption
 from torpor.machine.agent.state import WorkspaceState
 from torpor.shared.errors import HookFailed
 from torpor.shared.wire.snapshot import Program
@@ -89,7 +89,7 @@ PAUSES = """
 import json, sys, time
 from pathlib import Path
 from torpor.machine.agent.resume import Resumption
-Resumption(Path(sys.argv[1])).owe(json.loads(sys.argv[2]), 10.0, grace_s=0.1)
+Resumption(Path(sys.argv[1])).add_pending(json.loads(sys.argv[2]), 10.0, grace_s=0.1)
 print("paused", flush=True)
 time.sleep(600)
 """
@@ -118,14 +118,14 @@ def test_a_command_that_was_frozen_and_ended_leaves_the_resume_command_owed(
     state = WorkspaceState(tmp_path / "home", WORKSPACE)
     resumption = Resumption(state.folder)
     program = Program("0" * 12, str(tmp_path / "images"))
-    resumption.owe([], 10.0, programs=[program])
-    resumption.owe(["touch", f"{tmp_path}/said"], 10.0)
+    resumption.add_pending([], 10.0, programs=[program])
+    resumption.add_pending(["touch", f"{tmp_path}/said"], 10.0)
     resumption.end_programs()
-    owed = msgspec.json.decode((state.folder / "resume").read_bytes(), type=Owed)
+    owed = msgspec.json.decode((state.folder / "resume").read_bytes(), type=PendingResume)
     assert (owed.argv[0], owed.programs) == ("touch", [])
     assert resumption.settle() == ""
     assert (tmp_path / "said").exists()
-    resumption.owe([], 10.0, programs=[program])
+    resumption.add_pending([], 10.0, programs=[program])
     resumption.end_programs()
     assert not (state.folder / "resume").exists()
 
@@ -133,7 +133,7 @@ def test_a_command_that_was_frozen_and_ended_leaves_the_resume_command_owed(
 def test_after_a_start_of_the_machine_nothing_is_owed(tmp_path: Path) -> None:
     """What it paused is started by the machine, or by nobody."""
     state = WorkspaceState(tmp_path / "home", WORKSPACE)
-    owed = Owed(["touch", f"{tmp_path}/said"], 10.0, boot="0" * 32)
+    owed = PendingResume(["touch", f"{tmp_path}/said"], 10.0, boot="0" * 32)
     (state.folder / "resume").write_bytes(msgspec.json.encode(owed))
     resumption = Resumption(state.folder)
     resumption.take_up()
@@ -145,11 +145,11 @@ def test_after_a_start_of_the_machine_nothing_is_owed(tmp_path: Path) -> None:
 def test_what_a_killed_run_owes_is_owed_with_what_the_next_one_freezes(tmp_path: Path) -> None:
     state = WorkspaceState(tmp_path / "home", WORKSPACE)
     first, second = Resumption(state.folder), Resumption(state.folder)
-    first.owe(["touch", f"{tmp_path}/said"], 10.0)
+    first.add_pending(["touch", f"{tmp_path}/said"], 10.0)
     first.leave()  # as the kernel does for one that is killed
     second.take_up()
     program = Program("0" * 12, str(tmp_path / "images"))
-    second.owe([], 10.0, programs=[program])
-    owed = msgspec.json.decode((state.folder / "resume").read_bytes(), type=Owed)
+    second.add_pending([], 10.0, programs=[program])
+    owed = msgspec.json.decode((state.folder / "resume").read_bytes(), type=PendingResume)
     assert (owed.argv[0], owed.programs) == ("touch", [program])
     second.drop()

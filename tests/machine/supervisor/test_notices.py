@@ -11,8 +11,8 @@ from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.supervisor.notices import (
     ANSWER_BYTES,
     MOST_NOTICES,
-    Answer,
-    Notices,
+    MetadataAnswer,
+    NoticeListener,
     ask_service,
 )
 from torpor.shared.wire.job import Notice, NoticeSource
@@ -34,16 +34,16 @@ def clock() -> Clock:
     return Clock()
 
 
-def notices(clock: Clock, *sources: NoticeSource) -> Notices:
-    return Notices(sources, patiently, clock=clock, now=lambda: NOW)
+def notices(clock: Clock, *sources: NoticeSource) -> NoticeListener:
+    return NoticeListener(sources, patiently, clock=clock, now=lambda: NOW)
 
 
-def patiently(verb: str, url: str, headers: dict[str, str]) -> Answer | None:
+def patiently(verb: str, url: str, headers: dict[str, str]) -> MetadataAnswer | None:
     """A service on a busy host is no silent one."""
     return ask_service(verb, url, headers, PATIENCE_S)
 
 
-def quickly(verb: str, url: str, headers: dict[str, str]) -> Answer | None:
+def quickly(verb: str, url: str, headers: dict[str, str]) -> MetadataAnswer | None:
     return ask_service(verb, url, headers, 0.2)
 
 

@@ -21,7 +21,7 @@ from tests.fixtures.supervised import JOB, Machine, listens
 from tests.fixtures.waiting import until
 from tests.fixtures.world import until_gone
 from torpor.control.safety import verify_snapshot
-from torpor.control.upkeep.lineage import Lines
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.machine.agent import autosave, processes
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.sampler.save_lock import end_save, is_saving
@@ -117,7 +117,7 @@ def test_without_leave_to_save_the_reason_is_given_and_the_next_signal_is_anothe
     machine.shuts_down()
     state = until(lambda: _after_a_save(machine), "it has tried to save")
     assert (state.state, state.saved) == ("running", None)
-    assert "the control side has handed over no grants" in state.save_error
+    assert "the control side has given no grants" in state.save_error
     assert machine.kept().supervisor.lives
     machine.stands_by()
     machine.shuts_down()
@@ -185,7 +185,7 @@ def test_a_job_that_nobody_drives_is_saved_on_schedule_and_so_is_its_result(
     assert machine.state().notice is None
     assert {first.snapshot, second.snapshot} < {save.snapshot for save in book.saves}
     store, name = machine.agent.store, book.workspace
-    lines = Lines.of(store, name, machine.agent.seal)
+    lines = SnapshotLines.of(store, name, machine.agent.seal)
     assert second.snapshot in {one.snapshot for one in lines.going_back(lines.tips()[0].snapshot)}
     assert all(one.autosave for one in lines.going_back(lines.tips()[0].snapshot))
 
@@ -301,7 +301,7 @@ def test_what_an_earlier_attempt_heard_does_not_count_for_the_next(
 def test_where_its_process_is_killed_another_one_hears_and_what_it_said_stays(
     machine: Machine,
 ) -> None:
-    """The book is lost with it: the machine says so, and its driver hands over the next one."""
+    """The book is lost with it: the machine says so, and its driver gives it the next one."""
     machine.shell(WAITS)
     machine.stands_by()
     machine.shuts_down()

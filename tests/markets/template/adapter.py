@@ -18,9 +18,9 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.refusals import create_refused
 from torpor.control.providers.rows import Rows, offered
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput
@@ -58,7 +58,7 @@ class _Made(msgspec.Struct):
 
 
 class ExampleProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract."""
+    """See ``providers.provider.Provider`` for the contract."""
 
     abilities: Final = Abilities(
         kind="vm",

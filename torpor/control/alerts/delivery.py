@@ -40,7 +40,7 @@ Kind = Literal[
     "awake",
 ]
 
-AGAIN_S: Final = 24 * 3600.0
+REMINDER_S: Final = 24 * 3600.0
 """An alert that lasts is told again after this time."""
 MOST_MESSAGES: Final = 20
 """Messages to one notification block in one look; the others are sent at the next one."""
@@ -262,7 +262,7 @@ def _is_due(alert: Alert, entry: Remembered, block: str, now_unix: float) -> boo
         return _lasts(alert, entry, now_unix)
     if alert.once:
         return False
-    return now_unix - told_unix >= AGAIN_S and alert.at_unix > told_unix
+    return now_unix - told_unix >= REMINDER_S and alert.at_unix > told_unix
 
 
 def _message(alert: Alert, entry: Remembered, block: str) -> AlertMessage:

@@ -60,7 +60,7 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
         return "run failed", f"{self.flow}/{self.deployment} {self.workspace}".strip()
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class FlowSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """The schedules of one flow's deployments. ``coming``: when runs that have not begun are to
     begin, by their workspace, earliest first; a time that has passed is one that no worker took.
     ``due_unix``: when the newest run was to begin that is past its time, by its workspace.
@@ -108,7 +108,7 @@ def of_failures(runs: Sequence[FailedRun], asleep: frozenset[str] = frozenset())
     ]
 
 
-def of_schedule(schedule: Schedule, now_unix: float, *, itself: bool = False) -> list[Alert]:
+def of_schedule(schedule: FlowSchedule, now_unix: float, *, itself: bool = False) -> list[Alert]:
     """What is wrong with a schedule that is on: the server plans no run, no worker takes them, or
     none has ended for too long. ``itself``: this look is such a run."""
     if not schedule.active:
@@ -145,7 +145,7 @@ def of_schedule(schedule: Schedule, now_unix: float, *, itself: bool = False) ->
 
 
 def of_backups(
-    schedule: Schedule,
+    schedule: FlowSchedule,
     newest: Mapping[str, float | None],
     since: Mapping[str, float],
     now_unix: float,

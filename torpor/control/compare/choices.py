@@ -10,7 +10,7 @@ import msgspec
 
 from torpor.control.compare.experience import Experience, RentalHistory
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.providers.provider import Abilities, Provider
 from torpor.control.rental.canaries import Canary
 from torpor.control.rental.prospects import COUNTS, Prospect, checkpoint, matters, prospect
 from torpor.control.rental.search import OfferOutcome, billed_s, expected, refusal
@@ -44,7 +44,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         return self.stored_bytes / _GB * self.store_price.gb_month_usd
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class OfferChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One offer under the terms. None: not known."""
 
     offer: Offer
@@ -93,7 +93,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
+COLUMNS: Final[dict[str, Callable[[OfferChoice], Any]]] = {
     "market": lambda choice: choice.market,
     "provider": lambda choice: choice.offer.provider,
     "offer": lambda choice: choice.offer.id,
@@ -137,13 +137,13 @@ COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
 known."""
 
 
-class Compared(msgspec.Struct, frozen=True):
+class OfferComparison(msgspec.Struct, frozen=True):
     """``fitting``: the lowest expected cost first, or the lowest ``weighed_usd`` where the snapshot
     holds frozen programs or they must be frozen. ``silent``: providers without an answer."""
 
     terms: Terms
-    fitting: list[Choice]
-    rejected: list[Choice]
+    fitting: list[OfferChoice]
+    rejected: list[OfferChoice]
     silent: list[OfferOutcome]
 
 
@@ -152,7 +152,7 @@ def compared(
     silent: Sequence[OfferOutcome],
     past: RentalHistory,
     terms: Terms,
-) -> Compared:
+) -> OfferComparison:
     """All offers under the terms."""
     found = [
         choice_of(offer, provider.abilities, past.of(offer), terms, past.canaries.of(offer))
@@ -163,7 +163,9 @@ def compared(
     if matters(terms.want):
         found.sort(key=lambda choice: known(choice.weighed_usd))
     fitting = [choice for choice in found if not choice.rejected]
-    return Compared(terms, fitting, [choice for choice in found if choice.rejected], [*silent])
+    return OfferComparison(
+        terms, fitting, [choice for choice in found if choice.rejected], [*silent]
+    )
 
 
 def choice_of(
@@ -172,7 +174,7 @@ def choice_of(
     past: Sequence[Experience],
     terms: Terms,
     canary: Canary | None = None,
-) -> Choice:
+) -> OfferChoice:
     """The offer under the terms; ``past`` is the closest experience first."""
     seen = prospect(offer, able, canary, terms.want)
     session = _session_usd(offer, able, terms)
@@ -183,7 +185,7 @@ def choice_of(
     disk_gib = max(terms.want.disk_gib, able.min_disk_gib) + offer.image_gib
     stopped = able.stopped_usd_gib_month if able.stop_keeps != "nothing" else None
     restore_s = terms.stored_bytes / 1e6 / link if link else None
-    return Choice(
+    return OfferChoice(
         offer=offer,
         able=able,
         session_usd=session,
@@ -206,7 +208,7 @@ def choice_of(
     )
 
 
-def frame(found: Compared) -> pandas.DataFrame:
+def frame(found: OfferComparison) -> pandas.DataFrame:
     """Every offer, those that fit first; ``rejected`` is the reason of the others."""
     import pandas  # a second of import that other flows need not spend
 
@@ -249,7 +251,7 @@ def _link_from(fetched: Experience | None, link_mb_s: float | None) -> str:
     return "stated by the market" if link_mb_s else "not known"
 
 
-def _rank(choice: Choice) -> tuple[float, float, str, str]:
+def _rank(choice: OfferChoice) -> tuple[float, float, str, str]:
     return (
         known(choice.expected_usd),
         known(choice.work_s),

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from torpor.control.compare.choices import Choice, Terms, choice_of
+from torpor.control.compare.choices import OfferChoice, Terms, choice_of
 from torpor.control.compare.experience import RentalHistory
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.rental.search import OfferOutcome, Offers
 from torpor.control.reports import Row, WorkspaceReport, without
 from torpor.shared.values import MachineId
@@ -24,7 +24,7 @@ class OffersReport(WorkspaceReport, frozen=True):
     a rental that is left out, why it cannot be believed."""
 
     snapshot: str
-    fitting: list[Choice]
+    fitting: list[OfferChoice]
     refused: list[OfferOutcome]
     awake: list[MachineId]
     ranked: bool = False  # by whether frozen programs can go on
@@ -48,7 +48,7 @@ class OffersReport(WorkspaceReport, frozen=True):
         others = [*lacks[:MOST_SHOWN], *(tried.row() for tried in self.refused[:MOST_SHOWN])]
         return [*fitting, *({**empty, **row} for row in others)]
 
-    def _row(self, choice: Choice) -> Row:
+    def _row(self, choice: OfferChoice) -> Row:
         offer = choice.offer
         fits = "fits, spot" if offer.spot else "fits"
         row = {
@@ -65,7 +65,7 @@ class OffersReport(WorkspaceReport, frozen=True):
         }
         return row | self._long(choice) if self.hours else row
 
-    def _long(self, choice: Choice) -> Row:
+    def _long(self, choice: OfferChoice) -> Row:
         return {
             f"$ for {self.hours:g} h": _usd(choice.session_usd),
             "our failures": f"{choice.failed} of {choice.attempts}",
@@ -78,7 +78,7 @@ class OffersReport(WorkspaceReport, frozen=True):
 
 def offered(
     offers: Offers, providers: Sequence[Provider], past: RentalHistory, terms: Terms
-) -> list[Choice]:
+) -> list[OfferChoice]:
     """The fitting offers in their order, with what ``past`` rentals say of each one's start."""
     able = {provider.identity: provider.abilities for provider in providers}
     return [
@@ -87,7 +87,7 @@ def offered(
     ]
 
 
-def _begins(choice: Choice) -> str:
+def _begins(choice: OfferChoice) -> str:
     """Seconds until SSH answers and the snapshot is restored. Without a rental of this workspace
     there, the start is the most that the market is given."""
     most = "" if choice.starts else "at most "
@@ -100,7 +100,7 @@ def _usd(usd: float | None) -> str:
     return "not known" if usd is None else f"{usd:,.2f}"
 
 
-def _stop_keeps(choice: Choice) -> str:
+def _stop_keeps(choice: OfferChoice) -> str:
     """What a machine that its market stops keeps, and what that costs."""
     if choice.able.stop_keeps == "nothing":
         return "nothing"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from torpor.control.safety import Verified, check_whole
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot, snapshot_times
+from torpor.control.store.manifests import find_snapshot, snapshot_times
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import is_own, is_pinned, pin, pin_times, pinned, unpin
 from torpor.control.upkeep.prune import PruneRules, carry_out, plan_prune

@@ -19,14 +19,14 @@ _SHOWN: Final = 300
 _NOTHING: Final = (None, "", 0, False)
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     text: str
 
 
 def ask(
     port: int, method: str, path: str, body: Any, timeout_s: float, token: str = ""
-) -> Answer | None:
+) -> HttpAnswer | None:
     """The answer of the server behind a local port; None if it does not answer. ``token``: a bearer
     token."""
     sent = None if body is None else json.dumps(body).encode()
@@ -42,10 +42,10 @@ def ask(
             return None
         except ValueError:  # its words hold the token
             raise InvalidInput(f"{method} {path} or its token cannot be sent to a server") from None
-    return Answer(answer.status, text)
+    return HttpAnswer(answer.status, text)
 
 
-def check(proof: Proof, answer: Answer | None, secrets: Secrets) -> None:
+def check(proof: Proof, answer: HttpAnswer | None, secrets: Secrets) -> None:
     """DeployFailed unless the answer holds what the stack says. ``secrets`` are not shown."""
     what = f"{proof.method} {proof.path}"
     if answer is None:

@@ -119,7 +119,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Facts:
+class EnvironmentFacts:
     """What an environment depends on, besides the commands that make it. ``cuda``: the major
     version that the driver supports; 0 without a GPU."""
 
@@ -139,7 +139,9 @@ def sharers(stack: Stack, account: str, many_owners: bool, workspace: WorkspaceN
     return f"{workspace} at {account}" if many_owners else account
 
 
-def base_name(stack: Stack, facts: Facts, shared_by: str, key_id: str = "") -> WorkspaceName:
+def base_name(
+    stack: Stack, facts: EnvironmentFacts, shared_by: str, key_id: str = ""
+) -> WorkspaceName:
     """The name of the workspace that keeps this stack's environment for such machines. The control
     side chooses it, and a machine can write under no other name. ``shared_by``: see ``sharers``.
     ``key_id``: of the store's key, because another key cannot open it."""

@@ -39,7 +39,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class End:
+class EndJob:
     """End the job."""
 
     state: Outcome
@@ -59,13 +59,13 @@ Action = Literal[
     "renew",  # store the workspace, and end its machine: all nodes are to be rented again
     "hibernate",  # store the workspace, and end its machine
 ]
-Move: TypeAlias = Action | End
+Move: TypeAlias = Action | EndJob
 
 
 def next_move(job: Job, seen: Situation, stop: Stop | None) -> Move:
     """The next move of a job that has not ended."""
     if stop is not None and seen.untouched:
-        return End(stop.state, stop.why)
+        return EndJob(stop.state, stop.why)
     if not job.attempts and not seen.first:
         return "wait for turn"
     on = seen.machine
@@ -76,7 +76,7 @@ def next_move(job: Job, seen: Situation, stop: Stop | None) -> Move:
     if stop is not None and stop.then == "keep":
         return end_of(job, stop) if is_over_on(job, on.machine) else "keep"
     if job.nodes > 1 and not on.ours:
-        return End(
+        return EndJob(
             "failed",
             f"the workspace is on machine {on.machine.id}, and a job on {job.nodes} nodes begins "
             "with all of them from one snapshot: hibernate the workspace, then run the job again",
@@ -98,7 +98,7 @@ def _without_machine(job: Job, seen: Situation, stop: Stop | None) -> Move:
     if seen.left:
         return "clear"
     if stop is not None:
-        return End(stop.state, stop.why)
+        return EndJob(stop.state, stop.why)
     return hopeless_end(job) if is_hopeless(job) else "rent"
 
 
@@ -117,28 +117,28 @@ def is_over(job: Job) -> bool:
     return newest.end == "command ended" and (newest.status == 0 or not is_retried(job))
 
 
-def end_of(job: Job, stop: Stop | None) -> End:
+def end_of(job: Job, stop: Stop | None) -> EndJob:
     """How a job ends that has begun, after its last attempt."""
     newest = job.attempts[-1]
     if newest.end in ("supervisor lost", "machine lost"):
         return hopeless_end(job)
     if newest.end == "command ended":
         state: Outcome = "succeeded" if newest.status == 0 else "failed"
-        return End(state, newest.error or f"the command ended with status {newest.status}")
+        return EndJob(state, newest.error or f"the command ended with status {newest.status}")
     if stop is not None:
-        return End(stop.state, stop.why)
-    return End("cancelled", "it was stopped")
+        return EndJob(stop.state, stop.why)
+    return EndJob("cancelled", "it was stopped")
 
 
-def hopeless_end(job: Job) -> End:
+def hopeless_end(job: Job) -> EndJob:
     """How a job ends that has lost too much without progress."""
     if len(job.attempts) >= MOST_ATTEMPTS:
-        return End("failed", f"it was started {MOST_ATTEMPTS} times")
+        return EndJob("failed", f"it was started {MOST_ATTEMPTS} times")
     newest = job.attempts[-1]
     if newest.end == "supervisor lost":
         why = newest.error if newest.error == FORGOTTEN else _MEMORY
-        return End("failed", f"its supervisor was lost several times before a newer save: {why}")
-    return End(
+        return EndJob("failed", f"its supervisor was lost several times before a newer save: {why}")
+    return EndJob(
         "preempted",
         "several machines were lost one after the other before a newer save; the newest is "
         f"{job.newest}. Save more often, or rent on demand",

@@ -17,7 +17,7 @@ MOST_SHOWN: Final = 20_000
 """The most lines of one run."""
 
 
-class Lines:
+class LogLines:
     """Cuts text into lines, in which ``secrets`` are hidden. ``where``: the file with the whole
     log."""
 

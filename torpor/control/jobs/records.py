@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import TRIES, Records, Unread, last_written, left_out
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
@@ -49,7 +49,7 @@ NO_FAILURE: Final[tuple[Outcome, ...]] = ("succeeded", "cancelled")
 """After these the run of a job does not fail."""
 State = Literal["waiting", "running", "hibernating", Outcome]
 """``waiting``: for a machine."""
-End = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
+AttemptEnd = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
 FORGOTTEN: Final = (
     "somebody, perhaps its command, has removed the folder of torpor on its machine, so that "
     "nobody knows how the command ended"
@@ -77,7 +77,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     began_unix: float
     seen_unix: float  # when the command was last seen running
     ended_unix: float | None = None
-    end: End = ""
+    end: AttemptEnd = ""
     status: int | None = None
     error: str = ""  # why it could not be started, how a notice went, or what was lost
     saved: bool = False
@@ -259,7 +259,7 @@ class Jobs:
         )
         return None if found is None else found[0]
 
-    def begun_by(self, run: str) -> list[Job]:
+    def started_by(self, run: str) -> list[Job]:
         """The jobs that a flow run began, oldest first: each retry begins another one."""
         begun: list[Job] = []
         while (job := self.of(new_job_id(run, len(begun)))) is not None:

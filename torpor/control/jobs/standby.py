@@ -13,15 +13,15 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
-from torpor.control.store.packs import claims_of, compare_packs, stored_packs
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import (
+from torpor.control.store.manifests import (
     find_snapshot,
     newest_snapshot,
     open_manifest,
     read_manifest,
 )
+from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
+from torpor.control.store.object_store import ObjectStore
+from torpor.control.store.packs import claims_of, compare_packs, stored_packs
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import OWN_SAVE
 from torpor.shared.format.manifest import Manifest, Pack

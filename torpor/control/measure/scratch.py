@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import Records
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import ObjectChanged, ObjectExists, StoreError, WorkspaceBusy
 from torpor.shared.values import (
     BENCHMARK,

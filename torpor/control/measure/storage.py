@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from torpor.control.measure.figures import MB, Figure
-from torpor.control.store.seam import ObjectStore
-from torpor.shared.transfer.line import Moved
+from torpor.control.store.object_store import ObjectStore
+from torpor.shared.transfer.throughput import Moved
 from torpor.shared.values import MIB, Grant, ObjectKey, object_key
 
 CONNECTIONS: Final = 8

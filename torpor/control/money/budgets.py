@@ -13,7 +13,7 @@ import msgspec
 from torpor.control.money.costs import HOUR_US, costs, dollars, price, read
 from torpor.control.money.months import Month, microseconds
 from torpor.control.rental.records import Rental, Rentals
-from torpor.control.zones import zone_named
+from torpor.control.time_zones import zone_named
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName, names_of
 

@@ -10,7 +10,7 @@ from torpor.control.measure.page import dated, section
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US
 from torpor.control.money.months import Month
-from torpor.control.money.spending import MACHINES, STORAGE, Line
+from torpor.control.money.spending import MACHINES, STORAGE, SpendingLine
 from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
 
@@ -27,7 +27,7 @@ _NOT_COUNTED: Final = (
 
 
 def page(
-    found: Sequence[Line],
+    found: Sequence[SpendingLine],
     budgets: Sequence[str],
     price: StorePrice | None,
     timezone: str,
@@ -52,7 +52,7 @@ def page(
     )
 
 
-def _worth_a_reservation(found: Sequence[Line]) -> list[str]:
+def _worth_a_reservation(found: Sequence[SpendingLine]) -> list[str]:
     """One line that names what was rented for most of a month; nothing where there was none."""
     hours: Counter[tuple[str, str, str]] = Counter()
     for line in found:
@@ -66,12 +66,12 @@ def _worth_a_reservation(found: Sequence[Line]) -> list[str]:
     return [f"A reservation may cost less: {', '.join(most)}.", ""] if most else []
 
 
-def _months(found: Sequence[Line]) -> list[Month]:
+def _months(found: Sequence[SpendingLine]) -> list[Month]:
     """Rows about machines, newest month first."""
     return list(dict.fromkeys(line.month for line in found if line.kind == MACHINES))
 
 
-def _month(month: Month, found: Sequence[Line]) -> dict[str, str]:
+def _month(month: Month, found: Sequence[SpendingLine]) -> dict[str, str]:
     of = [line for line in found if line.kind == MACHINES and line.month == month]
     hours = sum(line.high_us for line in of)
     return {
@@ -83,7 +83,7 @@ def _month(month: Month, found: Sequence[Line]) -> dict[str, str]:
     }
 
 
-def _storage(found: Sequence[Line], price: StorePrice | None) -> list[dict[str, str]]:
+def _storage(found: Sequence[SpendingLine], price: StorePrice | None) -> list[dict[str, str]]:
     """A row for each workspace; what its bytes cost if they stay for a month."""
     return [
         {

@@ -23,7 +23,7 @@ MACHINES: Final = "machines"
 STORAGE: Final = "storage"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of machine cost one workspace in one month, or what its storage costs.
 
     Of machines: hours and micro-dollars, at least and at most; ``spot_us`` and ``unpriced_us`` are
@@ -102,7 +102,7 @@ def lines(
     stored: Sequence[StorageUse] = (),
     store: str = "",
     now: Month | None = None,
-) -> list[Line]:
+) -> list[SpendingLine]:
     """All lines, the newest month first, and in a month what cost most. ``of``: the workspace of
     each name that machines are rented under."""
     groups: dict[tuple[Month, str, str, str, str], list[Cost]] = {}
@@ -112,7 +112,7 @@ def lines(
         gpu = f"{rental.gpu_count} x {rental.gpu}" if rental.gpu else ""
         groups.setdefault((cost.month, rental.project, name, rental.provider, gpu), []).append(cost)
     found = [
-        Line(
+        SpendingLine(
             month=month,
             project=project,
             workspace=workspace,
@@ -130,7 +130,7 @@ def lines(
     ]
     if now is not None:
         found += [
-            Line(
+            SpendingLine(
                 month=now,
                 kind=STORAGE,
                 workspace=usage.workspace,
@@ -146,16 +146,16 @@ def lines(
     return found
 
 
-def frame(found: Sequence[Line]) -> pandas.DataFrame:
+def frame(found: Sequence[SpendingLine]) -> pandas.DataFrame:
     """The lines as a table."""
     import pandas  # a second of import that other flows need not spend
 
-    columns = list(Line(month=Month(1970, 1), workspace="", provider="").record())
+    columns = list(SpendingLine(month=Month(1970, 1), workspace="", provider="").record())
     return pandas.DataFrame([line.record() for line in found], columns=columns)
 
 
 def rows(
-    found: Sequence[Line],
+    found: Sequence[SpendingLine],
     unread: Unread = {},  # noqa: B006 - it is never changed
 ) -> list[Row]:
     """The UI's table; its last rows say what is left out: lines, and records that cannot be

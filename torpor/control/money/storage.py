@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store_prices import StorePrice
 from torpor.shared.values import HOME, RESERVED, WorkspaceName, home_of, names_of
 

@@ -1,1 +1,1 @@
-"""Where machines come from: the seam to GPU markets and the adapters behind it."""
+"""Where machines come from: what each market must do, and an adapter for each."""

@@ -9,7 +9,7 @@ class Adopted(dict[str, Label]):
     """The labels by machine, as the records say. Only this object knows them."""
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``: a provider takes it for its own."""
+        """See ``providers.provider.Adopts``: a provider takes it for its own."""
         if label is None:
             self.pop(machine.id, None)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.provider import Absent, Provider
 from torpor.control.safety import Warrant
 from torpor.shared.errors import NotOurs, UnsafeDestroy
 from torpor.shared.values import Label, Machine

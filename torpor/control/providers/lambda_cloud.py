@@ -20,8 +20,8 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows, offered
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -172,7 +172,7 @@ class _Client(MarketClient):
 
 
 class LambdaProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     The login key stays in the account, under a name made of its hash: it costs nothing, and other
     machines may use it.

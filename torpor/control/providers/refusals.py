@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from torpor.control.providers.market_client import Refusal
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.shared.errors import (
     CreateFailed,
     NoCapacity,

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from torpor.control.providers.offers import Offer
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.provider import Absent
 from torpor.shared.errors import MachineUnread, UnexpectedAnswer
 from torpor.shared.values import Label, Machine, MachineId, learned
 

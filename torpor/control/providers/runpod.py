@@ -22,8 +22,8 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows, offered
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -139,7 +139,7 @@ class _Keys(msgspec.Struct):
 
 
 class RunpodProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract."""
+    """See ``providers.provider.Provider`` for the contract."""
 
     abilities: Final = Abilities(
         kind="pod",

@@ -9,7 +9,7 @@ import base64
 import re
 from typing import Final
 
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.shared.errors import InvalidInput
 
 MOST_CHARACTERS: Final = 4048

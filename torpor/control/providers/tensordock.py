@@ -20,8 +20,8 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows, offered
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_lines
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -153,7 +153,7 @@ class _Shape(NamedTuple):
 
 
 class TensorDockProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     Only hosts that give an address of its own to each machine are used. The label is the machine's
     name. A list of instances has neither addresses nor prices, so each of ours is asked for alone.

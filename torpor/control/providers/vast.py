@@ -23,8 +23,8 @@ from torpor.control.providers.gpus import least_vram_gib, parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows, offered
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image, end_lines, start_command
 from torpor.control.providers.vast_gpus import names_of
 from torpor.control.safety import Warrant
@@ -162,7 +162,7 @@ class _Done(msgspec.Struct):
 
 
 class VastProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract."""
+    """See ``providers.provider.Provider`` for the contract."""
 
     abilities: Final = Abilities(
         kind="container",
@@ -300,7 +300,7 @@ class VastProvider:
             raise ProviderError(f"Vast.ai did not {doing}: {done.msg or 'no words'}")
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. The instance has no other label."""
+        """See ``providers.provider.Adopts``. The instance has no other label."""
         if to_mark(self, machine, label):
             doing = f"label instance {machine.id}"
             body = {"label": label_name(label) if label else ""}
@@ -312,7 +312,7 @@ class VastProvider:
                 raise ProviderError(f"Vast.ai did not {doing}: {answer.msg or 'no words'}")
 
     def start(self, machine: Machine) -> None:
-        """See ``torpor.control.providers.seam.Restarts``. An instance that was outbid waits until
+        """See ``providers.provider.Restarts``. An instance that was outbid waits until
         its bid is the highest, and its disk cannot be reached meanwhile."""
         live = self.find(machine.id)
         if machine.label is None or isinstance(live, Absent) or live.label != machine.label:

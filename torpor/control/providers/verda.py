@@ -22,9 +22,9 @@ from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
 from torpor.control.providers.market_client import TIMEOUT, Refusal, is_decided, is_denied
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, LeftKind, Order, Residue
 from torpor.control.providers.refusals import create_refused
 from torpor.control.providers.rows import Rows, offer_rows
-from torpor.control.providers.seam import Abilities, Absent, Account, LeftKind, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -102,7 +102,7 @@ class _Thing(msgspec.Struct):
 
 
 class VerdaProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     The label is an instance's description, and the name of its disk, its start script, which holds
     its host key, and its SSH key: things of their own in the account.

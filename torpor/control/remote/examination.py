@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.remote.seam import Agent
-from torpor.control.store.seam import ObjectStore
+from torpor.control.remote.agent import Agent
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.errors import MachineError
 from torpor.shared.format.manifest import Chunk, Pack
 from torpor.shared.format.names import pack_key

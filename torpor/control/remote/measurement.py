@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-from torpor.control.remote.seam import Agent
-from torpor.shared.transfer.line import Moved
+from torpor.control.remote.agent import Agent
+from torpor.shared.transfer.throughput import Moved
 from torpor.shared.values import Grant
-from torpor.shared.wire.machine import MeasureLine
+from torpor.shared.wire.machine import MeasureThroughput
 
 
 def line_of(
@@ -20,7 +20,7 @@ def line_of(
     def move(
         puts: Sequence[Grant], gets: Sequence[Grant], object_bytes: int, connections: int
     ) -> Moved:
-        batch = MeasureLine(list(puts), list(gets), object_bytes, connections, authority)
+        batch = MeasureThroughput(list(puts), list(gets), object_bytes, connections, authority)
         rate = agent.call(batch, request_id=_request_id("line"))
         return Moved(rate.up_s, rate.down_s)
 

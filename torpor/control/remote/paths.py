@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.seam import Agent
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import StoredSnapshot, WorkspaceSpec
 from torpor.shared.wire.restore import BeginPath, RestorePlan
 

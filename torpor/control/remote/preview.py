@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.limits import hostile
-from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import KNOWN_SNAPSHOTS
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import list_snapshots
+from torpor.control.store.manifests import list_snapshots
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import StoredSnapshot, WorkspaceSpec
 from torpor.shared.wire.preview import Preview, PreviewSnapshot
 

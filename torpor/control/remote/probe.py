@@ -74,7 +74,7 @@ sys.stdout.write("\ntorpor-probe " + json.dumps(facts) + "\n")
 _Word = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class Facts(msgspec.Struct, frozen=True):
+class MachineFacts(msgspec.Struct, frozen=True):
     """What the script writes. A machine writes it: what does not fit is no answer."""
 
     version: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=3)]
@@ -145,11 +145,11 @@ async def probe(
     )
 
 
-def _facts(done: Completed) -> Facts | None:
+def _facts(done: Completed) -> MachineFacts | None:
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
             try:
-                return msgspec.convert(parse_json(line[len(_MARK) :]), learned(Facts))
+                return msgspec.convert(parse_json(line[len(_MARK) :]), learned(MachineFacts))
             except ValueError:
                 return None
     return None
@@ -163,7 +163,7 @@ def _no_answer(done: Completed) -> str:
     return f"no answer (exit {done.exit}), and it printed: {last_words(done.stdout + done.stderr)}"
 
 
-def _lack(facts: Facts) -> str:
+def _lack(facts: MachineFacts) -> str:
     """Why the agent cannot run on this Python; empty if it can."""
     version = ".".join(map(str, facts.version))
     if facts.system != "Linux" or facts.implementation != "CPython" or facts.bits != 64:
@@ -178,12 +178,12 @@ def _lack(facts: Facts) -> str:
     return ""
 
 
-def _glibc(facts: Facts) -> tuple[int, ...]:
+def _glibc(facts: MachineFacts) -> tuple[int, ...]:
     named = _GLIBC.fullmatch(facts.libc.strip())
     return tuple(map(int, named.groups())) if named else ()
 
 
-def check(facts: Facts, python: str, where: str) -> Probed:
+def check(facts: MachineFacts, python: str, where: str) -> Probed:
     """What the script found with a Python that can run the agent, if its folder can be there."""
     home = facts.home
     if facts.in_the_way or not facts.writable or not home.startswith("/"):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
-from torpor.control.remote.seam import Agent
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import MIB, GpuUse, StoredSnapshot
 from torpor.shared.wire.restore import (
     BeginRestore,

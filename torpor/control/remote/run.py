@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from torpor.control.remote.seam import Agent
-from torpor.control.store.seam import ObjectStore
+from torpor.control.remote.agent import Agent
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.errors import AgentLost, TorporError
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, Grant, ObjectKey, StoredSnapshot

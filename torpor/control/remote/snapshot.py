@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.limits import hostile, is_pack_of
 from torpor.control.remote.run import OnEvent, RemoteRun
-from torpor.control.remote.seam import Agent
+from torpor.control.store.manifests import list_snapshots
 from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.packs import compare_packs, stored_packs
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import list_snapshots
 from torpor.shared.errors import AgentLost, GrantExpired, MachineError
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of
 from torpor.shared.format.sizes import PACK_BYTES

@@ -129,9 +129,9 @@ async def connect_jump(
 
 async def _connect(
     endpoint: Endpoint, key: asyncssh.SSHKey, where: str
-) -> tuple[asyncssh.SSHClientConnection, _Guard]:
+) -> tuple[asyncssh.SSHClientConnection, _Client]:
     """The connection holds that to the jump host, and closes it."""
-    guard = _Guard(_pinned(endpoint), key)
+    guard = _Client(_pinned(endpoint), key)
     jump = await connect_jump(endpoint, key)
     try:
         connection = await _log_in(endpoint, key, guard, jump, where)
@@ -147,7 +147,7 @@ async def _connect(
 async def _log_in(
     endpoint: Endpoint,
     key: asyncssh.SSHKey,
-    guard: _Guard,
+    guard: _Client,
     jump: asyncssh.SSHClientConnection | None,
     where: str,
 ) -> asyncssh.SSHClientConnection:
@@ -350,7 +350,7 @@ async def _drain(source: asyncssh.SSHReader[bytes]) -> bytes:
     return bytes(kept[:MAX_OUTPUT_BYTES])
 
 
-class _Guard(asyncssh.SSHClient):
+class _Client(asyncssh.SSHClient):
     """Compares the key that the machine shows with the pinned one, and notes what its SSH server
     says before it lets anybody in."""
 
@@ -410,7 +410,7 @@ def _algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
     return [algorithm for kind in kinds for algorithm in _KEY_ALGS[kind]]
 
 
-def _denied(where: str, user: str, key: asyncssh.SSHKey, guard: _Guard) -> MachineError:
+def _denied(where: str, user: str, key: asyncssh.SSHKey, guard: _Client) -> MachineError:
     banner = f" It says: {last_words(guard.banner)}." if guard.banner else ""
     if passes(banner):
         return MachineUnreachable(f"{where} lets nobody in yet.{banner}")

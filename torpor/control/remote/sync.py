@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
-from torpor.control.remote.seam import Agent
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.store.manifests import snapshot_ids
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import StoredSnapshot, WorkspaceSpec
 from torpor.shared.wire.restore import Checked, RestorePart
 from torpor.shared.wire.sync import (

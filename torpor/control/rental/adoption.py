@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.seam import Absent, Adopts, Provider
+from torpor.control.providers.provider import Absent, Adopts, Provider
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.reports import Row, WorkspaceReport
 from torpor.shared.errors import InvalidInput, NotOurs, TorporError, UnsafeDestroy, WorkspaceAwake

@@ -11,8 +11,8 @@ import msgspec
 
 from torpor.control.providers.offers import Offer
 from torpor.control.rental.records import Rental
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import TRIES, Records
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import ObjectChanged, ObjectExists
 from torpor.shared.values import Host, ObjectKey
 

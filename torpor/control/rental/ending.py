@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.providers.seam import FREE, Absent, Claims, Prices, Provider
+from torpor.control.providers.provider import FREE, Absent, Claims, Prices, Provider
 from torpor.control.rental.markets import recall
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.rental.renter import Renter
@@ -90,7 +90,7 @@ def end_machine(
         if warrant.snapshot and (accepted or warrant.is_accepted):
             record(warrant.snapshot if accepted else None)  # else its disk may change again
         raise
-    by.told.ended(machine, warrant.reason)
+    by.listener.ended(machine, warrant.reason)
     with suppress(HandedOver):  # another run has seen the end, and recorded it
         by.rentals.change(
             rental,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, TypeVar
 
-from torpor.control.providers.seam import Adopts, Provider
+from torpor.control.providers.provider import Adopts, Provider
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import (
     InvalidInput,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from torpor.control.providers.offers import Offer
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.shared.values import Label, Want
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.offers import Offer, dotted
-from torpor.control.providers.seam import Abilities
+from torpor.control.providers.provider import Abilities
 from torpor.control.rental.canaries import Canary
 from torpor.shared.values import FrozenPrograms, Host, Want, driver_version
 

@@ -19,8 +19,8 @@ import msgspec
 
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.offers import Offer
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import TRIES, Records, Unread, last_written, left_out
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     HandedOver,
     ObjectChanged,

@@ -14,7 +14,7 @@ from torpor.control.rental.records import Rentals
 from torpor.shared.values import Machine, Want
 
 
-class Told(Protocol):
+class RentalListener(Protocol):
     """What wants to know of machines and troubles: a run's log and events."""
 
     def warn(self, message: str) -> None: ...
@@ -33,7 +33,7 @@ class Renter(msgspec.Struct, frozen=True):
     owner: str
     want: Want
     identity: asyncssh.SSHKey
-    told: Told
+    listener: RentalListener
     project: str = ""
     job: str = ""
     afford: Callable[[float], None] = lambda usd_h: None

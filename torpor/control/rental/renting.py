@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
-from torpor.control.providers.seam import volumes_of
+from torpor.control.providers.provider import volumes_of
 from torpor.control.rental.ending import (
     GONE_S,
     end_machine,
@@ -157,7 +157,7 @@ class Renting:
 
     def look(self, unread: Unread | None = None) -> Shown:
         """``look.look``; the first one of this run says who had handed over a machine before."""
-        shown = look(self._rentals, self._by.markets, self._by.told.warn, unread)
+        shown = look(self._rentals, self._by.markets, self._by.listener.warn, unread)
         if self._over_before is None:
             self._over_before = {r.label for r in shown.rentals if r.state == "handed over"}
         return shown
@@ -193,7 +193,7 @@ class Renting:
             return tenancy
         host_key = rental.host_key
         provider = self._by.markets.of(rental.provider)
-        self._by.told.starts(tenancy.machine)
+        self._by.listener.starts(tenancy.machine)
         try:
             live = wait_until_reachable(
                 provider,
@@ -201,7 +201,7 @@ class Renting:
                 timeout_s=provider.abilities.ready_s,
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key, self._by.identity),
-                told=self._by.told.warn,
+                told=self._by.listener.warn,
                 queued=self._record_queued(rental),
             )
         except (CreateFailed, MachineUnreachable) as error:
@@ -227,7 +227,7 @@ class Renting:
         shown = self.look()
         there = {machine.label for machine, _ in shown.machines}
         late = [r for r in shown.rentals if r.state == "standing" and r.label not in there]
-        wait_until_shown(self._by.markets.of, late, self._by.told.warn, nap)
+        wait_until_shown(self._by.markets.of, late, self._by.listener.warn, nap)
         return self.look() if late else shown
 
     def rent(self, offers: Sequence[Offer], nap: Callable[[float], None] = time.sleep) -> Tenancy:
@@ -255,7 +255,7 @@ class Renting:
             except (HandedOver, EndUnproven):
                 raise
             except _NEXT_OFFER as error:
-                self._by.told.warn(f"offer {offer.id} failed, trying the next: {error}")
+                self._by.listener.warn(f"offer {offer.id} failed, trying the next: {error}")
                 self._note(offer, str(error))
                 failed.append((error, offer))
                 if isinstance(error, _SILENT):
@@ -298,7 +298,7 @@ class Renting:
             starting=rental.starting,
             **rental.measured,
         )
-        self._by.told.handed_over(machine)
+        self._by.listener.handed_over(machine)
 
     # -- the end
 
@@ -335,10 +335,10 @@ class Renting:
                 self.end(rental)
             except HandedOver as error:
                 self.leave(rental)
-                self._by.told.warn(str(error))
+                self._by.listener.warn(str(error))
             except TorporError as error:
                 self.leave(rental)  # for reconcile and the next run
-                self._by.told.warn(str(error))
+                self._by.listener.warn(str(error))
                 if cause is not None or rental.state != "abandoned":
                     faults.append(error)
                 if costs_on(rental, error):
@@ -384,7 +384,7 @@ class Renting:
             asked = False
             try:
                 self._by.afford(offer.bound_usd_h)
-                by.told.asks(offer)
+                by.listener.asks(offer)
                 asked = True
                 machine = provider.create(order)
             except TorporError as error:
@@ -403,7 +403,7 @@ class Renting:
                 seen_unix=time.time(),
             )
             self.claim(rental)
-            by.told.starts(machine)
+            by.listener.starts(machine)
             left_s = max(1.0, until - time.monotonic())
             live = wait_until_reachable(
                 provider,
@@ -411,7 +411,7 @@ class Renting:
                 timeout_s=able.ready_s if able.queue_s else min(able.ready_s, left_s),
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key, self._by.identity),
-                told=self._by.told.warn,
+                told=self._by.listener.warn,
                 queued=self._record_queued(rental),
                 label=label,
             )
@@ -428,7 +428,7 @@ class Renting:
             price_usd_h=live.price_usd_h or rental.price_usd_h,  # the market's word is the bill
         )
         self.claim(rental)
-        self._by.told.created(live)
+        self._by.listener.created(live)
         return Tenancy(with_host_key(live, rental), rental, self, fresh=True)
 
     def _record_queued(self, rental: Rental) -> Callable[[], None]:
@@ -462,9 +462,9 @@ class Renting:
             self.end(rental, within_s=AT_ONCE_S)
         except HandedOver as error:
             self.leave(rental)
-            self._by.told.warn(str(error))
+            self._by.listener.warn(str(error))
         except TorporError as error:
-            self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
+            self._by.listener.warn(f"rental {rental.label.rental} is not ended yet: {error}")
             return error if costs_on(rental, error) else None
         return None
 

@@ -11,7 +11,7 @@ import msgspec
 
 from torpor.control.providers.gpu_wishes import is_known, nearest, wishes_of
 from torpor.control.providers.offers import Offer, asked, misfit, preference
-from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.providers.provider import Abilities, Provider
 from torpor.control.rental.canaries import CanaryResults
 from torpor.control.rental.markets import ANSWER_S, ask_all
 from torpor.control.rental.prospects import COUNTS, Prospect, matters, prospect

@@ -39,10 +39,10 @@ def end_abandoned(
             continue
         try:
             if rental in shown.moved:
-                record_account(by.rentals, rental, by.told.warn)
+                record_account(by.rentals, rental, by.listener.warn)
             _end_if_over(by, rental, machines.get(rental.label), within_s)
         except TorporError as error:
-            by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
+            by.listener.warn(f"rental {rental.label.rental} was not ended: {error}")
             if rental.state == "abandoned" and costs_on(rental, error):
                 stuck.append(words_of_stuck(rental, rental.why, error))
         if by.rentals.of(rental.label) is None:
@@ -55,7 +55,7 @@ def end_scratch(by: Renter, *, before_unix: float = math.inf, spared: Collection
     are for, but those of the jobs ``spared``; raise the last failure after trying all. What cannot
     be ended is abandoned: `watch` ends it."""
     fault: TorporError | None = None
-    shown = look(by.rentals, by.markets, by.told.warn)
+    shown = look(by.rentals, by.markets, by.listener.warn)
     here = {provider.identity for provider in by.markets.concerned(shown.rentals)}
     for rental in shown.rentals:
         stays = rental.created_unix > before_unix or rental.job in spared
@@ -84,14 +84,14 @@ def close_if_gone(
     if shown is not None and shown.provider != rental.provider:
         known = {provider.identity for provider in by.markets.every()}
         if moved := moved_to([shown], rental, known):
-            record_account(by.rentals, moved, by.told.warn)
+            record_account(by.rentals, moved, by.listener.warn)
         return False
     provider = by.markets.of(rental.provider)
     if shown is not None:
         seen_again(by.rentals, provider, rental, shown)
         return False
     rental, gone = look_for(by.rentals, provider, rental)
-    return close_lost(by.rentals, provider, rental, gone, by.told.warn, first)
+    return close_lost(by.rentals, provider, rental, gone, by.listener.warn, first)
 
 
 def costs_on(rental: Rental, error: TorporError) -> bool:
@@ -127,7 +127,7 @@ def _end_if_over(by: Renter, rental: Rental, shown: Machine | None, within_s: fl
         rental, gone = look_for(by.rentals, provider, rental)
     if rental.state == "handed over":
         provider = by.markets.of(rental.provider)
-        close_lost(by.rentals, provider, rental, gone, by.told.warn)
+        close_lost(by.rentals, provider, rental, gone, by.listener.warn)
     elif rental.state == "abandoned":
         if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
             end_machine(by, rental, within_s=within_s)

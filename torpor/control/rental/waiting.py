@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from torpor.control.providers.labels import label_name
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.provider import Absent, Provider
 from torpor.shared.errors import (
     CreateFailed,
     MachineUnreachable,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.provider import Absent, Provider
 from torpor.control.rental.ending import (
     ABSENCES,
     GONE_S,

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.control.providers.offers import Offer, asked, misfit
-from torpor.control.providers.seam import Account, Provider
+from torpor.control.providers.provider import Account, Provider
 from torpor.control.rental.ending import GONE_S
 from torpor.control.rental.search import billed_s, sold
 from torpor.control.reports import Report, Row

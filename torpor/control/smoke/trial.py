@@ -13,7 +13,7 @@ import msgspec
 
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.offers import Offer
-from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.providers.provider import Absent, Order, Provider
 from torpor.control.rental.ending import listed
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.rental.records import Rental
@@ -102,7 +102,7 @@ def asked(provider: Provider, order: Order) -> Rental:
     )
 
 
-class Trial:
+class SmokeTrial:
     """``tell``: whoever ends the machine if this process cannot; it hears of each rental before the
     market does, and may raise to rent nothing. ``rentals``: new ids, of the probe and of the
     machine."""

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.provider import Provider
 from torpor.control.rental.records import Rental
 from torpor.control.reports import exact_moment
 from torpor.control.smoke.ending import end

@@ -22,6 +22,8 @@ import zstandard
 from msgspec.structs import replace
 from zstandard import ZstdError
 
+from torpor.control.store.manifests import manifests, open_manifest
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import (
     Receipt,
     agent_of,
@@ -29,9 +31,7 @@ from torpor.control.store.receipts import (
     receipt_of,
     receipts_prefix,
 )
-from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned
-from torpor.control.store.snapshots import manifests, open_manifest
 from torpor.shared.errors import InvalidInput, StoreError
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import LINEAGE, OWN_SAVE, Lineage, recorded

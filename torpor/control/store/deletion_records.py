@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import Records
-from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.names import deletions_prefix, snapshot_of
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.chunks import open_chunk
 from torpor.shared.format.keys import Seal

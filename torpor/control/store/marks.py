@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import refused
-from torpor.control.store.seam import ObjectStore
 from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
 from torpor.shared.errors import StoreError, StoreMissing
 from torpor.shared.format.names import marks_prefix

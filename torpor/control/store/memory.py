@@ -36,7 +36,7 @@ _RANGE: Final = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 class MemoryStore:
-    """The seam's ObjectStore over a dictionary. Safe to use from several threads. ``now``: a clock
+    """An ``ObjectStore`` over a dictionary. Safe to use from several threads. ``now``: a clock
     of its own."""
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.format.manifest import Pack
 from torpor.shared.format.names import pack_key, packs_prefix
 from torpor.shared.values import ObjectKey, StoredObject, WorkspaceName

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import Signer
 from torpor.shared.errors import StoreError
 from torpor.shared.transfer.retries import hurried
@@ -77,7 +77,7 @@ class _Held:
 
 
 class _PatientStore:
-    """The seam's ObjectStore. Each call has a thread of its own, which is left alone where the
+    """An ``ObjectStore``. Each call has a thread of its own, which is left alone where the
     store does not answer in time; no thread keeps a process from ending."""
 
     def __init__(self, store: ObjectStore, held: _Held) -> None:

@@ -15,9 +15,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.manifests import manifests, root_of
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
-from torpor.control.store.snapshots import manifests, root_of
 from torpor.shared.errors import (
     InvalidInput,
     ManifestInvalid,

@@ -102,7 +102,7 @@ def bucket_name(text: str) -> str:
 
 
 class S3Store:
-    """The seam's ObjectStore over one bucket and prefix. Safe to use from several threads.
+    """An ``ObjectStore`` over one bucket and prefix. Safe to use from several threads.
 
     Every request is sent as ``retries`` say. A call is one request, but for these:
     ``list`` is one for each 1,000 objects; ``delete`` one for each 1,000 keys, and one more for
@@ -196,11 +196,11 @@ class S3Store:
         return self._signer
 
     def close(self) -> None:
-        """Close idle connections; the next call opens new ones. Not in the seam."""
+        """Close idle connections; the next call opens new ones. Not in ``ObjectStore``."""
         self._client.close()
 
     def make_bucket(self) -> None:
-        """Create the bucket if it is missing. For the embedded store and tests; not in the seam."""
+        """Create the bucket if it is missing. For the embedded store and tests alone."""
 
         def make() -> None:
             try:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Final
 
 from torpor.control.safety import Verified
-from torpor.control.store.seam import ObjectStore
-from torpor.control.upkeep.lineage import Lines
+from torpor.control.store.object_store import ObjectStore
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.superseded import Ended, Succession
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -36,6 +36,6 @@ def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[Snaps
     return succession.end(wanted, "a newer save has its work").deleted
 
 
-def _autosaves(lines: Lines, newest: SnapshotId) -> list[SnapshotId]:
+def _autosaves(lines: SnapshotLines, newest: SnapshotId) -> list[SnapshotId]:
     """Those that a snapshot goes on from, newest first."""
     return [one.snapshot for one in lines.going_back(newest) if one.autosave]

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torpor.control.store.deletion_records import Deletions
+from torpor.control.store.manifests import MAX_MANIFEST_BYTES, snapshot_ids
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import (
     newest_verified,
     put_back_receipt,
     receipt_bytes,
     withdraw_receipt,
 )
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import MAX_MANIFEST_BYTES, snapshot_ids
 from torpor.control.upkeep.pins import is_pinned, let_go, pinned
 from torpor.control.upkeep.presence import NamedBy, all_named, lost_snapshots
 from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreCorrupt, StoreMissing

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.catalog import Catalog
+from torpor.control.store.manifests import find_snapshot, open_manifest, snapshot_ids
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import is_autosave, newest_verified
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_ids
 from torpor.control.upkeep.retention import Taken
 from torpor.shared.errors import (
     ManifestInvalid,

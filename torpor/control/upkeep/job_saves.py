@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torpor.control.safety import Verified
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.upkeep.pins import pin_times
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.format.keys import Seal

@@ -8,7 +8,7 @@ received last is: by the store's clock, never by names, which are signed up to h
 by machines' clocks. Of what machines saved by themselves, the names tell the machine that was given
 up from its successor. Snapshots from before there were lineages are one line, in the store's order.
 
-Everybody who wants the newest state asks ``choose``.
+Everybody who wants the newest state asks ``choose_newest``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 from torpor.control.reports import moment
 from torpor.control.safety import check_whole
 from torpor.control.store.catalog import Catalog
+from torpor.control.store.manifests import stored_snapshot
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import Receipt
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import stored_snapshot
 from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     ManifestInvalid,
@@ -39,7 +39,7 @@ from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, Works
 _NAMED: Final = 3
 
 
-class Stored(NamedTuple):
+class StoredState(NamedTuple):
     """A snapshot as a choice sees it. ``stored_unix``: when the store received it. ``machine``: as
     its provider or its user names it, else as it calls itself. ``own``: its machine made it by
     itself; ``autosave``: on its schedule."""
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
         return bool(self.agent)
 
 
-class OwnLine(NamedTuple):
+class JobLineage(NamedTuple):
     """The line of a job. ``since``: its newest save. ``agents`` and ``machines``: what its machines
     call themselves, and what their providers call them."""
 
@@ -73,7 +73,7 @@ class OwnLine(NamedTuple):
     agents: frozenset[str]
     machines: frozenset[str]
 
-    def has(self, one: Stored) -> bool:
+    def has(self, one: StoredState) -> bool:
         """Whether a machine of the job made it."""
         return one.agent in self.agents or one.machine in self.machines
 
@@ -81,11 +81,11 @@ class OwnLine(NamedTuple):
 class Refused(NamedTuple):
     """A newer snapshot that is not used, and why."""
 
-    one: Stored
+    one: StoredState
     error: SnapshotError
 
 
-class Choice(NamedTuple):
+class NewestState(NamedTuple):
     """``snapshot``: the newest state, whose ``manifest`` was read and whose packs are there; None
     if no snapshot is whole. ``refused``: newer ones of its line, or of lines that the store
     received later, that are not whole. ``aside``: the tips of other lines, whose work it lacks."""
@@ -93,24 +93,24 @@ class Choice(NamedTuple):
     snapshot: StoredSnapshot | None
     manifest: Manifest | None
     refused: list[Refused]
-    aside: list[Stored]
+    aside: list[StoredState]
 
 
-def choose(
+def choose_newest(
     store: ObjectStore,
     workspace: WorkspaceName,
     seal: Seal,
     paths: Sequence[str] | None = None,
-    own: OwnLine | None = None,
+    own: JobLineage | None = None,
     *,
     saves: bool = True,
-) -> Choice:
+) -> NewestState:
     """The newest state of the workspace, or of a job's ``own`` line; without ``saves``, of what no
     machine made on its schedule. The tip if it is whole in the store and names no other directories
     than ``paths``, else its nearest ancestor that is. Where a line has none, it is the next line's.
     Raises what the store raises, and StoreCorrupt where its listing lacks the job's newest save. No
     pack is read: a restore checks each hash."""
-    lines = Lines.of(store, workspace, seal)
+    lines = SnapshotLines.of(store, workspace, seal)
     if own is not None and own.since is not None:
         lines.check_listed(store, workspace, own.since)
     tips = lines.tips()
@@ -135,15 +135,15 @@ def choose(
                 continue
             aside = lines.aside(one.line, others)
             lines.keep()
-            return Choice(found, manifest, refused, aside)
-    return Choice(None, None, refused, [])
+            return NewestState(found, manifest, refused, aside)
+    return NewestState(None, None, refused, [])
 
 
 def sure_save(
     store: ObjectStore,
     workspace: WorkspaceName,
     seal: Seal,
-    own: OwnLine,
+    own: JobLineage,
     paths: Sequence[str] | None = None,
 ) -> StoredSnapshot | None:
     """The newest snapshot of a job's own line, for which a machine with newer work may be ended;
@@ -155,7 +155,7 @@ def sure_save(
             f"{store.address} does not have snapshot {newest}, the newest save of the job of "
             f"workspace {workspace}: its machine was not ended, as an older save has less"
         )
-    chosen = choose(store, workspace, seal, paths, own)
+    chosen = choose_newest(store, workspace, seal, paths, own)
     if chosen.refused:
         raise chosen.refused[0].error
     return chosen.snapshot
@@ -169,11 +169,11 @@ def lacking(
     since: SnapshotId | None = None,
     *,
     saves: bool = True,
-) -> list[Stored]:
+) -> list[StoredState]:
     """The tips whose work ``mine`` lacks, the newest first; ``since``: only of what the store
-    received later, or has a later name, than that one; ``saves`` as in ``choose``. It reads a small
-    object for each tip that is verified, and the manifest of each other one."""
-    lines = Lines.of(store, workspace, seal)
+    received later, or has a later name, than that one; ``saves`` as in ``choose_newest``.
+    It reads a small object for each tip that is verified, and the manifest of each other one."""
+    lines = SnapshotLines.of(store, workspace, seal)
     aside = lines.aside(mine, lines.tips(since, mine=mine, saves=saves))
     lines.keep()
     return aside
@@ -183,7 +183,7 @@ def _keep_nothing() -> None:
     """Of snapshots that are in no store."""
 
 
-class Lines:
+class SnapshotLines:
     """The snapshots of a workspace by descent. ``times``: when the store received each. ``read``:
     reads one; None where it was deleted meanwhile. Each is read once at most, and none that a newer
     one names, but where a line is not whole. ``keep``: spares the next look what was read."""
@@ -191,7 +191,7 @@ class Lines:
     def __init__(
         self,
         times: Mapping[SnapshotId, float],
-        read: Callable[[SnapshotId], Stored | None],
+        read: Callable[[SnapshotId], StoredState | None],
         pins: frozenset[SnapshotId] = frozenset(),
         there: Mapping[SnapshotId, StoredObject] = {},
         keep: Callable[[], None] = _keep_nothing,
@@ -201,18 +201,18 @@ class Lines:
         self._pins = pins
         self.there = there
         self.keep = keep
-        self._known: dict[SnapshotId, Stored | None] = {}
+        self._known: dict[SnapshotId, StoredState | None] = {}
         self._works: dict[SnapshotId, Work] = {}
         self._before: dict[SnapshotId, SnapshotId | None] = {}
         self._after: dict[SnapshotId | None, list[SnapshotId]] = {}
         self._equals: dict[SnapshotId, list[SnapshotId]] = {}
 
     @classmethod
-    def of(cls, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Lines:
+    def of(cls, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> SnapshotLines:
         catalog = Catalog(store, workspace)
         there = catalog.manifests
 
-        def read(snapshot: SnapshotId) -> Stored | None:
+        def read(snapshot: SnapshotId) -> StoredState | None:
             receipt = catalog.receipt(snapshot)
             if receipt is not None:
                 return _verified(there[snapshot], snapshot, receipt)
@@ -239,10 +239,10 @@ class Lines:
         *,
         mine: Lineage | None = None,
         saves: bool = True,
-    ) -> list[Stored]:
+    ) -> list[StoredState]:
         """The tips, the one that the store received last first; without what ``mine`` names.
-        ``since`` as in ``lacking``, ``saves`` as in ``choose``."""
-        found: list[Stored] = []
+        ``since`` as in ``lacking``, ``saves`` as in ``choose_newest``."""
+        found: list[StoredState] = []
         named = set() if mine is None else {mine.snapshot, *mine.names}
         for snapshot in sorted(self._times, key=self._order, reverse=True):
             if snapshot in named or not self._is_after(snapshot, since):
@@ -253,7 +253,7 @@ class Lines:
                 named |= one.line.names
         return self._unreplaced(found) or found[:1]  # machines that lie may name each other
 
-    def aside(self, mine: Lineage, tips: Sequence[Stored]) -> list[Stored]:
+    def aside(self, mine: Lineage, tips: Sequence[StoredState]) -> list[StoredState]:
         """Those of the tips whose work ``mine`` lacks, but for what is pinned: that was put aside
         on purpose."""
         others = [one for one in tips if one.snapshot not in self._pins]
@@ -267,7 +267,7 @@ class Lines:
             and not (one.is_old and not mine.whole and one.stored_unix <= old)
         ]
 
-    def own_tip(self, own: OwnLine, tips: Sequence[Stored]) -> Stored | None:
+    def own_tip(self, own: JobLineage, tips: Sequence[StoredState]) -> StoredState | None:
         """The newest of a job's own line: its newest save, or what a machine of the job stored on
         top of that; where that save was deleted, what else its machines stored. None where the
         store has none of it."""
@@ -334,7 +334,7 @@ class Lines:
         same = (name for name in self._equal(one.line.content) if name != snapshot)
         return next(same, None)
 
-    def going_back(self, snapshot: SnapshotId) -> Iterator[Stored]:
+    def going_back(self, snapshot: SnapshotId) -> Iterator[StoredState]:
         """What a snapshot goes on from, as far as it exists, newest first."""
         seen = {snapshot}
         while (before := self.before(snapshot)) is not None and before not in seen:
@@ -385,7 +385,7 @@ class Lines:
             self._before.pop(one, None)
         self._after = {}
 
-    def _nearest(self, one: Stored) -> SnapshotId | None:
+    def _nearest(self, one: StoredState) -> SnapshotId | None:
         (of_older, older), (_, save) = (
             next(
                 ((name, found) for name in names if (found := self._instead(name, one))),
@@ -398,7 +398,7 @@ class Lines:
         newer = self._read(save)
         return save if newer is not None and self._work(newer.line).names(of_older) else older
 
-    def _instead(self, name: SnapshotId, of: Stored) -> SnapshotId | None:
+    def _instead(self, name: SnapshotId, of: StoredState) -> SnapshotId | None:
         """The snapshot of that name, or one that is equal to it where it is gone; none where ``of``
         is equal to it too, and stands beside that one."""
         if name in self._times:
@@ -415,7 +415,7 @@ class Lines:
                     self._equals.setdefault(one.line.content, []).append(snapshot)
         return [one for one in self._equals.get(content, []) if one in self._times]
 
-    def down(self, tip: Stored) -> Iterator[Stored]:
+    def down(self, tip: StoredState) -> Iterator[StoredState]:
         """The tip and its ancestors that exist, each before what it descends from."""
         yield tip
         last = tip
@@ -435,11 +435,11 @@ class Lines:
                 if (one := self._read(name)) is not None and one.is_old:
                     yield one
 
-    def _unreplaced(self, found: Sequence[Stored]) -> list[Stored]:
+    def _unreplaced(self, found: Sequence[StoredState]) -> list[StoredState]:
         """Those that none of the others replaces. Each is compared with what names it, and an old
         one with the last: thousands of lines are not compared two by two."""
         wanted = {name for one in found for name in (one.snapshot, one.line.content)}
-        having: dict[SnapshotId, list[Stored]] = {}
+        having: dict[SnapshotId, list[StoredState]] = {}
         for one in found:
             for name in self._work(one.line).among(wanted):
                 having.setdefault(name, []).append(one)
@@ -458,7 +458,7 @@ class Lines:
             )
         ]
 
-    def _replaces(self, one: Stored, other: Stored) -> bool:
+    def _replaces(self, one: StoredState, other: StoredState) -> bool:
         """Whether ``other`` is no tip because of ``one``."""
         if one.snapshot == other.snapshot:
             return False
@@ -481,7 +481,7 @@ class Lines:
         one = self._read(snapshot) if snapshot in self._times else None
         return None if one is None else one.line
 
-    def _read(self, snapshot: SnapshotId) -> Stored | None:
+    def _read(self, snapshot: SnapshotId) -> StoredState | None:
         if snapshot not in self._known:
             self._known[snapshot] = self._reads(snapshot)
         return self._known[snapshot]
@@ -496,7 +496,7 @@ class Lines:
         return snapshot > since or self._times[snapshot] > self._times.get(since, 0.0)
 
 
-def _given_up_last(tips: list[Stored]) -> list[Stored]:
+def _given_up_last(tips: list[StoredState]) -> list[StoredState]:
     """A machine that was given up may live on and save until its grants end. Its successor's grants
     are newer, and so is the time in the names that the control side has drawn for them: where the
     store received a machine's own save last, those of all machines come in the order of their
@@ -534,7 +534,9 @@ def also_in(
     }
 
 
-def named(others: Sequence[Stored], holds: Callable[[Stored], str] = lambda one: "") -> str:
+def named(
+    others: Sequence[StoredState], holds: Callable[[StoredState], str] = lambda one: ""
+) -> str:
     """For messages: the first of them, with machine and time, and what each ``holds``."""
     words = [
         f"{one.snapshot} of machine {one.machine} ({moment(one.stored_unix)}"
@@ -545,8 +547,8 @@ def named(others: Sequence[Stored], holds: Callable[[Stored], str] = lambda one:
     return ", ".join(words) + (f" and {more} more" if more else "")
 
 
-def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> Stored:
-    return Stored(
+def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> StoredState:
+    return StoredState(
         snapshot,
         found.modified_unix,
         receipt.line or Lineage.unknown(snapshot),
@@ -558,7 +560,7 @@ def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> St
     )
 
 
-def _unverified(catalog: Catalog, snapshot: SnapshotId, seal: Seal) -> Stored | None:
+def _unverified(catalog: Catalog, snapshot: SnapshotId, seal: Seal) -> StoredState | None:
     """Its manifest is read. One that cannot be read goes on from nothing that is known, and has
     work of its own."""
     unix = catalog.manifests[snapshot].modified_unix
@@ -567,6 +569,8 @@ def _unverified(catalog: Catalog, snapshot: SnapshotId, seal: Seal) -> Stored | 
     except SnapshotMissing:
         return None
     except (ManifestInvalid, WrongKey):
-        return Stored(snapshot, unix, Lineage(snapshot, snapshot), "", "unknown", verified=False)
+        return StoredState(
+            snapshot, unix, Lineage(snapshot, snapshot), "", "unknown", verified=False
+        )
     line = said.lineage or Lineage.unknown(snapshot)
-    return Stored(snapshot, unix, line, said.agent, said.agent, False, said.own, said.autosave)
+    return StoredState(snapshot, unix, line, said.agent, said.agent, False, said.own, said.autosave)

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import ENVELOPE_BYTES, Forged, Unsigned
 from torpor.shared.errors import (
     InvalidInput,

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor.control.store.deletion_records import Deletions
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import receipt_names
-from torpor.control.store.seam import ObjectStore
 from torpor.control.upkeep.pins import holds, pin_times
 from torpor.shared.errors import SnapshotMissing, StoreCorrupt
 from torpor.shared.format.names import manifest_key

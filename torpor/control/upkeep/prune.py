@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.store.deletion_records import Deletions
+from torpor.control.store.manifests import open_manifest
 from torpor.control.store.marks import (
     MOST_MARKED,
     SHORTEST_GRACE_S,
@@ -22,8 +23,7 @@ from torpor.control.store.marks import (
     read_marks,
     write_mark,
 )
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import open_manifest
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.upkeep.presence import NamedBy, all_named, check_present, needless_records
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreCorrupt
 from torpor.shared.format.keys import Seal

@@ -33,7 +33,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from torpor.control.zones import zone_named
+from torpor.control.time_zones import zone_named
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.lineage import Lineage, Work, chain
 from torpor.shared.values import SnapshotId, made_at

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from torpor.control.store.catalog import CATALOG
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned, record_in
 from torpor.shared.errors import ObjectChanged, StoreCorrupt, StoreMissing
 from torpor.shared.values import MIB, ObjectKey, WorkspaceName

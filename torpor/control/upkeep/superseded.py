@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 
 from torpor.control.losses import clean, size
 from torpor.control.safety import Verified, check_whole
+from torpor.control.store.manifests import find_snapshot, open_manifest
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.packs import stored_packs
 from torpor.control.store.receipts import receipt_of
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.control.upkeep.deletion import delete_snapshot
-from torpor.control.upkeep.lineage import Lines
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.pins import hold, holds, let_go, pin_times
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.keys import Seal
@@ -70,7 +70,7 @@ class Succession:
         seal: Seal,
         proven: Iterable[SnapshotId] = (),
     ) -> None:
-        self.lines = Lines.of(store, workspace, seal)
+        self.lines = SnapshotLines.of(store, workspace, seal)
         self._store = store
         self._workspace = workspace
         self._seal = seal

@@ -13,8 +13,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from torpor.control.safety import check_readable
-from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import open_manifest, snapshot_ids
+from torpor.control.store.manifests import open_manifest, snapshot_ids
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.upkeep.pins import pinned_ids
 from torpor.shared.errors import ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey
 from torpor.shared.format.keys import Seal

@@ -77,13 +77,13 @@ def _canary(home: Path) -> int:
     """stdin names the folder of CRIU; stdout says how the canary fared."""
     import msgspec
 
-    from torpor.machine.checkpoint.canary import fly  # attach need not load it
+    from torpor.machine.checkpoint.canary import run_canary  # attach need not load it
     from torpor.machine.checkpoint.criu import CheckpointFailed
     from torpor.machine.checkpoint.tree import program
     from torpor.shared.wire.job import Tried
 
     try:
-        fly(program(Path(sys.stdin.read())), home)
+        run_canary(program(Path(sys.stdin.read())), home)
         told = Tried()
     except CheckpointFailed as error:
         told = Tried(str(error))

@@ -26,7 +26,7 @@ from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
 from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.agent.sync import SyncRun
-from torpor.shared.transfer import line
+from torpor.shared.transfer import throughput
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
 from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
@@ -34,8 +34,8 @@ from torpor.shared.wire.job import LookAtJob, StartJob, StopJob, TryFreezing
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
-    LineRate,
-    MeasureLine,
+    MeasureThroughput,
+    Throughput,
 )
 from torpor.shared.wire.preview import PreviewSnapshot
 from torpor.shared.wire.request import BeginsRun, OfRun
@@ -85,7 +85,7 @@ def operations(
     """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise``,
     ``autosaves`` and ``canary``: the argv that start such a process."""
     table = Operations()
-    table.add(MeasureLine, _measure_line)
+    table.add(MeasureThroughput, _measure_line)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
     table.add(PreviewSnapshot, preview)
     table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))
@@ -180,8 +180,8 @@ def _compare(run: RestoreRun, request: CheckRestore, call: Call) -> Checked:
     return run.compare(request, call)  # a path's run has one of its own
 
 
-def _measure_line(request: MeasureLine, call: Call) -> LineRate:
-    moved = line.move(
+def _measure_line(request: MeasureThroughput, call: Call) -> Throughput:
+    moved = throughput.move(
         request.puts,
         request.gets,
         request.object_bytes,
@@ -189,4 +189,4 @@ def _measure_line(request: MeasureLine, call: Call) -> LineRate:
         call.cancelled,
         request.authority,
     )
-    return LineRate(*moved)
+    return Throughput(*moved)

@@ -42,7 +42,7 @@ from torpor.machine.pipeline.journal import Journal
 from torpor.machine.sampler.save_lock import saving
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.supervisor.freezing import LEAST_BYTES
-from torpor.machine.supervisor.saves import Orders, Rescued
+from torpor.machine.supervisor.saves import Rescued, SaveRequest
 from torpor.shared.errors import (
     AgentLost,
     GrantExpired,
@@ -80,31 +80,33 @@ TRIES_S: Final = 300.0
 """How long the store is tried, at least; a machine may live longer than its market said."""
 COMMAND_ENDS_S: Final = 2.0
 """How long a save that gives way waits for its save command to be ended."""
-_AGAIN_S: Final = 1.0
+_RETRY_S: Final = 1.0
 _POLL_S: Final = 0.1
 
 
 def rescue_by_stdin(home: Path) -> int:
-    """Read the orders from stdin, save, and print what became of it; 0 if there is a save."""
+    """Read the request from stdin, save, and print what became of it; 0 if there is a save."""
     for number in (signal.SIGHUP, signal.SIGTERM):  # how a machine that shuts down ends the others
         signal.signal(number, _unheard)  # not SIG_IGN: what the user's commands start inherits that
     log = Log(home / LOG_FILE)
     try:
-        orders = msgspec.convert(json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), learned(Orders))
+        asked = msgspec.convert(
+            json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), learned(SaveRequest)
+        )
     except ValueError:  # its words may hold what it read
-        done = Rescued(None, "the orders for the machine's own save cannot be read")
+        done = Rescued(None, "the request for the machine's own save cannot be read")
     else:
         keep_freed_chunks()
         ends = threading.Event()
-        rescue = Rescue(home, orders, log.write, ends.is_set)
-        if orders.freeze is not None:
+        rescue = Rescue(home, asked, log.write, ends.is_set)
+        if asked.freeze is not None:
             signal.signal(signal.SIGTERM, lambda _number, _frame: ends.set())
-        if orders.scheduled:
+        if asked.scheduled:
             watch_owed(home)  # before this process stands behind the user's programs
             os.nice(NICE)
             signal.signal(signal.SIGTERM, lambda _number, _frame: _give_way(rescue))
-        with saving(home, orders.book.workspace) if orders.scheduled else nullcontext():
-            done = _scrubbed(rescue, orders, log)
+        with saving(home, asked.book.workspace) if asked.scheduled else nullcontext():
+            done = _scrubbed(rescue, asked, log)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if done.error or not done.unsent:
         log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
@@ -125,9 +127,9 @@ def _give_way(rescue: Rescue) -> None:
     os._exit(1)
 
 
-def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
+def _scrubbed(rescue: Rescue, asked: SaveRequest, log: Log) -> Rescued:
     """The outcome, without the grants and the key."""
-    secret = msgspec.to_builtins(orders.book)
+    secret = msgspec.to_builtins(asked.book)
     try:
         done = rescue.run()
     except TorporError as error:
@@ -146,25 +148,25 @@ class Rescue:
     def __init__(
         self,
         home: Path,
-        orders: Orders,
+        asked: SaveRequest,
         say: Callable[[str], None],
         ends: Callable[[], bool] = lambda: False,
     ) -> None:
         self._home = home
-        self._freeze = orders.freeze
+        self._freeze = asked.freeze
         self._ends = ends
         self._killed = False
         self._stored_s = self._committed_s = 0.0
-        self._book = orders.book
-        self._given_unix = orders.given_unix
-        self._left_s = orders.left_s
-        self._made = orders.made
-        self._scheduled = orders.scheduled
+        self._book = asked.book
+        self._given_unix = asked.given_unix
+        self._left_s = asked.left_s
+        self._made = asked.made
+        self._scheduled = asked.scheduled
         self._began, self._began_unix = time.monotonic(), time.time()
         self._say = say
         self._call = Call("rescue", home, _unseen)
         self._passes = 0
-        self._lost = orders.book.lost
+        self._lost = asked.book.lost
         self._new_bytes = 0
         self._resumed: list[ObjectKey] = []
         self._stores: SnapshotRun | None = None
@@ -198,7 +200,7 @@ class Rescue:
                 raise
             self._stores, words = run, None
             try:
-                words = threads.submit(self._run_save_command, self._owe_resume(run))
+                words = threads.submit(self._run_save_command, self._add_pending_resume(run))
                 with run.starting(self._call):
                     self._begin(run)
                 error = words.result()
@@ -228,13 +230,13 @@ class Rescue:
                     self._say(fault)
                 run.end("the machine's own save is over")
 
-    def _owe_resume(self, run: SnapshotRun) -> str:
+    def _add_pending_resume(self, run: SnapshotRun) -> str:
         """From now on the counterpart of the save command has to run; why the save command must not
         run, in words."""
         if not self._book.save_argv:
             return ""
         try:
-            run.owe_resume(self._book.resume_argv, self._book.save_timeout_s)
+            run.add_pending_resume(self._book.resume_argv, self._book.save_timeout_s)
         except WorkspaceBusy as error:
             return f"the save command did not run: {error}"
         return ""
@@ -336,7 +338,7 @@ class Rescue:
                 if time.monotonic() >= give_up:
                     raise
                 self._say(f"once more: {error}")
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_S)
 
     def _save_frozen(self, run: SnapshotRun) -> OwnSave | None:
         """Freeze the command, and save with that. The command is ended right before the manifest is

@@ -47,7 +47,7 @@ _RECORD: Final = "resume"
 _LOCK: Final = "resume.lock"
 
 
-class Owed(msgspec.Struct, frozen=True):
+class PendingResume(msgspec.Struct, frozen=True):
     """A command that has to run, and programs that have to go on, unless the machine has started
     again since."""
 
@@ -66,18 +66,18 @@ class Resumption:
         self._lock_path = folder / _LOCK
         self._log = Log(self._home / LOG_FILE)
         self._lock_fd: int | None = None
-        self._owed: Owed | None = None
+        self._pending: PendingResume | None = None
 
     def take_up(self) -> None:
         """Take over what an earlier run owes. WorkspaceBusy while its command runs."""
         if self._lock_fd is not None or not self._record.exists():
             return
         self._lock(WAIT_S)
-        self._owed = self._recorded()
-        if self._owed is None:
+        self._pending = self._recorded()
+        if self._pending is None:
             self._settled()
 
-    def owe(
+    def add_pending(
         self,
         argv: list[str],
         timeout_s: float,
@@ -85,34 +85,34 @@ class Resumption:
         programs: Sequence[Program] = (),
     ) -> None:
         """From now on the command has to run, and the programs have to go on, whatever ends."""
-        if self._owed is None:
-            self._owed = Owed(argv, timeout_s, boot_id(), [*programs])
+        if self._pending is None:
+            self._pending = PendingResume(argv, timeout_s, boot_id(), [*programs])
             try:
                 self._lock(WAIT_S)
-                self._write(self._owed)
+                self._write(self._pending)
                 _watch(self._record.parent, grace_s)
             except OSError as error:  # a full disk: the end of this run still knows of it
                 what = f"{argv[0]!r} will not run" if argv else "frozen programs do not go on"
                 self._log.write(f"if this agent is killed, {what}: {error}")
         else:
-            owed = self._owed
+            owed = self._pending
             both = [
                 *owed.programs,
                 *(program for program in programs if program not in owed.programs),
             ]
-            self._owed = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
-            if self._owed != owed:
+            self._pending = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
+            if self._pending != owed:
                 with suppress(OSError):  # as above
-                    self._write(self._owed)
+                    self._write(self._pending)
 
     @property
     def programs(self) -> Sequence[Program]:
         """Those that may be frozen."""
-        return () if self._owed is None else self._owed.programs
+        return () if self._pending is None else self._pending.programs
 
     def settle(self) -> str:
         """Do what is owed; returns what went wrong. Nothing stops it but its time limit."""
-        owed, self._owed = self._owed, None
+        owed, self._pending = self._pending, None
         if owed is None:
             return ""
         try:
@@ -131,19 +131,19 @@ class Resumption:
     def end_programs(self) -> None:
         """End what is frozen: it runs nowhere but where its images go on. The command stays owed,
         for the machine may live on."""
-        owed = self._owed
+        owed = self._pending
         if owed is None or not owed.argv:
             self.drop()
             return
         end_frozen(self._home, owed.programs)
-        self._owed = msgspec.structs.replace(owed, programs=[])
+        self._pending = msgspec.structs.replace(owed, programs=[])
         with suppress(OSError):  # a full disk: settle() still knows of it
-            self._write(self._owed)
+            self._write(self._pending)
 
     def drop(self) -> None:
         """The machine ends: nothing is owed any more, and what is frozen runs nowhere but where its
         images go on."""
-        owed, self._owed = self._owed, None
+        owed, self._pending = self._pending, None
         if owed is not None:
             end_frozen(self._home, owed.programs)
         self._settled()
@@ -164,8 +164,8 @@ class Resumption:
             time.sleep(grace_s)
             with suppress(WorkspaceBusy):
                 self._lock(0.0)
-                self._owed = self._recorded()
-                if self._owed is not None:
+                self._pending = self._recorded()
+                if self._pending is not None:
                     self._log.write("the run that quiesced the workspace is gone: resuming")
                 self.settle()
                 return
@@ -188,14 +188,14 @@ class Resumption:
                 time.sleep(_POLL_S)
         self._lock_fd = fd
 
-    def _recorded(self) -> Owed | None:
+    def _recorded(self) -> PendingResume | None:
         try:
-            owed = msgspec.json.decode(self._record.read_bytes(), type=learned(Owed))
+            owed = msgspec.json.decode(self._record.read_bytes(), type=learned(PendingResume))
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             return None
         return owed if owed.boot == boot_id() else None
 
-    def _write(self, owed: Owed) -> None:
+    def _write(self, owed: PendingResume) -> None:
         fresh = self._record.with_name("resume.new")
         fresh.write_bytes(msgspec.json.encode(owed))
         os.replace(fresh, self._record)

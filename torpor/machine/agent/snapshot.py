@@ -287,17 +287,17 @@ class SnapshotRun(AgentRun):
         owned = self._has_begun().programs
         programs = owned.resolved(request.programs)
         if request.resume or programs:
-            self._resumption.owe(request.resume, limit_s, programs=programs)
+            self._resumption.add_pending(request.resume, limit_s, programs=programs)
         if request.argv:
             run_hook(request.argv, limit_s, check)
         return Quiesced([*owned.freeze(programs, request.criu, limit_s, check)])
 
-    def owe_resume(self, argv: list[str], timeout_s: float) -> None:
+    def add_pending_resume(self, argv: list[str], timeout_s: float) -> None:
         """Owe the counterpart of a save command, before the machine's own save runs that; take over
         what an earlier run owes. WorkspaceBusy while that runs."""
         self._resumption.take_up()
         if argv:
-            self._resumption.owe(argv, timeout_s)
+            self._resumption.add_pending(argv, timeout_s)
 
     def settle(self) -> str:
         """Run the resume command that is owed, and let what was frozen go on, unless it was ended;
@@ -310,7 +310,7 @@ class SnapshotRun(AgentRun):
         """Freeze a job's command for this snapshot; from then on it is owed that it goes on."""
         owned = self._has_begun().programs
         programs = owned.resolved([program])
-        self._resumption.owe([], within_s, within_s, programs)
+        self._resumption.add_pending([], within_s, within_s, programs)
         (froze,) = owned.freeze(programs, criu, within_s, partial(self.check, call))
         if froze.bytes:
             mark(Path(programs[0].images), snapshot)

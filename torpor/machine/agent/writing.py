@@ -31,7 +31,7 @@ from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry, describe
 from torpor.shared.format.rows import NO_CHUNK
 
 
-class Compared(NamedTuple):
+class ComparedDisk(NamedTuple):
     """``changed``: names in use that are no longer as they were restored."""
 
     comparison: Comparison
@@ -123,11 +123,11 @@ class Writing:
         self.writer.close()
         return self.writer.attributes.noted()
 
-    def compare(self, call: Call, check: Callable[[], None], *, full: bool) -> Compared:
+    def compare(self, call: Call, check: Callable[[], None], *, full: bool) -> ComparedDisk:
         """Compare everything but what programs have changed since it was in use."""
         in_use, full = self._in_use.signatures, full or self._read_back
         if not in_use:
-            return Compared(self._compare(self._entries, call, check, full=full), [])
+            return ComparedDisk(self._compare(self._entries, call, check, full=full), [])
         changed = {number for number in in_use if self._is_changed(number)}
         numbers = [number for number in range(len(self._entries)) if number not in changed]
         compared = self._compare(self._numbered(numbers), call, check, full=full)
@@ -140,7 +140,7 @@ class Writing:
             else:
                 whole.found.append((numbers[place], words))
         names = [self._entries[n] for n in sorted(changed)]
-        return Compared(whole, [shown(name.path) for name in names if name.kind != DIRECTORY])
+        return ComparedDisk(whole, [shown(name.path) for name in names if name.kind != DIRECTORY])
 
     def begin_again(self) -> None:
         """Forget what was fetched: the comparison failed, so the next run fetches everything."""

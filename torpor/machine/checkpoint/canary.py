@@ -52,14 +52,14 @@ os.rename("said.new", "said")
 """
 
 
-class Flight(NamedTuple):
+class CanaryResult(NamedTuple):
     """How long the canary took, in seconds."""
 
     dump_s: float
     restore_s: float
 
 
-def fly(criu: Criu, folder: Path) -> Flight:
+def run_canary(criu: Criu, folder: Path) -> CanaryResult:
     """Dump and restore the tree, with all its files below ``folder``. CheckpointFailed says which
     step failed, and why. Only for a process without threads. Nothing of it is left."""
     place = Path(tempfile.mkdtemp(prefix="canary-", dir=folder))
@@ -94,7 +94,7 @@ def fly(criu: Criu, folder: Path) -> Flight:
         _await(place / "said", "the restored canary did not answer")
         if (place / "said").read_text() != token[::-1]:
             raise CheckpointFailed("the restored canary has another memory than before")
-        return Flight(dump_s, restore_s)
+        return CanaryResult(dump_s, restore_s)
     finally:
         first = namespace.first if namespace else 0
         for end, pid in ((os.killpg, tree.pid if tree else 0), (os.kill, first)):

@@ -19,7 +19,7 @@ from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO
 
 DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
 """One of these exists wherever an NVIDIA driver does: on Linux, and in WSL."""
-AGAIN_S: Final = 30.0
+RETRY_S: Final = 30.0
 """How long a driver that failed is left alone."""
 
 
@@ -62,7 +62,7 @@ class Gpus:
         return look
 
     def _open(self) -> None:
-        self._again_s = self._clock() + AGAIN_S
+        self._again_s = self._clock() + RETRY_S
         self._failed = self._without_nvml()
         try:
             import pynvml as nvml  # only here: a machine without a driver does not load it

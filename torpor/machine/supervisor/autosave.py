@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.machine.supervisor.folder import AutosaveFolder, JobFolder, Kept, Told
-from torpor.machine.supervisor.guard import Frozen, Guard, News
+from torpor.machine.supervisor.folder import AutosaveFolder, AutosaveRecord, JobFolder, Kept
 from torpor.machine.supervisor.requests import Requests
+from torpor.machine.supervisor.save_trigger import Frozen, News, SaveTrigger
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.errors import InvalidInput, TorporError, WorkspaceBusy
 from torpor.shared.values import WorkspaceName
@@ -45,7 +45,7 @@ LEAVES_S: Final = 5.0
 """Who wants it to leave asks for that again and again, and may give up."""
 BEGINS_S: Final = 300.0
 """Within this time a supervisor writes that its command runs, also where it goes on from images,
-and its driver hands over a book."""
+and its driver gives it a book."""
 
 
 def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
@@ -62,16 +62,16 @@ def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
     process.run()
 
 
-def refuse_late(request: Autosave, held: str, told: Told) -> None:
+def refuse_late(request: Autosave, held: str, record: AutosaveRecord) -> None:
     """A book may have been on its way for long: refuse one that would take the place of another
     that its sender has not seen, and one for a job that is over. ``held``: the job whose book a
-    process holds; ``told``: what it wrote."""
+    process holds; ``record``: what it wrote."""
     book = request.book
     if not book.job and held not in ("", request.instead_of):
         raise WorkspaceBusy(
             f"job {held} saves workspace {book.workspace} on this machine by now: look again"
         )
-    if book.job and told.job == book.job and told.over:
+    if book.job and record.job == book.job and record.over:
         raise InvalidInput(f"job {book.job} was stopped on this machine: it saves nothing")
 
 
@@ -88,14 +88,14 @@ class Autosaver:
         self._has_place = True
         self._hold(lock)
         self._requests = Requests(self._folder.listen(), self._serve)
-        self._guard = Guard(home, save, self._requests.wake)
+        self._trigger = SaveTrigger(home, save, self._requests.wake)
         self._shuts_down = False
         self._leaves_until_s = 0.0
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True)
         self._heard: deque[tuple[float, float]] = deque()  # of saves that have not ended
         self._stored_s = time.monotonic()
-        self._told = msgspec.structs.replace(self._folder.read(), saves_until_unix=0.0)
+        self._record = msgspec.structs.replace(self._folder.read(), saves_until_unix=0.0)
         self._kept: Kept | None = None  # of its job, as it was seen last
         self._begins_s = 0.0
         self._is_written = False
@@ -107,15 +107,15 @@ class Autosaver:
         while not self._done():
             self._requests.wait(TICK_S)  # what is due may be held back for hours
             if self._shuts_down:
-                self._shuts_down, self._guard.shuts_down = False, True
+                self._shuts_down, self._trigger.shuts_down = False, True
                 words = "the machine shuts down: the autosave process got SIGTERM"
-                self._guard.hear(Notice("signal", words, time.time()))
+                self._trigger.hear(Notice("signal", words, time.time()))
             elif not self._is_leaving:
-                self._guard.save_if_due()
-            for news in self._guard.news():
+                self._trigger.save_if_due()
+            for news in self._trigger.news():
                 self._hear(news)
             if not self._is_written:
-                self._tell()
+                self._update()
             self._look_at_command()
             self._look_at_folder()
 
@@ -123,34 +123,34 @@ class Autosaver:
         if isinstance(news, Notice):
             self._heard.append((news.at_unix, time.monotonic()))
             if news.kind != "schedule":
-                why_not = self._guard.why_never_frozen(self._told.job)
-                self._tell(notice=news, save_error="", not_frozen=why_not)
+                why_not = self._trigger.why_never_frozen(self._record.job)
+                self._update(notice=news, save_error="", not_frozen=why_not)
         elif isinstance(news, Frozen):
-            if news.attempt in (0, self._told.attempt):  # else of one that has ended since
-                saved = news.done.saved or self._told.saved
-                self._tell(saved=saved, not_frozen=news.done.error)
+            if news.attempt in (0, self._record.attempt):  # else of one that has ended since
+                saved = news.done.saved or self._record.saved
+                self._update(saved=saved, not_frozen=news.done.error)
         else:
             began = self._heard.popleft()  # saves end in the order of what asked for them
             if not news.gave_way:
                 self._note(news, *began)
 
     def _note(self, done: Rescued, began_unix: float, began_s: float) -> None:
-        replace, schedule = msgspec.structs.replace, self._guard.schedule
+        replace, schedule = msgspec.structs.replace, self._trigger.schedule
         self._state = replace(self._state, error=done.error, interval_s=schedule.interval_s)
         if done.saved is not None or done.unchanged:
             self._stored_s = began_s
             saved = done.saved or self._state.saved
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
-        saved = done.saved or self._told.saved
-        heard = not done.scheduled and self._told.notice is not None  # by this attempt
-        self._tell(saved=saved, save_error=done.error if heard else self._told.save_error)
+        saved = done.saved or self._record.saved
+        heard = not done.scheduled and self._record.notice is not None  # by this attempt
+        self._update(saved=saved, save_error=done.error if heard else self._record.save_error)
 
-    def _tell(self, **changes: Any) -> None:
+    def _update(self, **changes: Any) -> None:
         """Write what is to be said of the job's attempt; what cannot be written now is tried again
         at each tick."""
-        self._told = msgspec.structs.replace(self._told, **changes)
+        self._record = msgspec.structs.replace(self._record, **changes)
         try:
-            self._folder.write(self._told)
+            self._folder.write(self._record)
         except OSError:
             self._is_written = False
         else:
@@ -161,9 +161,9 @@ class Autosaver:
     def _done(self) -> bool:
         if not self._has_place:
             return True
-        if self._guard.saves_now:
+        if self._trigger.saves_now:
             return False
-        is_idle = self._guard.is_over and not self._is_for_a_command()
+        is_idle = self._trigger.is_over and not self._is_for_a_command()
         return self._is_leaving or (is_idle and self._is_written)
 
     @property
@@ -174,14 +174,14 @@ class Autosaver:
     def _is_for_a_command(self) -> bool:
         """Whether a command runs, or is about to begin, for which this process hears."""
         kept = self._kept
-        if kept is None or kept.state.attempt < self._told.attempt:
+        if kept is None or kept.state.attempt < self._record.attempt:
             return time.monotonic() < self._begins_s
         return kept.at_work
 
     def _look_at_command(self) -> None:
-        if self._told.job:
+        if self._record.job:
             with suppress(TorporError, OSError):
-                self._kept = JobFolder(self._home, self._told.job).read() or self._kept
+                self._kept = JobFolder(self._home, self._record.job).read() or self._kept
 
     def _look_at_folder(self) -> None:
         """Make again what somebody has removed, as `rm -rf ~/.*` of a job's command does. Where
@@ -190,7 +190,7 @@ class Autosaver:
         with suppress(OSError):  # it is not known what is there
             if self._folder.is_whole(self._lock):
                 return
-            is_for_a_job = self._is_for_a_command() or bool(self._guard.job)
+            is_for_a_job = self._is_for_a_command() or bool(self._trigger.job)
             stays = is_for_a_job or self._folder.is_locked_by(self._lock)
             self._has_place = stays and self._folder.has_place
             if not self._has_place:
@@ -201,7 +201,7 @@ class Autosaver:
             if lock != self._lock:
                 self._hold(lock, self._lock)
             self._requests.listen(self._folder.listen())
-            self._tell()
+            self._update()
 
     def _hold(self, lock: int, before: int | None = None) -> None:
         """Hold this lock from now on, in place of the one ``before``. OSError where it cannot take
@@ -225,16 +225,16 @@ class Autosaver:
 
     def _serve(self, asked: Envelope) -> Nothing | AutosaveState:
         if asked.op == LookAtAutosave.op:
-            gap_s = self._guard.schedule.gap_s
+            gap_s = self._trigger.schedule.gap_s
             return msgspec.structs.replace(
                 self._state,
-                job=self._guard.job,
-                left=self._guard.left,
+                job=self._trigger.job,
+                left=self._trigger.left,
                 unsaved_s=time.monotonic() - self._stored_s,
                 interval_s=max(self._state.interval_s, gap_s) if isfinite(gap_s) else 0.0,
             )
         if asked.op == Autosave.op:
-            self._hand_over(parse_request(Autosave, asked.args), asked.id)
+            self._take_book(parse_request(Autosave, asked.args), asked.id)
         elif asked.op == HearForAttempt.op:
             self._attempt(parse_request(HearForAttempt, asked.args))
         elif asked.op == Bye.op:
@@ -243,17 +243,17 @@ class Autosaver:
             raise InvalidInput("the autosave process does not know what it is asked for")
         return Nothing()
 
-    def _hand_over(self, request: Autosave, request_id: str) -> None:
+    def _take_book(self, request: Autosave, request_id: str) -> None:
         book = request.book
         self._refuse_unwanted(request)
-        if request_id in self._told.taken:  # its answer was lost: grants of it may be used
+        if request_id in self._record.taken:  # its answer was lost: grants of it may be used
             return
         self._leaves_until_s = 0.0
         if book.job:
             self._begins_s = 0.0
             self._begin(book.job, self._attempt_of(book.job))
-        self._guard.listen(request.notices)
-        if self._guard.stand_by(book):
+        self._trigger.listen(request.notices)
+        if self._trigger.stand_by(book):
             self._stored_s = time.monotonic()
         until_unix = max((float(save.grant.expires_unix) for save in book.saves), default=0.0)
         self._state = msgspec.structs.replace(
@@ -261,57 +261,57 @@ class Autosaver:
         )
         if not book.every_s:  # no save comes that would replace what the last one said
             self._state = msgspec.structs.replace(self._state, error="")
-        taken = [*self._told.taken, request_id][-MOST_TAKEN:]
+        taken = [*self._record.taken, request_id][-MOST_TAKEN:]
         saves_until_unix = until_unix if book.job else 0.0
-        self._tell(notices=request.notices, saves_until_unix=saves_until_unix, taken=taken)
+        self._update(notices=request.notices, saves_until_unix=saves_until_unix, taken=taken)
 
     def _refuse_unwanted(self, request: Autosave) -> None:
-        book, told, held = request.book, self._told, self._guard.job
-        refuse_late(request, held, told)
+        book, record, held = request.book, self._record, self._trigger.job
+        refuse_late(request, held, record)
         if not book.job and not held and time.monotonic() < self._begins_s:
             raise WorkspaceBusy(
-                f"job {told.job} has just begun on this machine, and its driver hands over a book: "
+                f"job {record.job} has just begun on this machine, and its driver gives it a book: "
                 "look again"
             )
-        if book.job and told.job not in ("", book.job) and (held or self._is_for_a_command()):
-            raise InvalidInput(f"job {told.job} has this machine, and job {book.job} does not")
+        if book.job and record.job not in ("", book.job) and (held or self._is_for_a_command()):
+            raise InvalidInput(f"job {record.job} has this machine, and job {book.job} does not")
 
     def _attempt(self, request: HearForAttempt) -> None:
         if request.over:
-            if self._guard.job == request.job:
+            if self._trigger.job == request.job:
                 self._drop_book()
-            if self._told.job == request.job:
+            if self._record.job == request.job:
                 self._begins_s = 0.0
-                self._tell(over=True)
+                self._update(over=True)
             return
         self._leaves_until_s = 0.0
-        if self._guard.job not in ("", request.job):
+        if self._trigger.job not in ("", request.job):
             self._drop_book()
         self._begins_s = time.monotonic() + BEGINS_S
         self._begin(request.job, request.attempt)
-        self._guard.listen(request.notices)
-        self._tell(notices=request.notices, over=False)
+        self._trigger.listen(request.notices)
+        self._update(notices=request.notices, over=False)
 
     def _begin(self, job: str, attempt: int) -> None:
         """What was heard for another attempt does not count for this one, unless it is heard
         again."""
-        if (self._told.job, self._told.attempt) != (job, attempt):
-            until_unix = self._told.saves_until_unix if self._told.job == job else 0.0
-            taken = self._told.taken
-            self._told = Told(job, attempt, saves_until_unix=until_unix, taken=taken)
+        if (self._record.job, self._record.attempt) != (job, attempt):
+            until_unix = self._record.saves_until_unix if self._record.job == job else 0.0
+            taken = self._record.taken
+            self._record = AutosaveRecord(job, attempt, saves_until_unix=until_unix, taken=taken)
             self._kept = None
-            self._guard.shuts_down = False
-            self._guard.listen([])
+            self._trigger.shuts_down = False
+            self._trigger.listen([])
 
     def _attempt_of(self, job: str) -> int:
         """The newest attempt that is known here."""
-        known = self._told.attempt if self._told.job == job else 0
+        known = self._record.attempt if self._record.job == job else 0
         with suppress(TorporError, OSError):
             kept = JobFolder(self._home, job).read()
             known = max(known, kept.state.attempt if kept else 0)
         return known
 
     def _drop_book(self) -> None:
-        self._guard.drop_book()
+        self._trigger.drop_book()
         self._state = msgspec.structs.replace(self._state, until_unix=0.0, lasts_s=0.0)
-        self._tell(saves_until_unix=0.0)
+        self._update(saves_until_unix=0.0)

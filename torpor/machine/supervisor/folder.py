@@ -62,7 +62,7 @@ class Kept(msgspec.Struct, frozen=True):
         return self.runs and (self.command.lives or self.supervisor.lives)
 
 
-class Told(msgspec.Struct, frozen=True):
+class AutosaveRecord(msgspec.Struct, frozen=True):
     """What an autosave process has to say of the newest ``attempt`` of a ``job`` that it heard for,
     in the fields of JobState; and what another one needs that takes its place: ``notices``, which
     it asks, whether the job is ``over``, because somebody has stopped it, and ``taken``, the
@@ -286,13 +286,13 @@ class AutosaveFolder(ProcessFolder):
         """Whether a process has written anything."""
         return _is_there(self._state)
 
-    def read(self) -> Told:
+    def read(self) -> AutosaveRecord:
         """What the newest process wrote, whether it lives or not; nothing where that is not what
         one writes."""
         try:
-            return msgspec.convert(json.loads(self._state.read_bytes()), learned(Told))
+            return msgspec.convert(json.loads(self._state.read_bytes()), learned(AutosaveRecord))
         except (OSError, ValueError):
-            return Told()
+            return AutosaveRecord()
 
 
 def autosave_folders(home: Path) -> list[AutosaveFolder]:

@@ -32,18 +32,18 @@ _TOKEN_S: Final = 21600
 _Kind = Literal["aws-spot", "aws-rebalance", "gcp", "azure"]
 
 
-class Answer(NamedTuple):
+class MetadataAnswer(NamedTuple):
     """A whole answer, of at most ANSWER_BYTES. Redirects are answers like any other."""
 
     status: int
     body: bytes
 
 
-Ask = Callable[[str, str, dict[str, str]], "Answer | None"]
+Ask = Callable[[str, str, dict[str, str]], "MetadataAnswer | None"]
 """Sends a request: its verb, URL and headers. None where no whole answer came."""
 
 
-class Notices:
+class NoticeListener:
     """Asks the services of ``sources``, each when it is due. ``clock`` counts seconds, ``now`` is
     the time of day. One thread's own."""
 
@@ -173,7 +173,7 @@ _SERVICES: Final[dict[str, type[_Service]]] = {"aws": _Aws, "gcp": _Gcp, "azure"
 
 def ask_service(
     verb: str, url: str, headers: dict[str, str], answer_s: float = ANSWER_S
-) -> Answer | None:
+) -> MetadataAnswer | None:
     """Send one request by plain HTTP, through no proxy; None unless the whole answer comes in
     time."""
     parts = urlsplit(url)
@@ -189,7 +189,7 @@ def ask_service(
             lent = cast(socket.socket, _Lent(line, ends))
             with http.client.HTTPResponse(lent, method=verb) as answer:
                 answer.begin()
-                return Answer(answer.status, answer.read())
+                return MetadataAnswer(answer.status, answer.read())
     except (OSError, http.client.HTTPException, ValueError):
         return None
 
@@ -224,7 +224,7 @@ class _Bounded(io.RawIOBase):
         return count
 
 
-def _object(answer: Answer | None) -> dict[str, Any]:
+def _object(answer: MetadataAnswer | None) -> dict[str, Any]:
     """The JSON object of an answer with status 200; empty for anything else."""
     try:
         found = json.loads(answer.body) if answer and answer.status == 200 else None

@@ -29,12 +29,12 @@ UNKNOWN_S: Final = min(SPOT_NOTICE_S.values())
 """How long the machine is taken to live if its market does not say: the shortest of all notices."""
 RESERVE: Final = 64
 """Packs that a scheduled save leaves for one after a notice: 4 GiB."""
-AGAIN_S: Final = 5.0
+REPEAT_S: Final = 5.0
 """A save that is to give way is told again after this time; it needs less to end."""
 _SLACK_S: Final = 60.0
 
 
-class Orders(msgspec.Struct, frozen=True):
+class SaveRequest(msgspec.Struct, frozen=True):
     """What the process gets on its standard input. ``book``: with one save, and packs that no other
     save uses. ``given_unix``: when the machine got it, by its own clock. ``left_s``: how long the
     machine lives on; None if nobody has said that it ends. ``made``: the root hashes (hex) of the
@@ -136,19 +136,19 @@ class RescueSaves:
         ``freeze``: with the command, frozen, in the ``left_s`` that the machine lives on. Never
         raises for what the process did or for one that cannot start."""
         with self._saving:
-            orders = self._orders(notice)
-            if orders is not None and freeze is not None:
-                book = msgspec.structs.replace(orders.book, save_argv=[])
-                orders = msgspec.structs.replace(orders, book=book, freeze=freeze, left_s=left_s)
-            if orders is None:
+            asked = self._request_for(notice)
+            if asked is not None and freeze is not None:
+                book = msgspec.structs.replace(asked.book, save_argv=[])
+                asked = msgspec.structs.replace(asked, book=book, freeze=freeze, left_s=left_s)
+            if asked is None:
                 return Rescued(
                     None,
-                    "the machine cannot save by itself: the control side has handed over no grants "
+                    "the machine cannot save by itself: the control side has given no grants "
                     "for it, or all of them are used",
                 )
-            done = self._run(orders)
-            self._take_back(orders, done)
-            return msgspec.structs.replace(done, scheduled=orders.scheduled)
+            done = self._run(asked)
+            self._take_back(asked, done)
+            return msgspec.structs.replace(done, scheduled=asked.scheduled)
 
     def end_scheduled(self) -> None:
         """Let a scheduled save that is under way give way; what it has stored is in the journal."""
@@ -156,7 +156,7 @@ class RescueSaves:
             if self._scheduled is not None:
                 self._scheduled.terminate()
 
-    def _orders(self, notice: Notice) -> Orders | None:
+    def _request_for(self, notice: Notice) -> SaveRequest | None:
         """The next save, with half of the packs that are left; the last one gets all of them. A
         scheduled one leaves only RESERVE, so that a first save of many GiB comes far."""
         with self._lock:
@@ -174,17 +174,17 @@ class RescueSaves:
             if not book.job and not is_about_to_end:  # nobody's work is paused for that
                 mine = replace(mine, save_argv=[])
             left_s = self.left_s(notice)
-            return Orders(mine, self._given_unix, left_s, list(self._made), scheduled)
+            return SaveRequest(mine, self._given_unix, left_s, list(self._made), scheduled)
 
-    def _take_back(self, orders: Orders, done: Rescued) -> None:
+    def _take_back(self, asked: SaveRequest, done: Rescued) -> None:
         """Keep the grants that the save has surely not used, unless there is a new book."""
         with self._lock:
-            if self._book is None or self._given_unix != orders.given_unix:
+            if self._book is None or self._given_unix != asked.given_unix:
                 return
             if done.saved is not None:
                 self._made.append(done.saved.root)
-            packs = [] if done.packs is None else orders.book.packs[done.packs :]
-            saves = orders.book.saves if done.unsent else []
+            packs = [] if done.packs is None else asked.book.packs[done.packs :]
+            saves = asked.book.saves if done.unsent else []
             self._book = msgspec.structs.replace(
                 self._book, saves=[*saves, *self._book.saves], packs=[*packs, *self._book.packs]
             )
@@ -201,8 +201,8 @@ class RescueSaves:
             return UNKNOWN_S  # this machine's clock is not the market's
         return max(left_s, 0.0)
 
-    def _run(self, orders: Orders) -> Rescued:
-        longest_s = orders.book.lasts_s if orders.scheduled else LONGEST_S
+    def _run(self, asked: SaveRequest) -> Rescued:
+        longest_s = asked.book.lasts_s if asked.scheduled else LONGEST_S
         try:
             process = subprocess.Popen(
                 self._start,
@@ -215,11 +215,11 @@ class RescueSaves:
         except OSError as error:
             return Rescued(None, f"the machine's own save could not be started: {error}")
         with self._lock:
-            self._scheduled = process if orders.scheduled else None
-        if orders.scheduled and self._is_urgent():
+            self._scheduled = process if asked.scheduled else None
+        if asked.scheduled and self._is_urgent():
             process.terminate()
         try:
-            said = self._answer(process, orders, longest_s)
+            said = self._answer(process, asked, longest_s)
         finally:
             with self._lock:
                 self._scheduled = None
@@ -230,7 +230,7 @@ class RescueSaves:
         try:
             return msgspec.convert(json.loads(said), learned(Rescued))
         except ValueError:
-            if orders.scheduled and process.returncode == -signal.SIGTERM:  # before it heard that
+            if asked.scheduled and process.returncode == -signal.SIGTERM:  # before it heard that
                 return Rescued(None, gave_way=True, packs=0, unsent=True)
             return Rescued(
                 None,
@@ -239,24 +239,24 @@ class RescueSaves:
             )
 
     def _answer(
-        self, process: subprocess.Popen[bytes], orders: Orders, longest_s: float
+        self, process: subprocess.Popen[bytes], asked: SaveRequest, longest_s: float
     ) -> bytes | None:
         """What the process prints; None where it was ended because it took ``longest_s``. Before it
         hears SIGTERM, one that gives way to a notice may miss it: it gets another one."""
         give_up_s = time.monotonic() + longest_s
-        line = encode_line(msgspec.to_builtins(orders))
+        line = encode_line(msgspec.to_builtins(asked))
         its_input, process.stdin = process.stdin, None  # communicate() loses the rest at a timeout
-        threading.Thread(target=_tell, args=(its_input, line), name="orders", daemon=True).start()
+        threading.Thread(target=_tell, args=(its_input, line), name="asked", daemon=True).start()
         while True:
             left_s = give_up_s - time.monotonic()
             try:
-                return process.communicate(timeout=min(AGAIN_S, max(0.0, left_s)))[0]
+                return process.communicate(timeout=min(REPEAT_S, max(0.0, left_s)))[0]
             except subprocess.TimeoutExpired:
-                if left_s <= AGAIN_S:
+                if left_s <= REPEAT_S:
                     process.kill()
                     process.communicate()
                     return None
-                if orders.scheduled and self._is_urgent():
+                if asked.scheduled and self._is_urgent():
                     process.terminate()
 
 

@@ -19,7 +19,7 @@ CLOCK_REST: Final = 10.0
 """Also this many times as long as it took: most of what it does besides is reading the disk."""
 
 
-class Schedule:
+class SaveSchedule:
     """When the next save is due: so often as is wanted, and, where it ``rests``, seldom enough for
     what the last one took of the ``cores``, of the line and of the clock."""
 

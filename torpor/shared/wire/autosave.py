@@ -109,7 +109,7 @@ class Autosave(Request[Nothing], frozen=True):
     A book without a job takes the place of a job's only where ``instead_of`` names that job, as
     ``autosave.look`` did: WorkspaceBusy otherwise. InvalidInput for the book of a job that was
     stopped there, or while another one runs. After a MachineError nobody knows whether the book is
-    used: hand over another one.
+    used: give another one.
 
     Without a job, the next save comes 50 times as long after the last one as that kept all cores or
     the line busy, and 10 times as long as it took, or later. After one that failed it comes with

@@ -54,14 +54,14 @@ class ExaminePacks(Request[Examined], frozen=True):
     authority: str
 
 
-class LineRate(msgspec.Struct, frozen=True):
+class Throughput(msgspec.Struct, frozen=True):
     """Wall seconds for the whole batch, in each direction."""
 
     up_s: float
     down_s: float
 
 
-class MeasureLine(Request[LineRate], frozen=True):
+class MeasureThroughput(Request[Throughput], frozen=True):
     """Move random bytes to each of ``puts`` and back from ``gets``, and compare; at most
     256 MiB. ``authority`` as in BeginsRun."""
 

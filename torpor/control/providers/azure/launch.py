@@ -16,7 +16,7 @@ from torpor.control.providers.azure.client import DENIED, AzureClient, Fault
 from torpor.control.providers.azure.image import Image
 from torpor.control.providers.azure.offers import offer_parts
 from torpor.control.providers.labels import label_tags
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.control.providers.start_script import start_script
 from torpor.shared.errors import (
     CreateFailed,

@@ -44,8 +44,8 @@ from torpor.control.providers.checks import warranted
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateUncertain, ProviderDenied, ProviderError, TorporError
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
@@ -136,7 +136,7 @@ class _Subscription(msgspec.Struct, rename="camel"):
 
 
 class AzureProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     A machine's id is its resource group. A group without a machine is one that is being made, and
     after ``settling_s`` one whose machine was taken, or never came.

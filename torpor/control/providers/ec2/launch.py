@@ -10,7 +10,7 @@ from torpor.control.providers.ec2.offers import offer_parts
 from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import Ec2Setup, Image, Network, tagged
 from torpor.control.providers.labels import label_tags
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.control.providers.start_script import start_script
 from torpor.shared.errors import (
     CreateFailed,

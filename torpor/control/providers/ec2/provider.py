@@ -27,8 +27,8 @@ from torpor.control.providers.ec2.prices import Ec2Prices
 from torpor.control.providers.ec2.setup import Ec2Setup
 from torpor.control.providers.labels import label_among, label_tags
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, CreateUncertain, InvalidInput
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want, learned
@@ -118,7 +118,7 @@ class _Quota(msgspec.Struct, rename="pascal"):
 
 
 class Ec2Provider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     It makes no network or address: a machine's public address goes with it. It makes a security
     group only with ``ssh_from``, see ``Ec2Setup``.
@@ -253,7 +253,7 @@ class Ec2Provider:
             raise self._client.refused(answer, doing)
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. Its disks stay unmarked: those that do not
+        """See ``providers.provider.Adopts``. Its disks stay unmarked: those that do not
         go with the machine are its user's."""
         if to_mark(self, machine, label) and (ours := label or machine.label) is not None:
             verb = "create_tags" if label else "delete_tags"
@@ -277,7 +277,7 @@ class Ec2Provider:
         ]
 
     def rise_usd_h(self, offer: str, begin_unix: float, end_unix: float) -> float:
-        """See ``torpor.control.providers.seam.Prices``. By AWS's history of 90 days."""
+        """See ``providers.provider.Prices``. By AWS's history of 90 days."""
         kind, zone, spot = offer_parts(offer)
         return self._prices.rise(kind, zone, begin_unix, end_unix) if spot else 0.0
 

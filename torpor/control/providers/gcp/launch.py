@@ -11,7 +11,7 @@ from torpor.control.providers.gcp.image import Image
 from torpor.control.providers.gcp.network import TAG
 from torpor.control.providers.gcp.offers import offer_parts, region_of
 from torpor.control.providers.labels import label_tags
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.control.providers.start_script import start_script
 from torpor.shared.errors import (
     CreateFailed,

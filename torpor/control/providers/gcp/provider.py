@@ -37,8 +37,8 @@ from torpor.control.providers.gcp.offers import GcpOffers, offer_parts, region_o
 from torpor.control.providers.labels import label_among, with_label
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateUncertain,
@@ -116,7 +116,7 @@ class _Project(msgspec.Struct):
 
 
 class GcpProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     A machine's id is its name and zone, as Google's own names in DNS have them. A machine has an
     address that goes with it, and no service account.
@@ -278,7 +278,7 @@ class GcpProvider:
         return [residue for residue, _ in self._left()]
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. Its disks stay unmarked: those that do not
+        """See ``providers.provider.Adopts``. Its disks stay unmarked: those that do not
         go with the machine are its user's."""
         if not to_mark(self, machine, label):
             return
@@ -296,7 +296,7 @@ class GcpProvider:
             raise ProviderError(f"GCP did not {doing}: {fault}")
 
     def renew(self, machine: Machine) -> None:
-        """See ``torpor.control.providers.seam.Deadlines``. A machine that was made without a
+        """See ``providers.provider.Deadlines``. A machine that was made without a
         deadline goes on without one."""
         name, _, zone = machine.id.partition(".")
         path = f"/zones/{zone}/instances/{name}"
@@ -322,7 +322,7 @@ class GcpProvider:
             raise self._client.refused(answer, f"renew the deadline of {machine.id}")
 
     def start(self, machine: Machine) -> None:
-        """See ``torpor.control.providers.seam.Restarts``."""
+        """See ``providers.provider.Restarts``."""
         name, _, zone = machine.id.partition(".")
         path, doing = f"/zones/{zone}/instances/{name}", f"start instance {machine.id}"
         row = self._client.read(_Instance, path)

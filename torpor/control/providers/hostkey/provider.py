@@ -33,8 +33,8 @@ from torpor.control.providers.hostkey.client import Body, HostkeyClient, NoServe
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import unread_machines, unread_offer
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -80,7 +80,7 @@ _DENIED: Final = re.compile(r"permission|denied|authori[sz]ed|access|blocked", r
 
 
 class HostkeyProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     The label is the host name, which is unique and goes with the order. A machine is its server's
     id, which HOSTKEY may tell only a while after it took the order: ``create`` waits for it.
@@ -214,7 +214,7 @@ class HostkeyProvider:
         self._cancelled.add(machine.id)
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``torpor.control.providers.seam.Adopts``. The label is a tag: the host name, which
+        """See ``providers.provider.Adopts``. The label is a tag: the host name, which
         programs on the server may use, stays."""
         if to_mark(self, machine, label) and (ours := label or machine.label) is not None:
             fields = {"id": machine.id, "tag": "hostname", "value": label_name(ours)}

@@ -23,7 +23,7 @@ from torpor.control.providers.kubernetes.objects import (
     toleration,
 )
 from torpor.control.providers.market_client import Refusal
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.shared.errors import CreateUncertain
 from torpor.shared.values import Endpoint
 

@@ -12,7 +12,7 @@ import msgspec
 
 from torpor.control.providers.container import PLAIN, Container
 from torpor.control.providers.labels import label_tags
-from torpor.control.providers.seam import Order
+from torpor.control.providers.provider import Order
 from torpor.control.providers.start_script import SSHD, start_script
 from torpor.shared.errors import InvalidInput
 

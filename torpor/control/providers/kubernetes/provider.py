@@ -61,8 +61,8 @@ from torpor.control.providers.kubernetes.trouble import (
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.rows import Rows
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import check_image
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
@@ -104,7 +104,7 @@ QUEUE_RIGHTS: Final = (
 
 
 class KubernetesProvider:
-    """See ``torpor.control.providers.seam.Provider`` for the contract.
+    """See ``providers.provider.Provider`` for the contract.
 
     A rental is a Job, a Secret and a Service of one name. ``find`` makes the pod that it shows
     first an owner of its Job: then all of them go with that pod, also when nobody is there.

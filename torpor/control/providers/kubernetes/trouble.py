@@ -29,7 +29,7 @@ _COMES: Final = frozenset({"TriggeredScaleUp", "Nominated"})  # of Cluster Autos
 _COMES_NOT: Final = "NotTriggerScaleUp"
 
 
-class Event(msgspec.Struct, rename="camel", frozen=True):
+class KubernetesEvent(msgspec.Struct, rename="camel", frozen=True):
     reason: str = ""
     message: str = ""
     last_timestamp: str | None = None
@@ -42,7 +42,7 @@ class Event(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Events(msgspec.Struct, frozen=True):
-    items: list[Event]
+    items: list[KubernetesEvent]
 
 
 class PullFault(NamedTuple):
@@ -74,7 +74,7 @@ def lacks_room(pod: Pod, now_unix: float) -> bool:
     )
 
 
-def room_fault(pod: Pod, events: Sequence[Event]) -> str:
+def room_fault(pod: Pod, events: Sequence[KubernetesEvent]) -> str:
     """Why no node will come for a pod that lacks room; empty where one comes."""
     said = sorted(
         (event for event in events if event.reason in _COMES or event.reason == _COMES_NOT),

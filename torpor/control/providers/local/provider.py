@@ -44,8 +44,8 @@ from torpor.control.providers.local.server import (
 )
 from torpor.control.providers.nvidia import gpus_here
 from torpor.control.providers.offers import Offer
+from torpor.control.providers.provider import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.removal import remove_tree
-from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalProvider:
-    """Machines below ``folder``. See ``torpor.control.providers.seam.Provider`` for the contract.
+    """Machines below ``folder``. See ``providers.provider.Provider`` for the contract.
 
     A machine whose server died is "stopped"; ``create`` with its label starts the server again.
     """

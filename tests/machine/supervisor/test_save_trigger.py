@@ -17,7 +17,7 @@ from tests.fixtures.waiting import until
 from tests.machine.supervisor.test_autosave import JOB, book, runs_in
 from torpor.machine.supervisor import saves, schedule
 from torpor.machine.supervisor.freezing import Freeze
-from torpor.machine.supervisor.guard import Guard
+from torpor.machine.supervisor.save_trigger import SaveTrigger
 from torpor.machine.supervisor.saves import Rescued
 from torpor.shared.values import Grant, ObjectKey, SnapshotId
 from torpor.shared.wire.job import Notice, OwnSave
@@ -27,33 +27,33 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 def test_what_somebody_else_stored_counts_as_a_save_of_the_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver of a job saves too, and hands over a book on that save. A book on a save of the
+    """The driver of a job saves too, and gives it a book on that save. A book on a save of the
     machine's own changes nothing."""
     clock_s = [0.0]
     monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     said = Rescued(OwnSave(SnapshotId("20261120T000000Z-00000000"), "own", 1, time.time()))
     line = msgspec.json.encode(said).decode()
-    guard = Guard(tmp_path, [sys.executable, "-c", f"print({line!r})"], lambda: None)
+    trigger = SaveTrigger(tmp_path, [sys.executable, "-c", f"print({line!r})"], lambda: None)
 
     def known(root: str) -> list[KnownSnapshot]:
         grant = Grant(ObjectKey("workspaces/demo/snapshots/x"), "GET", "https://store", 0)
         return [KnownSnapshot(root, 1, grant)]
 
     first = msgspec.structs.replace(book(600.0), known=known("first"))
-    guard.stand_by(first)
+    trigger.stand_by(first)
     clock_s[0] += 500.0
-    guard.stand_by(first)
-    assert guard.schedule.wait_s == 100.0
-    guard.stand_by(msgspec.structs.replace(first, known=known("of its driver")))
-    assert guard.schedule.wait_s == 600.0
-    guard.save_if_due()
-    assert not guard.saves_now
+    trigger.stand_by(first)
+    assert trigger.schedule.wait_s == 100.0
+    trigger.stand_by(msgspec.structs.replace(first, known=known("of its driver")))
+    assert trigger.schedule.wait_s == 600.0
+    trigger.save_if_due()
+    assert not trigger.saves_now
     clock_s[0] += 600.0
-    guard.save_if_due()
-    until(lambda: any(isinstance(news, Rescued) for news in guard.news()), "it has saved")
+    trigger.save_if_due()
+    until(lambda: any(isinstance(news, Rescued) for news in trigger.news()), "it has saved")
     clock_s[0] += 200.0
-    guard.stand_by(msgspec.structs.replace(first, known=known("own")))
-    assert guard.schedule.wait_s == 400.0
+    trigger.stand_by(msgspec.structs.replace(first, known=known("own")))
+    assert trigger.schedule.wait_s == 400.0
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_notice_says_at_once_where_a_command_is_not_frozen(
 ) -> None:
     """Whoever waits for that keeps back saves of its own."""
     runs_in(tmp_path, Freeze(JOB, "/images", criu))
-    guard = Guard(tmp_path, ["false"], lambda: None)
-    guard.stand_by(msgspec.structs.replace(book(600.0), job=of_book))
-    said = guard.why_never_frozen(JOB)
+    trigger = SaveTrigger(tmp_path, ["false"], lambda: None)
+    trigger.stand_by(msgspec.structs.replace(book(600.0), job=of_book))
+    said = trigger.why_never_frozen(JOB)
     assert why in said and bool(said) is bool(why)
     runs_in(tmp_path)
-    assert guard.why_never_frozen(JOB) == ""  # it is not to be
+    assert trigger.why_never_frozen(JOB) == ""  # it is not to be
 
 
 _DEAF = """
@@ -96,7 +96,7 @@ def test_a_save_gets_its_orders_also_where_its_process_starts_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are longer than what a pipe takes, and it reads them only once it runs."""
-    monkeypatch.setattr(saves, "AGAIN_S", 0.05)
+    monkeypatch.setattr(saves, "REPEAT_S", 0.05)
     go = tmp_path / "go"
     os.mkfifo(go)
     code = (
@@ -121,7 +121,7 @@ def test_a_scheduled_save_that_has_just_begun_gives_way_with_all_its_grants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     """Its process hears SIGTERM only once it has started."""
-    monkeypatch.setattr(saves, "AGAIN_S", 0.2)
+    monkeypatch.setattr(saves, "REPEAT_S", 0.2)
     begun = tmp_path / "begun"
     notice = threading.Event()
     start = [sys.executable, "-c", code, str(begun)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from torpor.control.store.seam import ObjectStore
+from torpor.control.store.object_store import ObjectStore
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreMissing
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal

@@ -1,4 +1,4 @@
-"""The one seam to object storage, as the control side sees it."""
+"""What torpor asks of an object store, as the control side sees it."""
 
 from __future__ import annotations
 

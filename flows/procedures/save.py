@@ -12,7 +12,7 @@ import msgspec
 
 from flows.procedures.rounds import rounds
 from tasks.autosave import delete_autosaves, end_autosave, start_autosave
-from tasks.guards import Ending, Guard, ask_first, check_guards
+from tasks.guards import EndingMachine, Guard, ask_first, check_guards
 from tasks.jobs import check_not_frozen
 from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine, rental_of
@@ -35,7 +35,7 @@ from tasks.snapshot import (
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.losses import OWN_FILES, Lost, judge_losses, not_kept, with_home, with_missed
-from torpor.control.remote.seam import Agent
+from torpor.control.remote.agent import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.safety import Verified, Warrant
@@ -65,9 +65,9 @@ ANOTHER_ROUND: Final = (AgentLost, GrantExpired, StillChanging)
 """What begins another round: a new agent, a control side that slept before the commit, and a disk
 that changed after it."""
 
-LOOK_S: Final = 2.0
+LOSSES_S: Final = 2.0
 """How long a snapshot that is ready waits for the look at what would be lost."""
-LOOK_TO_REFUSE_S: Final = 60.0
+LOSSES_TO_REFUSE_S: Final = 60.0
 """How long it waits where the block refuses losses, or the machine was adopted: its user worked
 there before torpor came."""
 
@@ -196,7 +196,7 @@ class Snapshot:
             seen = self._store(left if rested else min(left, BEFORE_QUIET), lost)
             lost, self._restless = [], seen.unaccepted
             if not rested:
-                check_guards(self._guards, Ending(self._machine, self._lost))
+                check_guards(self._guards, EndingMachine(self._machine, self._lost))
                 self._quiet = quiesce(
                     self._remote,
                     self._session,
@@ -209,7 +209,7 @@ class Snapshot:
             if seen.unaccepted_count and self._ends:
                 break
             if self._looks:
-                self._look_for_losses(wait_s=LOOK_TO_REFUSE_S if waits else LOOK_S)
+                self._look_for_losses(wait_s=LOSSES_TO_REFUSE_S if waits else LOSSES_S)
                 if self._home is not None and with_missed(self._lost, seen.missed).storable:
                     self._store_beside(self._home)
             lost = compare_packs(self._remote)
@@ -232,7 +232,7 @@ class Snapshot:
         """Write the manifest. StillChanging if the machine ends and files changed meanwhile."""
         self._lost = with_missed(self._lost, self._last.missed)
         if self._last.unchanged or not (self._new_bytes or self._last.missed == Missed()):
-            check_guards(self._guards, Ending(self._machine, self._lost, nothing_new=True))
+            check_guards(self._guards, EndingMachine(self._machine, self._lost, nothing_new=True))
         statistics = {"new_bytes": self._new_bytes, "passes": self._passes}
         self._stored, self._committed = commit(self._remote, statistics)
         if self._ends and self._committed.unaccepted_count:
@@ -259,7 +259,7 @@ class Snapshot:
         if not self._ends:
             raise UnsafeDestroy(f"machine {self._machine.id} is kept after this snapshot")
         check_frozen(self._quiet.images, verified)
-        ending = Ending(self._machine, self._lost, verified)
+        ending = EndingMachine(self._machine, self._lost, verified)
         ask_first(self._guards, ending)
         self._check_homes()
         last_look = partial(check_guards, self._guards, ending, only_store=True)

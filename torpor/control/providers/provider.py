@@ -1,4 +1,4 @@
-"""The one seam to GPU markets."""
+"""What torpor asks of a market: `Provider`, and what only some can do beside that."""
 
 from __future__ import annotations
 

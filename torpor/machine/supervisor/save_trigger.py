@@ -15,10 +15,10 @@ import msgspec
 from torpor.machine.checkpoint.tree import frozen_for
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.freezing import NOTICES, Freeze, why_too_late
-from torpor.machine.supervisor.notices import Notices
+from torpor.machine.supervisor.notices import NoticeListener
 from torpor.machine.supervisor.processes import descendants, resident_bytes
 from torpor.machine.supervisor.saves import Rescued, RescueSaves
-from torpor.machine.supervisor.schedule import Schedule, usable_cores
+from torpor.machine.supervisor.schedule import SaveSchedule, usable_cores
 from torpor.shared.errors import TorporError
 from torpor.shared.wire.autosave import Book
 from torpor.shared.wire.job import Notice, NoticeSource
@@ -39,7 +39,7 @@ class Frozen(msgspec.Struct, frozen=True):
 News = Notice | Rescued | Frozen
 
 
-class Guard:
+class SaveTrigger:
     """Asks the metadata services and makes saves in threads of its own: either may take long.
 
     ``save`` is the argv of a process that makes one; ``wake`` is called when there is news. Its
@@ -49,7 +49,7 @@ class Guard:
     def __init__(self, home: Path, save: list[str], wake: Callable[[], None]) -> None:
         self._home = home
         self._saves = RescueSaves(save, is_urgent=lambda: self.is_urgent)
-        self.schedule: Final = Schedule(0.0, usable_cores())
+        self.schedule: Final = SaveSchedule(0.0, usable_cores())
         self._ends_s = 0.0
         self._failed = False
         self._wake = wake
@@ -59,7 +59,7 @@ class Guard:
         self._lock = threading.Lock()
         self._open = self._urgent = 0  # notices whose save has not ended, and those not scheduled
         self._sources: list[NoticeSource] = []
-        self._notices = Notices([])
+        self._notices = NoticeListener([])
         threading.Thread(target=self._save_for_each, name="saves", daemon=True).start()
 
     def listen(self, sources: Sequence[NoticeSource]) -> None:
@@ -67,7 +67,7 @@ class Guard:
         before. Those that are listened to go on."""
         if list(sources) == self._sources:
             return
-        self._sources, self._notices = list(sources), Notices(sources)
+        self._sources, self._notices = list(sources), NoticeListener(sources)
         listens = threading.Thread(
             target=self._listen, args=(self._notices,), name="notices", daemon=True
         )
@@ -237,7 +237,7 @@ class Guard:
         held_bytes = resident_bytes({command.pid, *descendants(command.pid)})
         return why_too_late(held_bytes, done.bytes_s, left_s)
 
-    def _listen(self, notices: Notices) -> None:
+    def _listen(self, notices: NoticeListener) -> None:
         """Until others are listened to."""
         while (wait_s := notices.wait_s) is not None and notices is self._notices:
             time.sleep(wait_s)
