@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -216,12 +217,21 @@ def _end_flow_runs(installation: Installation) -> None:
 def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
     """Send the signal to the supervisor that lives; False where the process of its record has not
     opened its lock: it begins, or is on another host."""
-    there, lock = living(folder), str((folder / LOCK).resolve())
+    there = living(folder)
     try:
-        opened = Path(f"/proc/{there.pid}/fd").iterdir() if there else ()
-        if there and lock in map(os.readlink, opened):
+        if there and _has_opened(there.pid, folder / LOCK):
             os.kill(there.pid, what)
             return True
-    except OSError:  # it has ended, has just closed a file, or belongs to another account
+    except OSError:  # it has ended, or belongs to another account
         return False
+    return False
+
+
+def _has_opened(pid: int, file: Path) -> bool:
+    """By the file itself: in another mount namespace it may have another path."""
+    there = file.stat()
+    for opened in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed just now
+            if os.path.samestat(opened.stat(), there):
+                return True
     return False
