@@ -50,6 +50,7 @@ _BUFFER_BYTES: Final = 256 * 1024
 _LOGIN_BYTES: Final = 1 << 20
 """What a login's files may print before the machine's side of a copy begins."""
 _WORDS: Final = 300
+_NAMED: Final = 5
 _MARK: Final = b"torpor-begins\n"
 _TO_READ: Final = b"\n" * 64
 """What a login's files may read. Python skips empty lines."""
@@ -63,8 +64,8 @@ _SCRIPTED: Final = (
 )
 _THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
 _NEVER: Final = re.compile(r"\.git|\.torpor-.*", re.IGNORECASE | re.DOTALL)
-"""Of a folder that is pushed or pulled, no name matches. A machine that could write ``.git`` here
-would run programs here."""
+"""Of a folder that is pushed or pulled, no name matches, nor one below what `cp` brings here. A
+machine that could write ``.git`` here would run programs here."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def cp(
         found,
     ):
         asked = {"do": "send", "paths": found, "contents": False}
-        return _told(_get(side, to, wishes, asked))
+        called = _called(found, side.roots[0], to)
+        return _told(_get(side, to, wishes, asked, _never_below, called))
 
 
 def push(
@@ -173,12 +175,10 @@ def push(
         outside: Copy also into a directory that no snapshot of the workspace has.
         machine: The machine's id, where there are several.
     """
-    path = folder.expanduser().resolve()
-    name, home = _own_name(path), Path.home().resolve()
-    if home.is_relative_to(path):
-        raise InvalidInput(
-            f"{path} holds your home, with its keys: name the folder to copy, or `torpor cp` it"
-        )
+    from torpor_cli.folder_workspace import checked_folder
+
+    path = checked_folder(folder.expanduser())
+    name = path.name
     names = _names(path, everything=everything)
     side = _writable(workspace, machine)
     wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
@@ -219,10 +219,12 @@ def pull(
         dry_run: Only say what would be copied and deleted.
         machine: The machine's id, where there are several.
     """
-    path = folder.expanduser().resolve()
+    from torpor_cli.folder_workspace import checked_folder
+
+    path = checked_folder(folder.expanduser())
     to = Target(str(path))
     wishes = Wishes(overwrite, delete, dry_run, inner_links=0)
-    with _readable(workspace, [source or _own_name(path)], to, machine) as (side, found):
+    with _readable(workspace, [source or path.name], to, machine) as (side, found):
         asked = {"do": "send", "paths": found, "contents": True}
         report = _get(
             side, to, wishes, asked, lambda names: _left_out(path, names, everything=everything)
@@ -291,10 +293,22 @@ def _source(path: str) -> Source:
         raise InvalidInput(str(error)) from None
 
 
-def _own_name(path: Path) -> str:
-    if not path.name:
-        raise InvalidInput("/ has no name of its own: name a folder")
-    return path.name
+def _called(paths: list[str], root: str, to: Target) -> set[str] | None:
+    """What the copies of these paths of a workspace are called here: a machine that sends another
+    name is hostile. None where the target has a name for the only one."""
+    names: set[str] = set()
+    for path in paths:
+        whole = os.path.normpath(path if path.startswith("~") else os.path.join(root, path))
+        name = os.path.basename(whole)
+        if name in (".", "..") or (name == whole and name.startswith("~")):  # the machine knows it
+            if to.rename:
+                return None
+            raise InvalidInput(
+                f"{plain(path)} has no name of its own: name its copy here, such as "
+                "`torpor cp mywork:~ ./home`"
+            )
+        names.add(name)
+    return names
 
 
 def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ()) -> list[str]:
@@ -333,6 +347,20 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
         asked = b"\0".join(b"./" + os.fsencode(name) for name in rest)  # a colon has a meaning else
         said = _said_by_git(argv, path, asked, fine=(0, 1))
     return never | {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+
+
+def _never_below(names: list[str]) -> set[str]:
+    """Which names of a copy to this host are left out, and said: those that a machine could write
+    programs into, where the user has not named them."""
+    never = {name for name in names if _is_never(name.partition("/")[2])}
+    if tops := sorted(name for name in never if name.rpartition("/")[0] not in never):
+        named = plain(_some(tops[:_NAMED], len(tops)))
+        say(
+            f"torpor: warning: left out: {named}. What a machine writes there may run here: name "
+            "it as a source to copy it all the same",
+            sys.stderr,
+        )
+    return never
 
 
 def _is_never(name: str) -> bool:
@@ -503,12 +531,15 @@ def _get(
     to: Target,
     wishes: Wishes,
     asked: dict[str, Any],
-    ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    ignored: Callable[[list[str]], set[str]],
+    names: set[str] | None = None,
 ) -> Report:
     return _copied(
         side,
         asked,
-        lambda stream, moved: tree_copy.receive(stream, to, wishes, moved=moved, ignored=ignored),
+        lambda stream, moved: tree_copy.receive(
+            stream, to, wishes, moved=moved, ignored=ignored, names=names
+        ),
         f"copying from {side.who}",
     )
 

@@ -367,10 +367,12 @@ def receive(
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
     ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    names: set[str] | None = None,
 ) -> Report:
     """Bring the target to what the sender lists. ``ignored``: which names are neither copied nor
-    deleted."""
-    entries, failed = _listed(stream, target)
+    deleted. ``names``: what the sender was asked for: it may send nothing beside these; None: any
+    names, or any single one where the target renames it."""
+    entries, failed = _listed(stream, target, names)
     if wishes.delete and not entries:
         raise Refused("there is nothing to copy, and --delete would delete all of the target")
     left_out = ignored([entry.name for entry in entries])
@@ -459,8 +461,19 @@ def _above(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _listed(stream: Stream, target: Target) -> tuple[list[Entry], list[str]]:
-    entries = [_checked(fields, target.rename) for fields in stream.expect_list()]
+def _listed(
+    stream: Stream, target: Target, names: set[str] | None
+) -> tuple[list[Entry], list[str]]:
+    entries = [_checked(fields) for fields in stream.expect_list()]
+    tops = {entry.name.partition("/")[0] for entry in entries}
+    strange = set() if names is None else tops - names
+    if target.rename and len(tops) > 1:
+        strange = tops
+    if strange:
+        raise Refused(f"the other side sent what was not asked for: {min(strange)!r}")
+    if target.rename:
+        (top,) = tops or {""}
+        entries = [one._replace(name=target.rename + one.name[len(top) :]) for one in entries]
     said = stream.expect()
     if not isinstance(said, list) or [type(one) for one in said] != [list, int]:
         raise Refused(_NO_COPY)
@@ -468,7 +481,7 @@ def _listed(stream: Stream, target: Target) -> tuple[list[Entry], list[str]]:
     return entries, failed + ["more"] * min(MOST_ENTRIES, said[1] - len(failed))
 
 
-def _checked(fields: Any, rename: str) -> Entry:
+def _checked(fields: Any) -> Entry:
     """The entry, if its name stays below the target. The other side may be hostile."""
     try:
         entry = Entry(*fields)
@@ -489,8 +502,7 @@ def _checked(fields: Any, rename: str) -> Entry:
         raise Refused(_NO_COPY) from None
     if not fits:
         raise Refused(f"the other side sent a name that leads out of the target: {entry.name!r}")
-    name = "/".join([rename or parts[0], *parts[1:]])
-    return entry._replace(name=name, mode=entry.mode & _MODE)
+    return entry._replace(mode=entry.mode & _MODE)
 
 
 class _Plan:

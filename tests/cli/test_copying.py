@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -335,16 +336,70 @@ def test_delete_takes_no_whole_workspace_for_the_folder_s_copy(
     assert push("mywork", to=".") == 0 and (there / "a").exists()
 
 
-def test_a_home_with_its_keys_is_not_pushed_by_mistake(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("copy", [push, pull])
+def test_a_home_is_neither_sent_to_a_machine_nor_written_by_one(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, copy: Callable[..., int]
 ) -> None:
+    written(there / "here" / ".bashrc", "hostile")
+    written(there / "here" / ".ssh" / "authorized_keys", "hostile")
     monkeypatch.setenv("HOME", str(here))
-    with pytest.raises(InvalidInput, match="holds your home, with its keys"):
-        push("mywork")
-    with pytest.raises(InvalidInput, match="holds your home"):
-        push("mywork", here.parent)
-    with pytest.raises(InvalidInput, match="name a folder"):
-        push("mywork", Path("/"))
+    with pytest.raises(InvalidInput, match="is your home"):
+        copy("mywork")
+    for folder in (here.parent, Path("/"), Path("/etc")):
+        with pytest.raises(InvalidInput, match="is no folder of a project"):
+            copy("mywork", folder)
+    assert names_in(here) == set()
+
+
+def hostile_side(there: Path, line: str, instead: str) -> Side:
+    """A machine that runs another program than the one that it is sent."""
+    program = (
+        "import sys; print('torpor-begins', flush=True); "
+        "script = next(filter(bytes.strip, sys.stdin.buffer)).decode(); "
+        "exec(bytes.fromhex(script).decode().replace(*sys.argv[1:]))"
+    )
+    assert line in Path(copying.tree_copy.__file__).read_text()
+    return Side("mywork", [sys.executable, "-c", program, line, instead], [str(there)])
+
+
+def test_a_hostile_machine_writes_nothing_beside_what_cp_asked_for(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(there / "model.pt", "hostile")
+    line = "    name = os.path.basename(path.rstrip("
+    side = hostile_side(there, line, f"    return '.bashrc'\n{line}")
+    answers(monkeypatch, lambda: side)
+    with pytest.raises(MachineError, match=r"what was not asked for: '\.bashrc'"):
+        cp("mywork:model.pt", ".")
+    with pytest.raises(MachineError, match="what was not asked for"):
+        cp("mywork:model.pt", "mine.pt")
+    with pytest.raises(MachineError, match="what was not asked for"):
+        cp("mywork:model.pt", "mywork:./", ".")
+    assert names_in(here) == set()
+
+
+def test_cp_brings_no_repository_that_was_not_named_and_says_so(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(there / "proj" / "a.py")
+    written(there / "proj" / ".git" / "hooks" / "post-checkout")
+    assert cp("mywork:proj", "mine") == 0
+    assert names_in(here) == {"mine/a.py"}
+    assert "left out: mine/.git. What a machine" in capsys.readouterr().err
+    assert cp("mywork:proj/.git", "mine") == 0
+    assert names_in(here) == {"mine/a.py", "mine/.git/hooks/post-checkout"}
+
+
+def test_a_place_that_only_the_machine_can_name_needs_a_name_here(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(there / "a")
+    monkeypatch.setenv("HOME", str(there))
+    with pytest.raises(InvalidInput, match="~ has no name of its own: name its copy here"):
+        cp("mywork:~", ".")
+    assert cp("mywork:~", "home") == 0
+    assert cp("mywork:", ".") == 0
+    assert names_in(here) == {"home/a", "there/a"}
 
 
 def test_what_cannot_be_written_here_is_an_error_of_this_host(here: Path, there: Path) -> None:

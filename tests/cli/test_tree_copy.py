@@ -133,6 +133,22 @@ def test_a_name_that_leads_out_of_the_target_ends_the_copy(target: Path, name: s
 
 
 @pytest.mark.parametrize(
+    ("to", "names"), [("", {"x"}), ("", set()), ("y", {"x"}), ("y", {"x", ".ssh"}), ("y", None)]
+)
+def test_a_sender_brings_nothing_beside_what_was_asked_for(
+    target: Path, to: str, names: set[str] | None
+) -> None:
+    script = BytesIO()
+    by_hand = Stream(BytesIO(), script)
+    by_hand.send_list([Entry("f", name, 0o644, 1, 1, "") for name in ("x", ".ssh/config")])
+    by_hand.send([[], 0])
+    heard = Stream(BytesIO(script.getvalue()), BytesIO())
+    with pytest.raises(Refused, match=r"what was not asked for: '(\.ssh|x)'"):
+        receive(heard, Target(str(target), to), PLAIN, names=names)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
     "entry", [[], ["f"], "text", ["f", 1, 2, 3, 4, ""], ["f", "a", 0, -1, 0, ""], None]
 )
 def test_an_entry_that_is_none_ends_the_copy(target: Path, entry: Any) -> None:
