@@ -27,6 +27,7 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
+    RunCancelled,
     TorporError,
     WorkspaceAsleep,
 )
@@ -203,6 +204,7 @@ def pull(
     overwrite: Flag = False,
     dry_run: Flag = False,
     machine: str = "",
+    yes: Flag = False,
 ) -> int:
     """Copy what differs of the folder of its name in a workspace into a folder here.
 
@@ -214,20 +216,33 @@ def pull(
         folder: The folder here; the current one unless it is named.
         source: The directory to copy, below the workspace's first one, or from / or ~/ on.
         everything: Copy also what .gitignore names.
-        delete: Delete here what is not there, but for what .gitignore names.
+        delete: Delete here what is not there, but for what .gitignore names. Asks before.
         overwrite: Replace also files that are newer here.
         dry_run: Only say what would be copied and deleted.
         machine: The machine's id, where there are several.
+        yes: Do not ask before files are deleted here.
     """
     from torpor_cli.folder_workspace import checked_folder
 
     path = checked_folder(folder.expanduser())
     to = Target(str(path))
     wishes = Wishes(overwrite, delete, dry_run, inner_links=0)
+    agreed: set[str] = set()
+
+    def confirm(names: list[str]) -> None:
+        if not yes and not agreed.issuperset(names):  # a connection that breaks asks no second time
+            _ask_to_delete(path, names, workspace)
+            agreed.update(names)
+
     with _readable(workspace, [source or path.name], to, machine) as (side, found):
         asked = {"do": "send", "paths": found, "contents": True}
         report = _get(
-            side, to, wishes, asked, lambda names: _left_out(path, names, everything=everything)
+            side,
+            to,
+            wishes,
+            asked,
+            lambda names: _left_out(path, names, everything=everything),
+            confirm=confirm,
         )
     return _told(report, dry_run=dry_run)
 
@@ -361,6 +376,24 @@ def _never_below(names: list[str]) -> set[str]:
             sys.stderr,
         )
     return never
+
+
+def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
+    """Ask the person at the terminal. RunCancelled after a no, InvalidInput where nobody is there.
+    Directories in which no file is deleted need no question."""
+    from tasks.questions import ask
+
+    files = [name for name in names if (folder / name).is_symlink() or not (folder / name).is_dir()]
+    if not files:
+        return
+    what = "1 file" if len(files) == 1 else f"{len(files):,} files"
+    named = _some(files[:_NAMED], len(files))
+    asked = plain(f"Delete {what} in {folder} that {workspace} does not have: {named}?")
+    agrees = ask(asked)
+    if agrees is None:
+        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+    if not agrees:
+        raise RunCancelled("nothing was copied or deleted")
 
 
 def _is_never(name: str) -> bool:
@@ -533,12 +566,13 @@ def _get(
     asked: dict[str, Any],
     ignored: Callable[[list[str]], set[str]],
     names: set[str] | None = None,
+    confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
     return _copied(
         side,
         asked,
         lambda stream, moved: tree_copy.receive(
-            stream, to, wishes, moved=moved, ignored=ignored, names=names
+            stream, to, wishes, moved=moved, ignored=ignored, names=names, confirm=confirm
         ),
         f"copying from {side.who}",
     )
@@ -554,7 +588,7 @@ def _copied(
 
     if following() is not None:
         return _done(side, asked, does, words)
-    with shown_progress():
+    with shown_progress(asks=True):
         return _done(side, asked, does, words)
 
 

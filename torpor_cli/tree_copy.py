@@ -368,15 +368,17 @@ def receive(
     moved: Callable[[int, int], None] = lambda done, total: None,
     ignored: Callable[[list[str]], set[str]] = lambda names: set(),
     names: set[str] | None = None,
+    confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
     """Bring the target to what the sender lists. ``ignored``: which names are neither copied nor
     deleted. ``names``: what the sender was asked for: it may send nothing beside these; None: any
-    names, or any single one where the target renames it."""
+    names, or any single one where the target renames it. ``confirm``: raises where these names are
+    not to be deleted, before anything is copied."""
     entries, failed = _listed(stream, target, names)
-    if wishes.delete and not entries:
-        raise Refused("there is nothing to copy, and --delete would delete all of the target")
     left_out = ignored([entry.name for entry in entries])
     chosen = _chosen(entries, left_out)
+    if wishes.delete and all(entries[index].kind == "d" for index in chosen):
+        raise Refused("there is no file to copy, and --delete would delete all of the target")
     if not wishes.dry_run:
         os.makedirs(target.base, exist_ok=True)
     with _Disk(target.base, failed) as disk:
@@ -384,6 +386,8 @@ def receive(
         extra = disk.not_listed({entry.name for entry in entries}) if wishes.delete else []
         kept = ignored(extra) if extra else set()
         extra = [name for name in extra if name not in kept]
+        if extra and not wishes.dry_run:
+            confirm(extra)
         wanted = [] if wishes.dry_run else plan.wanted
         stream.send_list(wanted)
         stream.send_list(extra)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
+    RunCancelled,
     TorporError,
     WorkspaceAsleep,
 )
@@ -209,8 +211,41 @@ def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
     assert not (here / "outputs").exists() and not (here / "sub").exists()
     (there / "here" / "passwd").unlink()
     written(here / "mine.py")
-    assert pull("mywork", delete=True) == 0
+    assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == before | {"new.py"}, "as .gitignore, mine.py is not there"
+
+
+def test_pull_deletes_nothing_here_where_gitignore_names_all_that_is_there(
+    here: Path, there: Path
+) -> None:
+    written(here / ".gitignore", "/outputs/\n")
+    written(here / "train.py")
+    written(there / "here" / "outputs" / "best.pt")
+    (there / "here" / "empty").mkdir()
+    with pytest.raises(TorporError, match="--delete would delete all"):
+        pull("mywork", delete=True, yes=True)
+    assert names_in(here) == {".gitignore", "train.py"}
+
+
+def test_pull_asks_with_their_number_before_it_deletes_files_here(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "src" / "m.py")
+    written(here / "train.py")
+    written(there / "here" / "new.py")
+    asked = r"Delete 2 files in .*/here that mywork does not have: train\.py, src/m\.py\?"
+    with pytest.raises(InvalidInput, match=rf"{asked} .* add --yes"):
+        pull("mywork", delete=True)
+    terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: "n\n")
+    monkeypatch.setattr("sys.stdin", terminal)
+    with pytest.raises(RunCancelled, match="nothing was copied or deleted"):
+        pull("mywork", delete=True)
+    assert names_in(here) == {"src/m.py", "train.py"}
+    assert re.search(asked, capsys.readouterr().err)
+    assert pull("mywork", delete=True, dry_run=True) == 0
+    terminal.readline = lambda: "y\n"
+    assert pull("mywork", delete=True) == 0
+    assert names_in(here) == {"new.py"}
 
 
 def test_a_connection_that_breaks_is_made_again_and_the_copy_goes_on(
@@ -285,7 +320,7 @@ def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
     assert names_in(here) == {"mine/model", "a.py"}
     said = capsys.readouterr()
     assert "workspace mywork is asleep: its newest snapshot is read" in said.err
-    assert pull("mywork", delete=True) == 0
+    assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == {"a.py"}
     assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"
 
