@@ -30,6 +30,8 @@ from torpor.shared.errors import (
     RunCancelled,
     TorporError,
     WorkspaceAsleep,
+    WorkspaceAwake,
+    WorkspaceBusy,
 )
 from torpor.shared.plain_text import plain
 from torpor_cli import machines, tree_copy
@@ -163,15 +165,17 @@ def push(
 ) -> int:
     """Copy what differs of a folder here into the folder of its name in a workspace.
 
-    What the folder's .gitignore files name stays here, and .git.
+    What the folder's .gitignore files name stays here, and .git. Nothing is copied while a job of
+    the workspace runs.
 
     Args:
         workspace: The workspace.
         folder: The folder; the current one unless it is named.
         to: The directory to copy into, below the workspace's first one, or from / or ~/ on.
         everything: Copy also what .gitignore names.
-        delete: Delete there what is not here, but for what .gitignore names.
-        overwrite: Replace also files that are newer there.
+        delete: Delete there what is not here, but for what .gitignore names. A snapshot is taken
+            before.
+        overwrite: Replace also files that are newer there. A snapshot is taken before.
         dry_run: Only say what would be copied and deleted.
         outside: Copy also into a directory that no snapshot of the workspace has.
         machine: The machine's id, where there are several.
@@ -182,6 +186,12 @@ def push(
     name = path.name
     names = _names(path, everything=everything)
     side = _writable(workspace, machine)
+    if not dry_run:
+        with connected():
+            check_no_job(workspace)
+            if delete or overwrite:
+                back_up(workspace, machine=machine)
+                check_no_job(workspace)  # one may have begun meanwhile
     wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
     asked = {"do": "receive", "path": to or name, "count": 1, "contents": True}
     asked |= {"outside": outside, "wishes": wishes._asdict()}
@@ -287,6 +297,33 @@ def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Cop
         raise MachineError(f"{side.who}: not copied: {named}. The same command tries these again")
     newer = tuple(map(plain, report.newer))
     return Copied(report.files, report.bytes, report.unchanged, newer, report.newer_count)
+
+
+def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> None:
+    """Take a snapshot of what stands on the machine, before it is replaced or lost. Call it inside
+    ``connected``."""
+    import flows
+    from torpor.control.upkeep.reports import BackupReport
+
+    with quiet(as_json):
+        report = flows.backup(workspace=workspace, machine=machine)
+    if not isinstance(report, BackupReport):
+        raise WorkspaceAwake(
+            f"the machine of workspace {workspace} has ended meanwhile: give the command again"
+        )
+
+
+def check_no_job(workspace: str) -> None:
+    """WorkspaceBusy while a job of the workspace has not ended: its files would change under it.
+    Call it inside ``connected``."""
+    from tasks.workspace_blocks import open_workspace
+
+    for job in open_workspace(workspace).jobs.open():
+        raise WorkspaceBusy(
+            f"job {job.id} of workspace {workspace} is {job.state}, and its files would change "
+            f"under it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel "
+            f"{job.id}` ends it"
+        )
 
 
 # -- what is copied

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -20,6 +23,8 @@ from torpor.shared.errors import (
     RunCancelled,
     TorporError,
     WorkspaceAsleep,
+    WorkspaceAwake,
+    WorkspaceBusy,
 )
 from torpor_cli import copying
 from torpor_cli.copying import Side, begin_argv, cp, look_at, pull, push, send
@@ -33,6 +38,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(here)
     monkeypatch.setattr(copying, "connected", nullcontext)
     return here
+
+
+STORED = BackupReport("mywork", None, None, [], [])  # type: ignore[arg-type]
+
+
+@dataclass
+class Kept:
+    """What stands in the way of a push, and the snapshots that were taken before one."""
+
+    there: Path
+    jobs: list[Any] = field(default_factory=list)
+    snapshots: list[set[str]] = field(default_factory=list)
+    report: Any = STORED
+
+    def backup(self, workspace: str, machine: str) -> Any:
+        assert workspace == "mywork"
+        self.snapshots.append(names_in(self.there))
+        return self.report
+
+
+@pytest.fixture(autouse=True)
+def kept(there: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    kept = Kept(there)
+    opened = SimpleNamespace(jobs=SimpleNamespace(open=lambda: kept.jobs))
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
+    monkeypatch.setattr("flows.backup", kept.backup)
+    return kept
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +95,8 @@ def asleep(monkeypatch: pytest.MonkeyPatch, there: Path) -> Path:
         return SimpleNamespace(restored_to=str(found))
 
     answers(monkeypatch, nowhere)
-    opened = SimpleNamespace(spec=SimpleNamespace(paths=["~/workspace"]))
+    no_jobs = SimpleNamespace(open=list)
+    opened = SimpleNamespace(spec=SimpleNamespace(paths=["~/workspace"]), jobs=no_jobs)
     monkeypatch.setattr("tasks.workspace_blocks.open_stored", lambda workspace: opened)
     monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
     monkeypatch.setattr("tasks.sleep.check_not_asleep", lambda opened: None)
@@ -172,6 +205,38 @@ def test_push_leaves_what_gitignore_names_and_delete_leaves_it_there(
     assert push("mywork", to="all", everything=True) == 0
     assert "x.log" in names_in(there / "all")
     assert not (there / "all" / ".git").exists()
+
+
+def test_push_stores_what_is_there_before_it_replaces_or_deletes_any_of_it(
+    here: Path, there: Path, kept: Kept
+) -> None:
+    written(here / "a")
+    assert push("mywork") == 0
+    assert kept.snapshots == [], "a plain push replaces nothing that is newer there"
+    written(there / "here" / "mine")
+    assert push("mywork", delete=True, dry_run=True) == 0
+    assert kept.snapshots == []
+    assert push("mywork", overwrite=True) == 0
+    assert push("mywork", delete=True) == 0
+    assert kept.snapshots == [{"here/a", "here/mine"}] * 2
+    assert names_in(there) == {"here/a"}
+    written(there / "here" / "mine")
+    kept.report = "it is asleep"
+    with pytest.raises(WorkspaceAwake, match="has ended meanwhile"):
+        push("mywork", delete=True)
+    assert names_in(there) == {"here/a", "here/mine"}
+
+
+@pytest.mark.parametrize("wish", [{}, {"delete": True}, {"overwrite": True}])
+def test_push_changes_no_files_under_a_job(
+    here: Path, there: Path, kept: Kept, wish: dict[str, bool]
+) -> None:
+    written(here / "a")
+    kept.jobs = [SimpleNamespace(id="3f2a9c81d04e", state="running")]
+    with pytest.raises(WorkspaceBusy, match="3f2a9c81d04e of workspace mywork is running"):
+        push("mywork", **wish)  # type: ignore[arg-type]
+    assert names_in(there) == set()
+    assert push("mywork", dry_run=True) == 0
 
 
 def test_gitignore_counts_also_in_a_folder_without_a_repository(here: Path) -> None:
