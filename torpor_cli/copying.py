@@ -54,6 +54,8 @@ _LOGIN_BYTES: Final = 1 << 20
 """What a login's files may print before the machine's side of a copy begins."""
 _WORDS: Final = 300
 _NAMED: Final = 5
+_MODULE: Final = b"160000 "
+"""The mode of a submodule in a repository's index."""
 _MARK: Final = b"torpor-begins\n"
 _TO_READ: Final = b"\n" * 64
 """What a login's files may read. Python skips empty lines."""
@@ -367,23 +369,35 @@ def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ())
     """The files and symlinks of a folder that are sent."""
     if not path.is_dir():
         raise InvalidInput(f"{plain(str(path))} is no directory")
-    if everything:
-        listed = [Source(str(path), "")]
-    else:
-        with _git(path) as git:
-            if git is None:
-                listed = [Source(str(path), "")]
-            else:
-                argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-                argv += [f"--exclude={pattern}" for pattern in exclude]
-                said = _said_by_git(argv, path).split(b"\0")
-                only = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
-                listed = [Source(str(path), "", only)]
     skipped: list[str] = []
-    found = [entry for one in listed for _, entry in tree_copy.found_in(one, skipped)]
+    only = None if everything else _not_ignored(path, exclude, skipped)
+    found = [entry for _, entry in tree_copy.found_in(Source(str(path), "", only), skipped)]
     for words in skipped:
         say(f"torpor: warning: left out: {plain(words)}", sys.stderr)
     return sorted(entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name))
+
+
+def _not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[str] | None:
+    """The names that git lists below a folder, also of the repositories in it: each has .gitignore
+    files of its own. None for all of them."""
+    with _git(path) as git:
+        if git is None:
+            return None
+        argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        argv += [f"--exclude={pattern}" for pattern in exclude]
+        said = _said_by_git(argv, path).split(b"\0")
+    listed = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
+    found: list[str] = []
+    for name in listed:
+        inner = path / name
+        if inner.is_symlink() or not inner.is_dir():
+            found.append(name)
+        elif (inner / ".git").exists():
+            below = _not_ignored(inner, exclude, skipped) or []
+            found += [f"{name}/{one}" for one in below]
+        elif any(inner.iterdir()) and not any(one.startswith(f"{name}/") for one in listed):
+            skipped.append(f"{name} (a submodule that git has not fetched)")
+    return found
 
 
 def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
@@ -392,13 +406,74 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
     rest = [name for name in names if name not in never]
     if everything or not rest or not path.is_dir():
         return never
+    unread: set[str] = set()
+    ignored = _ignored(path, rest, unread)
+    if unread:
+        named = plain(_some(sorted(unread)[:_NAMED], len(unread)))
+        say(
+            f"torpor: warning: left out: what the machine has below {named}: here, that is a "
+            "symlink, or a submodule that git has not fetched",
+            sys.stderr,
+        )
+    return never | ignored
+
+
+def _ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
+    """Which names below a folder its .gitignore files name, and those of the repositories in it;
+    and all names below what git cannot look into, which is added to ``unread``."""
     with _git(path) as git:
         if git is None:
-            return never
+            return set()
+        staged = _said_by_git([*git, "ls-files", "-z", "--stage"], path).split(b"\0")
+        modules = {one.split(b"\t", 1)[1] for one in staged if one.startswith(_MODULE)}
+        inner, blocked = _apart(path, names, {os.fsdecode(name) for name in modules})
+        elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
+        own = [*inner, *(name for name in names if name not in elsewhere)]
         argv = [*git, "check-ignore", "-z", "--stdin"]
-        asked = b"\0".join(b"./" + os.fsencode(name) for name in rest)  # a colon has a meaning else
-        said = _said_by_git(argv, path, asked, fine=(0, 1))
-    return never | {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
+        said = _said_by_git(argv, path, asked, fine=(0, 1)) if own else b""
+    found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+    for top, below in inner.items():
+        if top in found:  # with all that is in it
+            found.update(below)
+        else:
+            at = len(top) + 1
+            deeper: set[str] = set()
+            ignored = _ignored(path / top, [name[at:] for name in below], deeper)
+            found.update(f"{top}/{name}" for name in ignored)
+            unread.update(f"{top}/{name}" for name in deeper)
+    for top, below in blocked.items():
+        unread.add(top)
+        found.update(below)
+    return found & set(names)
+
+
+def _apart(
+    path: Path, names: list[str], modules: set[str]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The names below repositories in the folder, by these; and the names below its symlinks, and
+    below submodules that are not fetched, by those."""
+    kinds: dict[str, dict[str, list[str]] | None] = {}
+    inner: dict[str, list[str]] = {}
+    blocked: dict[str, list[str]] = {}
+
+    def kind_of(above: str) -> dict[str, list[str]] | None:
+        if os.path.islink(path / above):
+            return blocked
+        if os.path.exists(path / above / ".git"):
+            return inner
+        return blocked if above in modules else None
+
+    for name in names:
+        parts = name.split("/")
+        for end in range(1, len(parts)):
+            above = "/".join(parts[:end])
+            if above not in kinds:
+                kinds[above] = kind_of(above)
+            if (kind := kinds[above]) is not None:
+                kind.setdefault(above, []).append(name)
+                break
+    return inner, blocked
 
 
 def _never_below(names: list[str]) -> set[str]:

@@ -119,6 +119,13 @@ def repository(folder: Path) -> None:
     subprocess.run(["git", "init", "--quiet", folder], check=True)
 
 
+def in_index(folder: Path, name: str) -> None:
+    """Make it a submodule of the repository, whose commit may be away."""
+    entry = f"160000,{'1' * 40},{name}"
+    argv = ["git", "update-index", "--add", "--cacheinfo", entry]
+    subprocess.run(argv, cwd=folder, check=True)
+
+
 def test_cp_takes_the_name_of_a_target_that_is_not_there_and_goes_into_a_directory_that_is(
     here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +254,65 @@ def test_gitignore_counts_also_in_a_folder_without_a_repository(here: Path) -> N
     written(here / "x.log")
     assert look_at(here, ["/b"]).names == (".gitignore", "a/.gitignore", "a/x.py")
     assert (look_at(here).files, look_at(here).bytes) == (3, 6 + 7 + 4)
+
+
+def test_gitignore_of_a_repository_in_the_folder_counts_below_it(here: Path, there: Path) -> None:
+    repository(here)
+    written(here / ".gitignore", "/other/\n")
+    for name in ("vendored", "other", "vendored/deeper"):
+        repository(here / name)
+        written(here / name / "a.py")
+        written(here / name / ".gitignore", ".env\n")
+        written(here / name / ".env", "secret")
+    submodule = here / "sub"
+    repository(submodule)
+    written(submodule / ".gitignore", ".env\n")
+    written(submodule / ".env", "secret")
+    in_index(here, "sub")
+    assert push("mywork") == 0
+    sent = {
+        f"here/{name}"
+        for name in (
+            ".gitignore",
+            "sub/.gitignore",
+            *(f"vendored/{one}" for one in (".gitignore", "a.py")),
+            *(f"vendored/deeper/{one}" for one in (".gitignore", "a.py")),
+        )
+    }
+    assert names_in(there) == sent
+    of_the_machine = {
+        f"here/{name}" for name in ("vendored/deeper/.env", "other/result", "sub/.env")
+    }
+    for name in of_the_machine:
+        written(there / name)
+    written(there / "here" / "vendored" / "old.py")
+    assert push("mywork", delete=True) == 0
+    assert names_in(there) == sent | of_the_machine
+    assert (pull("mywork"), (here / "sub" / ".env").read_text()) == (0, "secret")
+
+
+def test_what_git_does_not_look_into_is_left_out_and_named(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository(here)
+    written(here / "real" / "a")
+    (here / "data").symlink_to("real")
+    in_index(here, "sub")
+    written(here / "sub" / "mine")
+    written(there / "here" / "data" / "a", "there")
+    written(there / "here" / "sub" / "a", "there")
+    written(there / "here" / "new.py")
+    before = names_in(here)
+    assert pull("mywork") == 0
+    assert names_in(here) == before | {"new.py"}
+    assert "left out: what the machine has below data, sub: here" in capsys.readouterr().err
+    (here / "data").unlink()
+    (here / "real" / "a").rename(here / "b")
+    (there / "here" / "data" / "a").unlink()
+    written(there / "here" / "old.py")
+    assert push("mywork", delete=True) == 0
+    assert names_in(there / "here") == {"b", "new.py", "sub/a"}
+    assert "left out: sub (a submodule that git has not fetched)" in capsys.readouterr().err
 
 
 def test_a_host_without_git_is_told_of_the_file_that_needs_it(
