@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ _BUFFER_BYTES: Final = 256 * 1024
 _LOGIN_BYTES: Final = 1 << 20
 """What a login's files may print before the machine's side of a copy begins."""
 _WORDS: Final = 300
+_KEPT_BYTES: Final = 64 * 1024
+"""Of what `ssh` says on standard error."""
+_SAID_S: Final = 0.5
+"""So long its last words are waited for."""
 _NAMED: Final = 5
 _MODULE: Final = b"160000 "
 """The mode of a submodule in a repository's index."""
@@ -143,7 +148,7 @@ def cp(
             "what is in the workspace as WORKSPACE:PATH, such as mywork:data/"
         )
     to = tree_copy.target_for(os.path.expanduser(target), len(sources), contents=False)
-    wishes = Wishes(overwrite=overwrite, inner_links=1)
+    wishes = Wishes(overwrite=overwrite, inner_links=1, modes=_modes())
     with _readable(names.pop(), [found[1] for found in there if found], to, machine) as (
         side,
         found,
@@ -238,7 +243,7 @@ def pull(
 
     path = checked_folder(folder.expanduser())
     to = Target(str(path))
-    wishes = Wishes(overwrite, delete, dry_run, inner_links=0)
+    wishes = Wishes(overwrite, delete, dry_run, inner_links=0, modes=_modes())
     agreed: set[str] = set()
 
     def confirm(names: list[str]) -> None:
@@ -474,6 +479,13 @@ def _apart(
                 kind.setdefault(above, []).append(name)
                 break
     return inner, blocked
+
+
+def _modes() -> int:
+    """The bits of a mode that this process gives files: a machine's 0777 is nobody's wish here."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o777 & ~mask
 
 
 def _never_below(names: list[str]) -> set[str]:
@@ -744,6 +756,22 @@ class _Lost(Exception):
     """A connection that broke, with the last words of `ssh`."""
 
 
+class _LastWords(threading.Thread):
+    """Reads what a program says on standard error until that ends, and keeps the end of it: a
+    machine may say more than a disk holds. A shared connection may keep the pipe open, so that the
+    thread outlives the program."""
+
+    def __init__(self, said: IO[bytes]) -> None:
+        super().__init__(name="last words", daemon=True)
+        self._said = said
+        self.last = b""
+
+    def run(self) -> None:
+        with self._said:
+            while data := os.read(self._said.fileno(), _KEPT_BYTES):
+                self.last = (self.last + data)[-_KEPT_BYTES:]
+
+
 class _Shown:
     """Tells whoever follows the command of the bytes, a few times a second."""
 
@@ -777,36 +805,38 @@ class _Shown:
 @contextmanager
 def _connected_to(side: Side) -> Iterator[Stream]:
     """A running tree_copy.py at the other side."""
-    with tempfile.TemporaryFile() as said:  # a shared connection may keep a pipe open
-        process = subprocess.Popen(
-            side.argv,
-            bufsize=_BUFFER_BYTES,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-        )
-        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-        whole = False
-        try:
-            _begin(stdin, stdout)
-            yield Stream(stdout, stdin)
-            whole = True
-        except Broken as error:
-            process.kill()
-            process.wait()
-            said.seek(0)
-            words = " ".join(said.read(_LOGIN_BYTES).decode(errors="replace").split())
-            raise _Lost(plain(words[-_WORDS:]) or str(error)) from None
-        finally:
-            if not whole:
-                process.kill()  # else the rest of what is buffered would wait for it
-            with suppress(OSError):
-                stdin.close()
-            stdout.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            process.kill()
-            process.wait()
+    process = subprocess.Popen(
+        side.argv,
+        bufsize=_BUFFER_BYTES,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    said = _LastWords(cast(IO[bytes], process.stderr))
+    said.start()
+    whole = False
+    try:
+        _begin(stdin, stdout)
+        yield Stream(stdout, stdin)
+        whole = True
+    except Broken as error:
+        process.kill()
+        process.wait()
+        said.join(_SAID_S)
+        words = " ".join(said.last.decode(errors="replace").split())
+        raise _Lost(plain(words[-_WORDS:]) or str(error)) from None
+    finally:
+        if not whole:
+            process.kill()  # else the rest of what is buffered would wait for it
+        with suppress(OSError):
+            stdin.close()
+        stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        process.kill()
+        process.wait()
+        said.join(_SAID_S)
 
 
 def _begin(stdin: IO[bytes], stdout: IO[bytes]) -> None:

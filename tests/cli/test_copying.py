@@ -409,6 +409,16 @@ def test_a_machine_that_runs_no_program_is_named_with_its_words(
         cp("a", "mywork:a")
 
 
+def test_of_a_machine_that_says_a_lot_the_last_words_are_kept(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(here / "a")
+    script = "head -c 100000000 /dev/zero | tr '\\0' x >&2; echo ' the last words' >&2; exit 255"
+    answers(monkeypatch, lambda: Side("mywork", ["/bin/sh", "-c", script], [str(there)]))
+    with pytest.raises(MachineUnreachable, match=r"^mywork: x{285} the last words$"):
+        cp("a", "mywork:a")
+
+
 def test_what_a_login_prints_and_reads_is_no_part_of_the_copy(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -542,6 +552,19 @@ def test_a_hostile_machine_writes_nothing_beside_what_cp_asked_for(
     with pytest.raises(MachineError, match="what was not asked for"):
         cp("mywork:model.pt", "mywork:./", ".")
     assert names_in(here) == set()
+
+
+def test_nothing_of_a_machine_can_be_written_by_everybody_here(here: Path, there: Path) -> None:
+    written(there / "here" / "a").chmod(0o777)
+    (there / "here").chmod(0o777)
+    mask = os.umask(0o022)
+    try:
+        assert pull("mywork") == 0
+        assert cp("mywork:here", "mine") == 0
+    finally:
+        os.umask(mask)
+    for path in (here / "a", here / "mine", here / "mine" / "a"):
+        assert path.stat().st_mode & 0o777 == 0o755
 
 
 def test_cp_brings_no_repository_that_was_not_named_and_says_so(
