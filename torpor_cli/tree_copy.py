@@ -263,8 +263,14 @@ def _is_small(value: Any) -> bool:
 
 
 def _is_name(value: Any) -> bool:
+    """Whether it may be a name below a folder."""
     try:
-        return isinstance(value, str) and bool(os.fsencode(value)) and "\0" not in value
+        return (
+            isinstance(value, str)
+            and os.fsencode(value) is not None
+            and "\0" not in value
+            and {"", ".", ".."}.isdisjoint(value.split("/"))
+        )
     except ValueError:
         return False
 

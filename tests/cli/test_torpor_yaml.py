@@ -117,7 +117,10 @@ def test_the_settings_that_are_given_are_told_from_defaults() -> None:
         ("run: x\nmax_hours: 1:30\n", "line 2, key max_hours: YAML reads 1:30 as a number in"),
         ("max_usd: 1_0.5\n", "line 1, key max_usd: YAML reads 1_0.5 as a number in another way"),
         ("resources:\n  gpu_count: 1:2\n", "line 2, key resources.gpu_count: YAML reads 1:2 as"),
-        ("resources:\n  image: 12:30\n", "line 2, key resources.image: .* a text in quotes"),
+        (
+            "resources:\n  image: 12:30\n",
+            "line 2, key resources.image: .* as a number in .* text in quotes",
+        ),
         ("timeout: 2h\n", "line 1, key timeout: .*max_hours"),
         ("budget: 2\n", "line 1, key budget: .*max_usd"),
         ("save_minutes: 0\n", "line 1, key save_minutes"),
