@@ -15,6 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, TextIO
 
+from torpor.shared.plain_text import plain
+
 TICK_S: Final = 1.0
 NOTED_S: Final = 2.0
 """What takes less is shown without its seconds."""
@@ -29,10 +31,11 @@ _MOST_HANGING: Final = 24
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print text, to standard output unless another stream is given, as ``folded`` shows it."""
+    """Print text, to standard output unless another stream is given, as ``folded`` shows it. Words
+    of a machine may be in it: a terminal obeys none of them."""
     stream = stream or sys.stdout
     clear = CLEARED if Waiting.shown and rewrites(stream) else ""
-    print(clear + folded(text, stream), file=stream, flush=True)
+    print(clear + folded(plain(text), stream), file=stream, flush=True)
 
 
 def folded(text: str, stream: TextIO | None) -> str:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
+    RunCancelled,
     TorporError,
     WorkspaceAsleep,
+    WorkspaceAwake,
+    WorkspaceBusy,
 )
 from torpor.shared.plain_text import plain
 from torpor_cli import machines, tree_copy
@@ -50,6 +54,13 @@ _BUFFER_BYTES: Final = 256 * 1024
 _LOGIN_BYTES: Final = 1 << 20
 """What a login's files may print before the machine's side of a copy begins."""
 _WORDS: Final = 300
+_KEPT_BYTES: Final = 64 * 1024
+"""Of what `ssh` says on standard error."""
+_SAID_S: Final = 0.5
+"""So long its last words are waited for."""
+_NAMED: Final = 5
+_MODULE: Final = b"160000 "
+"""The mode of a submodule in a repository's index."""
 _MARK: Final = b"torpor-begins\n"
 _TO_READ: Final = b"\n" * 64
 """What a login's files may read. Python skips empty lines."""
@@ -63,8 +74,8 @@ _SCRIPTED: Final = (
 )
 _THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
 _NEVER: Final = re.compile(r"\.git|\.torpor-.*", re.IGNORECASE | re.DOTALL)
-"""Of a folder that is pushed or pulled, no name matches. A machine that could write ``.git`` here
-would run programs here."""
+"""Of a folder that is pushed or pulled, no name matches, nor one below what `cp` brings here. A
+machine that could write ``.git`` here would run programs here."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +148,14 @@ def cp(
             "what is in the workspace as WORKSPACE:PATH, such as mywork:data/"
         )
     to = tree_copy.target_for(os.path.expanduser(target), len(sources), contents=False)
-    wishes = Wishes(overwrite=overwrite, inner_links=1)
+    wishes = Wishes(overwrite=overwrite, inner_links=1, modes=_modes())
     with _readable(names.pop(), [found[1] for found in there if found], to, machine) as (
         side,
         found,
     ):
         asked = {"do": "send", "paths": found, "contents": False}
-        return _told(_get(side, to, wishes, asked))
+        called = _called(found, side.roots[0], to)
+        return _told(_get(side, to, wishes, asked, _never_below, called))
 
 
 def push(
@@ -160,27 +172,33 @@ def push(
 ) -> int:
     """Copy what differs of a folder here into the folder of its name in a workspace.
 
-    What the folder's .gitignore files name stays here, and .git.
+    What the folder's .gitignore files name stays here, and .git. Nothing is copied while a job of
+    the workspace runs.
 
     Args:
         workspace: The workspace.
         folder: The folder; the current one unless it is named.
         to: The directory to copy into, below the workspace's first one, or from / or ~/ on.
         everything: Copy also what .gitignore names.
-        delete: Delete there what is not here, but for what .gitignore names.
-        overwrite: Replace also files that are newer there.
+        delete: Delete there what is not here, but for what .gitignore names. A snapshot is taken
+            before.
+        overwrite: Replace also files that are newer there. A snapshot is taken before.
         dry_run: Only say what would be copied and deleted.
         outside: Copy also into a directory that no snapshot of the workspace has.
         machine: The machine's id, where there are several.
     """
-    path = folder.expanduser().resolve()
-    name, home = _own_name(path), Path.home().resolve()
-    if home.is_relative_to(path):
-        raise InvalidInput(
-            f"{path} holds your home, with its keys: name the folder to copy, or `torpor cp` it"
-        )
+    from torpor_cli.folder_workspace import checked_folder
+
+    path = checked_folder(folder.expanduser())
+    name = path.name
     names = _names(path, everything=everything)
     side = _writable(workspace, machine)
+    if not dry_run:
+        with connected():
+            check_no_job(workspace)
+            if delete or overwrite:
+                back_up(workspace, machine=machine)
+                check_no_job(workspace)  # one may have begun meanwhile
     wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
     asked = {"do": "receive", "path": to or name, "count": 1, "contents": True}
     asked |= {"outside": outside, "wishes": wishes._asdict()}
@@ -203,6 +221,7 @@ def pull(
     overwrite: Flag = False,
     dry_run: Flag = False,
     machine: str = "",
+    yes: Flag = False,
 ) -> int:
     """Copy what differs of the folder of its name in a workspace into a folder here.
 
@@ -214,18 +233,33 @@ def pull(
         folder: The folder here; the current one unless it is named.
         source: The directory to copy, below the workspace's first one, or from / or ~/ on.
         everything: Copy also what .gitignore names.
-        delete: Delete here what is not there, but for what .gitignore names.
+        delete: Delete here what is not there, but for what .gitignore names. Asks before.
         overwrite: Replace also files that are newer here.
         dry_run: Only say what would be copied and deleted.
         machine: The machine's id, where there are several.
+        yes: Do not ask before files are deleted here.
     """
-    path = folder.expanduser().resolve()
+    from torpor_cli.folder_workspace import checked_folder
+
+    path = checked_folder(folder.expanduser())
     to = Target(str(path))
-    wishes = Wishes(overwrite, delete, dry_run, inner_links=0)
-    with _readable(workspace, [source or _own_name(path)], to, machine) as (side, found):
+    wishes = Wishes(overwrite, delete, dry_run, inner_links=0, modes=_modes())
+    agreed: set[str] = set()
+
+    def confirm(names: list[str]) -> None:
+        if not yes and not agreed.issuperset(names):  # a connection that breaks asks no second time
+            _ask_to_delete(path, names, workspace)
+            agreed.update(names)
+
+    with _readable(workspace, [source or path.name], to, machine) as (side, found):
         asked = {"do": "send", "paths": found, "contents": True}
         report = _get(
-            side, to, wishes, asked, lambda names: _left_out(path, names, everything=everything)
+            side,
+            to,
+            wishes,
+            asked,
+            lambda names: _left_out(path, names, everything=everything),
+            confirm=confirm,
         )
     return _told(report, dry_run=dry_run)
 
@@ -272,6 +306,33 @@ def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Cop
     return Copied(report.files, report.bytes, report.unchanged, newer, report.newer_count)
 
 
+def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> None:
+    """Take a snapshot of what stands on the machine, before it is replaced or lost. Call it inside
+    ``connected``."""
+    import flows
+    from torpor.control.upkeep.reports import BackupReport
+
+    with quiet(as_json):
+        report = flows.backup(workspace=workspace, machine=machine)
+    if not isinstance(report, BackupReport):
+        raise WorkspaceAwake(
+            f"the machine of workspace {workspace} has ended meanwhile: give the command again"
+        )
+
+
+def check_no_job(workspace: str) -> None:
+    """WorkspaceBusy while a job of the workspace has not ended: its files would change under it.
+    Call it inside ``connected``."""
+    from tasks.workspace_blocks import open_workspace
+
+    for job in open_workspace(workspace).jobs.open():
+        raise WorkspaceBusy(
+            f"job {job.id} of workspace {workspace} is {job.state}, and its files would change "
+            f"under it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel "
+            f"{job.id}` ends it"
+        )
+
+
 # -- what is copied
 
 
@@ -291,33 +352,57 @@ def _source(path: str) -> Source:
         raise InvalidInput(str(error)) from None
 
 
-def _own_name(path: Path) -> str:
-    if not path.name:
-        raise InvalidInput("/ has no name of its own: name a folder")
-    return path.name
+def _called(paths: list[str], root: str, to: Target) -> set[str] | None:
+    """What the copies of these paths of a workspace are called here: a machine that sends another
+    name is hostile. None where the target has a name for the only one."""
+    names: set[str] = set()
+    for path in paths:
+        whole = os.path.normpath(path if path.startswith("~") else os.path.join(root, path))
+        name = os.path.basename(whole)
+        if name in (".", "..") or (name == whole and name.startswith("~")):  # the machine knows it
+            if to.rename:
+                return None
+            raise InvalidInput(
+                f"{plain(path)} has no name of its own: name its copy here, such as "
+                "`torpor cp mywork:~ ./home`"
+            )
+        names.add(name)
+    return names
 
 
 def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ()) -> list[str]:
     """The files and symlinks of a folder that are sent."""
     if not path.is_dir():
         raise InvalidInput(f"{plain(str(path))} is no directory")
-    if everything:
-        listed = [Source(str(path), "")]
-    else:
-        with _git(path) as git:
-            if git is None:
-                listed = [Source(str(path), "")]
-            else:
-                argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-                argv += [f"--exclude={pattern}" for pattern in exclude]
-                said = _said_by_git(argv, path).split(b"\0")
-                only = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
-                listed = [Source(str(path), "", only)]
     skipped: list[str] = []
-    found = [entry for one in listed for _, entry in tree_copy.found_in(one, skipped)]
+    only = None if everything else _not_ignored(path, exclude, skipped)
+    found = [entry for _, entry in tree_copy.found_in(Source(str(path), "", only), skipped)]
     for words in skipped:
         say(f"torpor: warning: left out: {plain(words)}", sys.stderr)
     return sorted(entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name))
+
+
+def _not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[str] | None:
+    """The names that git lists below a folder, also of the repositories in it: each has .gitignore
+    files of its own. None for all of them."""
+    with _git(path) as git:
+        if git is None:
+            return None
+        argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        argv += [f"--exclude={pattern}" for pattern in exclude]
+        said = _said_by_git(argv, path).split(b"\0")
+    listed = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
+    found: list[str] = []
+    for name in listed:
+        inner = path / name
+        if inner.is_symlink() or not inner.is_dir():
+            found.append(name)
+        elif (inner / ".git").exists():
+            below = _not_ignored(inner, exclude, skipped) or []
+            found += [f"{name}/{one}" for one in below]
+        elif any(inner.iterdir()) and not any(one.startswith(f"{name}/") for one in listed):
+            skipped.append(f"{name} (a submodule that git has not fetched)")
+    return found
 
 
 def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
@@ -326,13 +411,113 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
     rest = [name for name in names if name not in never]
     if everything or not rest or not path.is_dir():
         return never
+    unread: set[str] = set()
+    ignored = _ignored(path, rest, unread)
+    if unread:
+        named = plain(_some(sorted(unread)[:_NAMED], len(unread)))
+        say(
+            f"torpor: warning: left out: what the machine has below {named}: here, that is a "
+            "symlink, or a submodule that git has not fetched",
+            sys.stderr,
+        )
+    return never | ignored
+
+
+def _ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
+    """Which names below a folder its .gitignore files name, and those of the repositories in it;
+    and all names below what git cannot look into, which is added to ``unread``."""
     with _git(path) as git:
         if git is None:
-            return never
+            return set()
+        staged = _said_by_git([*git, "ls-files", "-z", "--stage"], path).split(b"\0")
+        modules = {one.split(b"\t", 1)[1] for one in staged if one.startswith(_MODULE)}
+        inner, blocked = _apart(path, names, {os.fsdecode(name) for name in modules})
+        elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
+        own = [*inner, *(name for name in names if name not in elsewhere)]
         argv = [*git, "check-ignore", "-z", "--stdin"]
-        asked = b"\0".join(b"./" + os.fsencode(name) for name in rest)  # a colon has a meaning else
-        said = _said_by_git(argv, path, asked, fine=(0, 1))
-    return never | {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
+        said = _said_by_git(argv, path, asked, fine=(0, 1)) if own else b""
+    found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+    for top, below in inner.items():
+        if top in found:  # with all that is in it
+            found.update(below)
+        else:
+            at = len(top) + 1
+            deeper: set[str] = set()
+            ignored = _ignored(path / top, [name[at:] for name in below], deeper)
+            found.update(f"{top}/{name}" for name in ignored)
+            unread.update(f"{top}/{name}" for name in deeper)
+    for top, below in blocked.items():
+        unread.add(top)
+        found.update(below)
+    return found & set(names)
+
+
+def _apart(
+    path: Path, names: list[str], modules: set[str]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The names below repositories in the folder, by these; and the names below its symlinks, and
+    below submodules that are not fetched, by those."""
+    kinds: dict[str, dict[str, list[str]] | None] = {}
+    inner: dict[str, list[str]] = {}
+    blocked: dict[str, list[str]] = {}
+
+    def kind_of(above: str) -> dict[str, list[str]] | None:
+        if os.path.islink(path / above):
+            return blocked
+        if os.path.exists(path / above / ".git"):
+            return inner
+        return blocked if above in modules else None
+
+    for name in names:
+        parts = name.split("/")
+        for end in range(1, len(parts)):
+            above = "/".join(parts[:end])
+            if above not in kinds:
+                kinds[above] = kind_of(above)
+            if (kind := kinds[above]) is not None:
+                kind.setdefault(above, []).append(name)
+                break
+    return inner, blocked
+
+
+def _modes() -> int:
+    """The bits of a mode that this process gives files: a machine's 0777 is nobody's wish here."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o777 & ~mask
+
+
+def _never_below(names: list[str]) -> set[str]:
+    """Which names of a copy to this host are left out, and said: those that a machine could write
+    programs into, where the user has not named them."""
+    never = {name for name in names if _is_never(name.partition("/")[2])}
+    if tops := sorted(name for name in never if name.rpartition("/")[0] not in never):
+        named = plain(_some(tops[:_NAMED], len(tops)))
+        say(
+            f"torpor: warning: left out: {named}. What a machine writes there may run here: name "
+            "it as a source to copy it all the same",
+            sys.stderr,
+        )
+    return never
+
+
+def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
+    """Ask the person at the terminal. RunCancelled after a no, InvalidInput where nobody is there.
+    Directories in which no file is deleted need no question."""
+    from tasks.questions import ask
+
+    files = [name for name in names if (folder / name).is_symlink() or not (folder / name).is_dir()]
+    if not files:
+        return
+    what = "1 file" if len(files) == 1 else f"{len(files):,} files"
+    named = _some(files[:_NAMED], len(files))
+    asked = plain(f"Delete {what} in {folder} that {workspace} does not have: {named}?")
+    agrees = ask(asked)
+    if agrees is None:
+        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+    if not agrees:
+        raise RunCancelled("nothing was copied or deleted")
 
 
 def _is_never(name: str) -> bool:
@@ -503,12 +688,16 @@ def _get(
     to: Target,
     wishes: Wishes,
     asked: dict[str, Any],
-    ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    ignored: Callable[[list[str]], set[str]],
+    names: set[str] | None = None,
+    confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
     return _copied(
         side,
         asked,
-        lambda stream, moved: tree_copy.receive(stream, to, wishes, moved=moved, ignored=ignored),
+        lambda stream, moved: tree_copy.receive(
+            stream, to, wishes, moved=moved, ignored=ignored, names=names, confirm=confirm
+        ),
         f"copying from {side.who}",
     )
 
@@ -523,7 +712,7 @@ def _copied(
 
     if following() is not None:
         return _done(side, asked, does, words)
-    with shown_progress():
+    with shown_progress(asks=True):
         return _done(side, asked, does, words)
 
 
@@ -567,6 +756,22 @@ class _Lost(Exception):
     """A connection that broke, with the last words of `ssh`."""
 
 
+class _LastWords(threading.Thread):
+    """Reads what a program says on standard error until that ends, and keeps the end of it: a
+    machine may say more than a disk holds. A shared connection may keep the pipe open, so that the
+    thread outlives the program."""
+
+    def __init__(self, said: IO[bytes]) -> None:
+        super().__init__(name="last words", daemon=True)
+        self._said = said
+        self.last = b""
+
+    def run(self) -> None:
+        with self._said:
+            while data := os.read(self._said.fileno(), _KEPT_BYTES):
+                self.last = (self.last + data)[-_KEPT_BYTES:]
+
+
 class _Shown:
     """Tells whoever follows the command of the bytes, a few times a second."""
 
@@ -600,36 +805,38 @@ class _Shown:
 @contextmanager
 def _connected_to(side: Side) -> Iterator[Stream]:
     """A running tree_copy.py at the other side."""
-    with tempfile.TemporaryFile() as said:  # a shared connection may keep a pipe open
-        process = subprocess.Popen(
-            side.argv,
-            bufsize=_BUFFER_BYTES,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-        )
-        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-        whole = False
-        try:
-            _begin(stdin, stdout)
-            yield Stream(stdout, stdin)
-            whole = True
-        except Broken as error:
-            process.kill()
-            process.wait()
-            said.seek(0)
-            words = " ".join(said.read(_LOGIN_BYTES).decode(errors="replace").split())
-            raise _Lost(plain(words[-_WORDS:]) or str(error)) from None
-        finally:
-            if not whole:
-                process.kill()  # else the rest of what is buffered would wait for it
-            with suppress(OSError):
-                stdin.close()
-            stdout.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            process.kill()
-            process.wait()
+    process = subprocess.Popen(
+        side.argv,
+        bufsize=_BUFFER_BYTES,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    said = _LastWords(cast(IO[bytes], process.stderr))
+    said.start()
+    whole = False
+    try:
+        _begin(stdin, stdout)
+        yield Stream(stdout, stdin)
+        whole = True
+    except Broken as error:
+        process.kill()
+        process.wait()
+        said.join(_SAID_S)
+        words = " ".join(said.last.decode(errors="replace").split())
+        raise _Lost(plain(words[-_WORDS:]) or str(error)) from None
+    finally:
+        if not whole:
+            process.kill()  # else the rest of what is buffered would wait for it
+        with suppress(OSError):
+            stdin.close()
+        stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        process.kill()
+        process.wait()
+        said.join(_SAID_S)
 
 
 def _begin(stdin: IO[bytes], stdout: IO[bytes]) -> None:

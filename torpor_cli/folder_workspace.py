@@ -46,7 +46,8 @@ machines may be. What to run there, and on which GPU, is the folder's own."""
 
 def checked_folder(folder: Path) -> Path:
     """The folder, without symlinks in its path; InvalidInput for one that is no project, such as a
-    home: all that it holds would be sent to a rented machine, keys and letters too."""
+    home: all that it holds would be sent to a rented machine, keys and letters too, or a machine
+    would write into it what programs of this host read."""
     folder = folder.resolve()
     home = Path.home().resolve()
     own = state_folder()
@@ -55,8 +56,9 @@ def checked_folder(folder: Path) -> Path:
     if folder == home or folder in home.parents or _SYSTEM.fullmatch(str(folder)):
         what = "your home" if folder == home else "no folder of a project"
         raise InvalidInput(
-            f"{folder} is {what}, and `torpor run` sends all that its folder holds to a rented "
-            "machine: change into the folder of your project first, or make one"
+            f"{folder} is {what}. `torpor run` or `push` sends all that it holds to a rented "
+            "machine, and `pull` lets a machine write any file of it: change into the folder of "
+            "your project, or name it. `torpor cp` copies single files and directories"
         )
     return folder
 

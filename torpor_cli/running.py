@@ -22,11 +22,10 @@ from torpor.shared.errors import (
     InvalidInput,
     JobFailed,
     TorporError,
-    WorkspaceAwake,
-    WorkspaceBusy,
 )
 from torpor.shared.values import Want, WantChange, workspace_name
 from torpor_cli import flow_runs, jobs
+from torpor_cli.copying import back_up, check_no_job
 from torpor_cli.flow_runs import Options
 from torpor_cli.output import print_report, print_rows, quiet
 from torpor_cli.question import ask_to_rent, offers_of
@@ -402,7 +401,7 @@ def _wake(
     with ExitStack() as undo:
         if is_new:
             setup.save_new(undo, block, name)
-        _check_no_job(name)
+        check_no_job(name)
         logins = _logins(name)
         if len(logins) > 1:
             raise InvalidInput(
@@ -428,7 +427,8 @@ def _wake(
         undo.pop_all()  # from here on something may stand that the block finds
     if logins:
         awake.machine, awake.price_usd_h = logins[0].id, logins[0].price_usd_h
-        _store(name, options)  # what was changed there and is replaced by this folder's files
+        # What was changed there and is replaced by this folder's files.
+        back_up(name, as_json=options.json)
         return
     given: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
     with quiet(options.json):
@@ -478,31 +478,8 @@ def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
             "Save a file here again to send it",
             sys.stderr,
         )
-    _store(name, options)
-    _check_no_job(name)
-
-
-def _store(name: str, options: Options) -> None:
-    import flows
-    from torpor.control.upkeep.reports import BackupReport
-
-    with quiet(options.json):
-        report = flows.backup(workspace=name)
-    if not isinstance(report, BackupReport):
-        raise WorkspaceAwake(
-            f"the machine of workspace {name} has ended meanwhile, and no job was begun: give the "
-            "command again"
-        )
-
-
-def _check_no_job(name: str) -> None:
-    """WorkspaceBusy while a job of the workspace has not ended: its files would change under it."""
-    for job in _jobs(name).open():
-        raise WorkspaceBusy(
-            f"job {job.id} of workspace {name} is {job.state}, and its files would change under "
-            f"it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel {job.id}` "
-            "ends it"
-        )
+    back_up(name, as_json=options.json)
+    check_no_job(name)
 
 
 def _ended(name: str, job: str) -> Job | None:

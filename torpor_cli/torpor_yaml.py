@@ -223,6 +223,13 @@ class _Reading:
             return [self._value(loader, one, (*loc, at)) for at, one in enumerate(node.value)]
         if loc[:1] == ("env",) and len(loc) == 2 and not _is_null(node):
             return node.value  # a variable is a text, as it is written
+        number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if number and not {":", "_"}.isdisjoint(node.value):
+            raise self._fault(
+                loc,
+                f"YAML reads {node.value} as a number in another way than it looks (1:30 as 90): "
+                "write a number with digits and a point alone, and put a text in quotes",
+            )
         try:
             return loader.construct_object(node)
         except ValueError as error:  # such as the 31st of June

@@ -40,6 +40,10 @@ LOCK_WAIT_S = 75.0
 KEPT_BYTES = 1 << 20
 """Of less, a copy that ended leaves nothing beside the file."""
 MOST_ENTRIES = 2_000_000
+MOST_LIST_BYTES = 512 << 20
+"""Of one list of the other side, which is held in memory."""
+MOST_NAME = 4096
+"""Characters of a name, and of what a symlink leads to: Linux opens no longer path."""
 _MOST_FRAME_BYTES = 16 << 20
 _BATCH = 500
 _LONGEST = 4000
@@ -144,20 +148,30 @@ class Stream:
 
     def expect_list(self) -> list[Any]:
         values: list[Any] = []
-        while batch := self.expect():
-            if not isinstance(batch, list):
+        heard = 0
+        while True:
+            batch, size = self._expect()
+            if not batch:
+                return values
+            if not isinstance(batch, list) or not all(map(_is_small, batch)):
                 raise Refused(_NO_COPY)
             values += batch
+            heard += size
             if len(values) > MOST_ENTRIES:
                 raise Refused(f"more than {MOST_ENTRIES:,} files and directories in one copy")
-        return values
+            if heard > MOST_LIST_BYTES:
+                raise Refused(f"the names in one copy have more than {MOST_LIST_BYTES:,} bytes")
 
     def expect(self) -> Any:
         """The next value. Refused for anything else."""
+        return self._expect()[0]
+
+    def _expect(self) -> tuple[Any, int]:
+        """The next value, and its bytes."""
         kind, payload = self.read()
         if kind == _JSON:
             with suppress(ValueError, RecursionError):
-                return json.loads(payload)
+                return json.loads(payload), len(payload)
         raise Refused(_NO_COPY)
 
     def refuse(self, why: str) -> None:
@@ -240,9 +254,23 @@ def _wish(value: Any, found: list[tuple[str, Entry]]) -> tuple[int, int]:
     raise Refused(_NO_COPY)
 
 
+def _is_small(value: Any) -> bool:
+    """Whether it may be one of a list: a name, a number, or an entry with a few of these."""
+    parts = value if isinstance(value, list) else [value]
+    return len(parts) <= len(Entry._fields) and all(
+        isinstance(one, int) or (isinstance(one, str) and len(one) <= MOST_NAME) for one in parts
+    )
+
+
 def _is_name(value: Any) -> bool:
+    """Whether it may be a name below a folder."""
     try:
-        return isinstance(value, str) and bool(os.fsencode(value)) and "\0" not in value
+        return (
+            isinstance(value, str)
+            and os.fsencode(value) is not None
+            and "\0" not in value
+            and {"", ".", ".."}.isdisjoint(value.split("/"))
+        )
     except ValueError:
         return False
 
@@ -253,7 +281,13 @@ def _report(value: Any) -> Report:
         raise Refused(_NO_COPY)
     if not all(isinstance(name, str) for one in value if isinstance(one, list) for name in one):
         raise Refused(_NO_COPY)
-    return Report(*value)
+    short: list[Any] = [_first_few(one) if isinstance(one, list) else one for one in value]
+    return Report(*short)
+
+
+def _first_few(names: list[Any]) -> list[str]:
+    """Of what the other side names, as much as is said."""
+    return [str(name)[:_LONGEST] for name in names[:_SHOWN]]
 
 
 def found_in(source: Source, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
@@ -358,6 +392,8 @@ class Wishes(NamedTuple):
     inner_links: int | None = None
     """Leave out symlinks that lead out of what is copied: out of their name's first so many parts.
     None: all links are taken as they are."""
+    modes: int = _MODE
+    """The bits of a mode that files and directories get."""
 
 
 def receive(
@@ -367,14 +403,18 @@ def receive(
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
     ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    names: set[str] | None = None,
+    confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
     """Bring the target to what the sender lists. ``ignored``: which names are neither copied nor
-    deleted."""
-    entries, failed = _listed(stream, target)
-    if wishes.delete and not entries:
-        raise Refused("there is nothing to copy, and --delete would delete all of the target")
+    deleted. ``names``: what the sender was asked for: it may send nothing beside these; None: any
+    names, or any single one where the target renames it. ``confirm``: raises where these names are
+    not to be deleted, before anything is copied."""
+    entries, failed = _listed(stream, target, wishes.modes, names)
     left_out = ignored([entry.name for entry in entries])
     chosen = _chosen(entries, left_out)
+    if wishes.delete and all(entries[index].kind == "d" for index in chosen):
+        raise Refused("there is no file to copy, and --delete would delete all of the target")
     if not wishes.dry_run:
         os.makedirs(target.base, exist_ok=True)
     with _Disk(target.base, failed) as disk:
@@ -382,6 +422,8 @@ def receive(
         extra = disk.not_listed({entry.name for entry in entries}) if wishes.delete else []
         kept = ignored(extra) if extra else set()
         extra = [name for name in extra if name not in kept]
+        if extra and not wishes.dry_run:
+            confirm(extra)
         wanted = [] if wishes.dry_run else plan.wanted
         stream.send_list(wanted)
         stream.send_list(extra)
@@ -459,16 +501,27 @@ def _above(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _listed(stream: Stream, target: Target) -> tuple[list[Entry], list[str]]:
-    entries = [_checked(fields, target.rename) for fields in stream.expect_list()]
+def _listed(
+    stream: Stream, target: Target, modes: int, names: set[str] | None
+) -> tuple[list[Entry], list[str]]:
+    entries = [_checked(fields, modes) for fields in stream.expect_list()]
+    tops = {entry.name.partition("/")[0] for entry in entries}
+    strange = set() if names is None else tops - names
+    if target.rename and len(tops) > 1:
+        strange = tops
+    if strange:
+        raise Refused(f"the other side sent what was not asked for: {min(strange)!r}")
+    if target.rename:
+        (top,) = tops or {""}
+        entries = [one._replace(name=target.rename + one.name[len(top) :]) for one in entries]
     said = stream.expect()
     if not isinstance(said, list) or [type(one) for one in said] != [list, int]:
         raise Refused(_NO_COPY)
-    failed = [str(one) for one in said[0][:_SHOWN]]
+    failed = _first_few(said[0])
     return entries, failed + ["more"] * min(MOST_ENTRIES, said[1] - len(failed))
 
 
-def _checked(fields: Any, rename: str) -> Entry:
+def _checked(fields: Any, modes: int) -> Entry:
     """The entry, if its name stays below the target. The other side may be hostile."""
     try:
         entry = Entry(*fields)
@@ -489,8 +542,7 @@ def _checked(fields: Any, rename: str) -> Entry:
         raise Refused(_NO_COPY) from None
     if not fits:
         raise Refused(f"the other side sent a name that leads out of the target: {entry.name!r}")
-    name = "/".join([rename or parts[0], *parts[1:]])
-    return entry._replace(name=name, mode=entry.mode & _MODE)
+    return entry._replace(mode=entry.mode & modes & _MODE)
 
 
 class _Plan:
@@ -526,7 +578,8 @@ class _Plan:
                 continue
             if there is not None and disk.has(entry, there):
                 self.unchanged += 1
-                if entry.kind == "f" and there.st_mode & _MODE != entry.mode and not wishes.dry_run:
+                other = (there.st_mode ^ entry.mode) & wishes.modes & _MODE
+                if entry.kind == "f" and other and not wishes.dry_run:
                     disk.finish(entry)
                 continue
             if there is not None and there.st_mtime_ns > entry.mtime_ns and not wishes.overwrite:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
+    RunCancelled,
     TorporError,
     WorkspaceAsleep,
+    WorkspaceAwake,
+    WorkspaceBusy,
 )
 from torpor_cli import copying
 from torpor_cli.copying import Side, begin_argv, cp, look_at, pull, push, send
@@ -30,6 +38,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(here)
     monkeypatch.setattr(copying, "connected", nullcontext)
     return here
+
+
+STORED = BackupReport("mywork", None, None, [], [])  # type: ignore[arg-type]
+
+
+@dataclass
+class Kept:
+    """What stands in the way of a push, and the snapshots that were taken before one."""
+
+    there: Path
+    jobs: list[Any] = field(default_factory=list)
+    snapshots: list[set[str]] = field(default_factory=list)
+    report: Any = STORED
+
+    def backup(self, workspace: str, machine: str) -> Any:
+        assert workspace == "mywork"
+        self.snapshots.append(names_in(self.there))
+        return self.report
+
+
+@pytest.fixture(autouse=True)
+def kept(there: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    kept = Kept(there)
+    opened = SimpleNamespace(jobs=SimpleNamespace(open=lambda: kept.jobs))
+    monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
+    monkeypatch.setattr("flows.backup", kept.backup)
+    return kept
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +95,8 @@ def asleep(monkeypatch: pytest.MonkeyPatch, there: Path) -> Path:
         return SimpleNamespace(restored_to=str(found))
 
     answers(monkeypatch, nowhere)
-    opened = SimpleNamespace(spec=SimpleNamespace(paths=["~/workspace"]))
+    no_jobs = SimpleNamespace(open=list)
+    opened = SimpleNamespace(spec=SimpleNamespace(paths=["~/workspace"]), jobs=no_jobs)
     monkeypatch.setattr("tasks.workspace_blocks.open_stored", lambda workspace: opened)
     monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
     monkeypatch.setattr("tasks.sleep.check_not_asleep", lambda opened: None)
@@ -81,6 +117,13 @@ def names_in(folder: Path) -> set[str]:
 
 def repository(folder: Path) -> None:
     subprocess.run(["git", "init", "--quiet", folder], check=True)
+
+
+def in_index(folder: Path, name: str) -> None:
+    """Make it a submodule of the repository, whose commit may be away."""
+    entry = f"160000,{'1' * 40},{name}"
+    argv = ["git", "update-index", "--add", "--cacheinfo", entry]
+    subprocess.run(argv, cwd=folder, check=True)
 
 
 def test_cp_takes_the_name_of_a_target_that_is_not_there_and_goes_into_a_directory_that_is(
@@ -171,6 +214,38 @@ def test_push_leaves_what_gitignore_names_and_delete_leaves_it_there(
     assert not (there / "all" / ".git").exists()
 
 
+def test_push_stores_what_is_there_before_it_replaces_or_deletes_any_of_it(
+    here: Path, there: Path, kept: Kept
+) -> None:
+    written(here / "a")
+    assert push("mywork") == 0
+    assert kept.snapshots == [], "a plain push replaces nothing that is newer there"
+    written(there / "here" / "mine")
+    assert push("mywork", delete=True, dry_run=True) == 0
+    assert kept.snapshots == []
+    assert push("mywork", overwrite=True) == 0
+    assert push("mywork", delete=True) == 0
+    assert kept.snapshots == [{"here/a", "here/mine"}] * 2
+    assert names_in(there) == {"here/a"}
+    written(there / "here" / "mine")
+    kept.report = "it is asleep"
+    with pytest.raises(WorkspaceAwake, match="has ended meanwhile"):
+        push("mywork", delete=True)
+    assert names_in(there) == {"here/a", "here/mine"}
+
+
+@pytest.mark.parametrize("wish", [{}, {"delete": True}, {"overwrite": True}])
+def test_push_changes_no_files_under_a_job(
+    here: Path, there: Path, kept: Kept, wish: dict[str, bool]
+) -> None:
+    written(here / "a")
+    kept.jobs = [SimpleNamespace(id="3f2a9c81d04e", state="running")]
+    with pytest.raises(WorkspaceBusy, match="3f2a9c81d04e of workspace mywork is running"):
+        push("mywork", **wish)  # type: ignore[arg-type]
+    assert names_in(there) == set()
+    assert push("mywork", dry_run=True) == 0
+
+
 def test_gitignore_counts_also_in_a_folder_without_a_repository(here: Path) -> None:
     written(here / ".gitignore", "*.log\n")
     written(here / "a" / ".gitignore", "secret\n")
@@ -179,6 +254,65 @@ def test_gitignore_counts_also_in_a_folder_without_a_repository(here: Path) -> N
     written(here / "x.log")
     assert look_at(here, ["/b"]).names == (".gitignore", "a/.gitignore", "a/x.py")
     assert (look_at(here).files, look_at(here).bytes) == (3, 6 + 7 + 4)
+
+
+def test_gitignore_of_a_repository_in_the_folder_counts_below_it(here: Path, there: Path) -> None:
+    repository(here)
+    written(here / ".gitignore", "/other/\n")
+    for name in ("vendored", "other", "vendored/deeper"):
+        repository(here / name)
+        written(here / name / "a.py")
+        written(here / name / ".gitignore", ".env\n")
+        written(here / name / ".env", "secret")
+    submodule = here / "sub"
+    repository(submodule)
+    written(submodule / ".gitignore", ".env\n")
+    written(submodule / ".env", "secret")
+    in_index(here, "sub")
+    assert push("mywork") == 0
+    sent = {
+        f"here/{name}"
+        for name in (
+            ".gitignore",
+            "sub/.gitignore",
+            *(f"vendored/{one}" for one in (".gitignore", "a.py")),
+            *(f"vendored/deeper/{one}" for one in (".gitignore", "a.py")),
+        )
+    }
+    assert names_in(there) == sent
+    of_the_machine = {
+        f"here/{name}" for name in ("vendored/deeper/.env", "other/result", "sub/.env")
+    }
+    for name in of_the_machine:
+        written(there / name)
+    written(there / "here" / "vendored" / "old.py")
+    assert push("mywork", delete=True) == 0
+    assert names_in(there) == sent | of_the_machine
+    assert (pull("mywork"), (here / "sub" / ".env").read_text()) == (0, "secret")
+
+
+def test_what_git_does_not_look_into_is_left_out_and_named(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository(here)
+    written(here / "real" / "a")
+    (here / "data").symlink_to("real")
+    in_index(here, "sub")
+    written(here / "sub" / "mine")
+    written(there / "here" / "data" / "a", "there")
+    written(there / "here" / "sub" / "a", "there")
+    written(there / "here" / "new.py")
+    before = names_in(here)
+    assert pull("mywork") == 0
+    assert names_in(here) == before | {"new.py"}
+    assert "left out: what the machine has below data, sub: here" in capsys.readouterr().err
+    (here / "data").unlink()
+    (here / "real" / "a").rename(here / "b")
+    (there / "here" / "data" / "a").unlink()
+    written(there / "here" / "old.py")
+    assert push("mywork", delete=True) == 0
+    assert names_in(there / "here") == {"b", "new.py", "sub/a"}
+    assert "left out: sub (a submodule that git has not fetched)" in capsys.readouterr().err
 
 
 def test_a_host_without_git_is_told_of_the_file_that_needs_it(
@@ -208,8 +342,41 @@ def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
     assert not (here / "outputs").exists() and not (here / "sub").exists()
     (there / "here" / "passwd").unlink()
     written(here / "mine.py")
-    assert pull("mywork", delete=True) == 0
+    assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == before | {"new.py"}, "as .gitignore, mine.py is not there"
+
+
+def test_pull_deletes_nothing_here_where_gitignore_names_all_that_is_there(
+    here: Path, there: Path
+) -> None:
+    written(here / ".gitignore", "/outputs/\n")
+    written(here / "train.py")
+    written(there / "here" / "outputs" / "best.pt")
+    (there / "here" / "empty").mkdir()
+    with pytest.raises(TorporError, match="--delete would delete all"):
+        pull("mywork", delete=True, yes=True)
+    assert names_in(here) == {".gitignore", "train.py"}
+
+
+def test_pull_asks_with_their_number_before_it_deletes_files_here(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "src" / "m.py")
+    written(here / "train.py")
+    written(there / "here" / "new.py")
+    asked = r"Delete 2 files in .*/here that mywork does not have: train\.py, src/m\.py\?"
+    with pytest.raises(InvalidInput, match=rf"{asked} .* add --yes"):
+        pull("mywork", delete=True)
+    terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: "n\n")
+    monkeypatch.setattr("sys.stdin", terminal)
+    with pytest.raises(RunCancelled, match="nothing was copied or deleted"):
+        pull("mywork", delete=True)
+    assert names_in(here) == {"src/m.py", "train.py"}
+    assert re.search(asked, capsys.readouterr().err)
+    assert pull("mywork", delete=True, dry_run=True) == 0
+    terminal.readline = lambda: "y\n"
+    assert pull("mywork", delete=True) == 0
+    assert names_in(here) == {"new.py"}
 
 
 def test_a_connection_that_breaks_is_made_again_and_the_copy_goes_on(
@@ -239,6 +406,16 @@ def test_a_machine_that_runs_no_program_is_named_with_its_words(
     argv = ["/bin/sh", "-c", "echo Please log in as ubuntu >&2; exit 142"]
     answers(monkeypatch, lambda: Side("mywork", argv, [str(there)]))
     with pytest.raises(MachineUnreachable, match=r"^mywork: Please log in as ubuntu$"):
+        cp("a", "mywork:a")
+
+
+def test_of_a_machine_that_says_a_lot_the_last_words_are_kept(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(here / "a")
+    script = "head -c 100000000 /dev/zero | tr '\\0' x >&2; echo ' the last words' >&2; exit 255"
+    answers(monkeypatch, lambda: Side("mywork", ["/bin/sh", "-c", script], [str(there)]))
+    with pytest.raises(MachineUnreachable, match=r"^mywork: x{285} the last words$"):
         cp("a", "mywork:a")
 
 
@@ -284,7 +461,7 @@ def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
     assert names_in(here) == {"mine/model", "a.py"}
     said = capsys.readouterr()
     assert "workspace mywork is asleep: its newest snapshot is read" in said.err
-    assert pull("mywork", delete=True) == 0
+    assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == {"a.py"}
     assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"
 
@@ -335,16 +512,83 @@ def test_delete_takes_no_whole_workspace_for_the_folder_s_copy(
     assert push("mywork", to=".") == 0 and (there / "a").exists()
 
 
-def test_a_home_with_its_keys_is_not_pushed_by_mistake(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("copy", [push, pull])
+def test_a_home_is_neither_sent_to_a_machine_nor_written_by_one(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, copy: Callable[..., int]
 ) -> None:
+    written(there / "here" / ".bashrc", "hostile")
+    written(there / "here" / ".ssh" / "authorized_keys", "hostile")
     monkeypatch.setenv("HOME", str(here))
-    with pytest.raises(InvalidInput, match="holds your home, with its keys"):
-        push("mywork")
-    with pytest.raises(InvalidInput, match="holds your home"):
-        push("mywork", here.parent)
-    with pytest.raises(InvalidInput, match="name a folder"):
-        push("mywork", Path("/"))
+    with pytest.raises(InvalidInput, match="is your home"):
+        copy("mywork")
+    for folder in (here.parent, Path("/"), Path("/etc")):
+        with pytest.raises(InvalidInput, match="is no folder of a project"):
+            copy("mywork", folder)
+    assert names_in(here) == set()
+
+
+def hostile_side(there: Path, line: str, instead: str) -> Side:
+    """A machine that runs another program than the one that it is sent."""
+    program = (
+        "import sys; print('torpor-begins', flush=True); "
+        "script = next(filter(bytes.strip, sys.stdin.buffer)).decode(); "
+        "exec(bytes.fromhex(script).decode().replace(*sys.argv[1:]))"
+    )
+    assert line in Path(copying.tree_copy.__file__).read_text()
+    return Side("mywork", [sys.executable, "-c", program, line, instead], [str(there)])
+
+
+def test_a_hostile_machine_writes_nothing_beside_what_cp_asked_for(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(there / "model.pt", "hostile")
+    line = "    name = os.path.basename(path.rstrip("
+    side = hostile_side(there, line, f"    return '.bashrc'\n{line}")
+    answers(monkeypatch, lambda: side)
+    with pytest.raises(MachineError, match=r"what was not asked for: '\.bashrc'"):
+        cp("mywork:model.pt", ".")
+    with pytest.raises(MachineError, match="what was not asked for"):
+        cp("mywork:model.pt", "mine.pt")
+    with pytest.raises(MachineError, match="what was not asked for"):
+        cp("mywork:model.pt", "mywork:./", ".")
+    assert names_in(here) == set()
+
+
+def test_nothing_of_a_machine_can_be_written_by_everybody_here(here: Path, there: Path) -> None:
+    written(there / "here" / "a").chmod(0o777)
+    (there / "here").chmod(0o777)
+    mask = os.umask(0o022)
+    try:
+        assert pull("mywork") == 0
+        assert cp("mywork:here", "mine") == 0
+    finally:
+        os.umask(mask)
+    for path in (here / "a", here / "mine", here / "mine" / "a"):
+        assert path.stat().st_mode & 0o777 == 0o755
+
+
+def test_cp_brings_no_repository_that_was_not_named_and_says_so(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(there / "proj" / "a.py")
+    written(there / "proj" / ".git" / "hooks" / "post-checkout")
+    assert cp("mywork:proj", "mine") == 0
+    assert names_in(here) == {"mine/a.py"}
+    assert "left out: mine/.git. What a machine" in capsys.readouterr().err
+    assert cp("mywork:proj/.git", "mine") == 0
+    assert names_in(here) == {"mine/a.py", "mine/.git/hooks/post-checkout"}
+
+
+def test_a_place_that_only_the_machine_can_name_needs_a_name_here(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(there / "a")
+    monkeypatch.setenv("HOME", str(there))
+    with pytest.raises(InvalidInput, match="~ has no name of its own: name its copy here"):
+        cp("mywork:~", ".")
+    assert cp("mywork:~", "home") == 0
+    assert cp("mywork:", ".") == 0
+    assert names_in(here) == {"home/a", "there/a"}
 
 
 def test_what_cannot_be_written_here_is_an_error_of_this_host(here: Path, there: Path) -> None:

@@ -24,7 +24,8 @@ def awake(monkeypatch: pytest.MonkeyPatch, sshd: Sshd, tmp_path: Path) -> Path:
     there = sshd.home / "workspace"
     machine = Machine(MachineId("m-1"), "vast://mine", None, "running", sshd.endpoint)
     spec = SimpleNamespace(paths=[str(there)])
-    opened = SimpleNamespace(identity=sshd.identity, spec=spec)
+    jobs = SimpleNamespace(open=list)
+    opened = SimpleNamespace(identity=sshd.identity, spec=spec, jobs=jobs)
     monkeypatch.setenv("TORPOR_STATE", str(tmp_path / "state"))
     monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
     monkeypatch.setattr("flows.procedures.listing.list_logins", lambda workspace: [machine])

@@ -137,6 +137,20 @@ def test_an_editor_gets_the_name_that_ssh_knows(
     assert words[1] == "ssh-remote+mywork.0123456789abcdef"
 
 
+def test_a_directory_of_a_hostile_machine_writes_nothing_to_the_terminal(
+    programs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program(programs, "code", "exit 0")
+    monkeypatch.setattr(logins, "is_set_up", lambda: True)
+    monkeypatch.setattr(logins, "write_config", lambda: tmp_path)
+    monkeypatch.setattr(copying, "ask", lambda side, asked: "/root\x1b]52;c;cm0gLXJm\x07")
+    open_("mywork", "vscode")
+    assert capsys.readouterr().out == "VS Code opens /root\\x1b]52;c;cm0gLXJm\\x07 of mywork\n"
+
+
 def test_jupyter_s_address_has_its_token_and_the_port_of_this_host(
     programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -507,7 +507,7 @@ def test_a_machine_that_ends_while_it_is_stored_begins_no_job(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flows, "backup", lambda **given: "it is asleep")
-    with pytest.raises(WorkspaceAwake, match="no job was begun"):
+    with pytest.raises(WorkspaceAwake, match="has ended meanwhile"):
         _run("--yes", *COMMAND)
     assert "job" not in here.did
 

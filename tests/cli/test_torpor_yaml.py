@@ -75,6 +75,7 @@ def test_a_whole_file_is_read_with_its_lines() -> None:
 
 def test_a_variable_is_the_text_that_is_written() -> None:
     """YAML would make a number, an octal number and a no of them."""
+    assert parse("env:\n  AT: 1:30\nrun: a:1_0\n").settings.env == {"AT": "1:30"}
     assert parse(WHOLE).settings.env == {"LR": "1e-3", "COUNT": "010", "DEBUG": "no"}
 
 
@@ -113,6 +114,13 @@ def test_the_settings_that_are_given_are_told_from_defaults() -> None:
         ("bring: [outputs, ../other]\n", "line 1, key bring: '../other' is no path below"),
         ("workspace: My Work\n", "line 1, key workspace: .*not a workspace name"),
         ("max_hours: 90m\n", "line 1, key max_hours"),
+        ("run: x\nmax_hours: 1:30\n", "line 2, key max_hours: YAML reads 1:30 as a number in"),
+        ("max_usd: 1_0.5\n", "line 1, key max_usd: YAML reads 1_0.5 as a number in another way"),
+        ("resources:\n  gpu_count: 1:2\n", "line 2, key resources.gpu_count: YAML reads 1:2 as"),
+        (
+            "resources:\n  image: 12:30\n",
+            "line 2, key resources.image: .* as a number in .* text in quotes",
+        ),
         ("timeout: 2h\n", "line 1, key timeout: .*max_hours"),
         ("budget: 2\n", "line 1, key budget: .*max_usd"),
         ("save_minutes: 0\n", "line 1, key save_minutes"),

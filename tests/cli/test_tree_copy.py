@@ -133,11 +133,68 @@ def test_a_name_that_leads_out_of_the_target_ends_the_copy(target: Path, name: s
 
 
 @pytest.mark.parametrize(
+    ("to", "names"), [("", {"x"}), ("", set()), ("y", {"x"}), ("y", {"x", ".ssh"}), ("y", None)]
+)
+def test_a_sender_brings_nothing_beside_what_was_asked_for(
+    target: Path, to: str, names: set[str] | None
+) -> None:
+    script = BytesIO()
+    by_hand = Stream(BytesIO(), script)
+    by_hand.send_list([Entry("f", name, 0o644, 1, 1, "") for name in ("x", ".ssh/config")])
+    by_hand.send([[], 0])
+    heard = Stream(BytesIO(script.getvalue()), BytesIO())
+    with pytest.raises(Refused, match=r"what was not asked for: '(\.ssh|x)'"):
+        receive(heard, Target(str(target), to), PLAIN, names=names)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
     "entry", [[], ["f"], "text", ["f", 1, 2, 3, 4, ""], ["f", "a", 0, -1, 0, ""], None]
 )
 def test_an_entry_that_is_none_ends_the_copy(target: Path, entry: Any) -> None:
     with pytest.raises(Refused):
         told_by_hand(target, [entry])
+
+
+def test_a_list_that_would_fill_the_memory_ends_the_copy(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [Entry("f", f"{number:090}", 0o644, 0, 1, "") for number in range(20)]
+    monkeypatch.setattr(tree_copy, "MOST_LIST_BYTES", 2000)
+    with pytest.raises(Refused, match="the names in one copy have more than 2,000 bytes"):
+        told_by_hand(target, many)
+    for entry in (
+        Entry("f", "x" * 4097, 0o644, 0, 1, ""),
+        Entry("l", "x", 0o644, 0, 1, "x" * 4097),
+        ["f", "x", 0o644, 0, 1, "", *([[]] * 10)],
+        ["f", [[]], 0o644, 0, 1, ""],
+    ):
+        with pytest.raises(Refused, match="no part of a copy"):
+            told_by_hand(target, [entry])
+    assert not target.exists()
+
+
+def test_what_a_receiver_reports_is_kept_in_part(source: Path) -> None:
+    many = ["x" * 5000] * 100
+    script = BytesIO()
+    for answer in ([], [], [0, 0, 0, many, 100, many, 100, many, 100, many, ""]):
+        Stream(BytesIO(), script).send(answer)
+    report = send(Stream(BytesIO(script.getvalue()), BytesIO()), [Source(str(source), "")])
+    for names in (report.newer, report.failed, report.gone, report.names):
+        assert names == ["x" * 4000] * 20
+    assert report.failed_count == 100
+
+
+def test_files_get_no_mode_beside_those_that_are_wished(target: Path) -> None:
+    entries = [Entry("d", "a", 0o777, 0, 1, ""), Entry("f", "a/x", 0o777, 1, 1, "")]
+    frames = [(DATA, b"x"), (END, b"")]
+    wishes = Wishes(modes=0o750)
+    told_by_hand(target, entries, *frames, wishes=wishes)
+    assert stat.S_IMODE((target / "a").stat().st_mode) == 0o750
+    assert stat.S_IMODE((target / "a/x").stat().st_mode) == 0o750
+    (target / "a/x").chmod(0o754)
+    assert told_by_hand(target, entries, wishes=wishes).unchanged == 1
+    assert stat.S_IMODE((target / "a/x").stat().st_mode) == 0o754, "a person's own"
 
 
 def test_nothing_is_written_through_a_symlink_of_the_target(tmp_path: Path, target: Path) -> None:
@@ -211,6 +268,8 @@ def test_a_copy_that_breaks_leaves_no_half_file_and_goes_on_where_it_stopped(
         [[[7, 0]], []],
         [[["0", 0]], []],
         [[], [5], []],
+        [[], ["//x"], []],
+        [[], ["../x"], []],
         [[], [], {}],
         [[], [], ["text"] * 11],
         [[], [], [0, 0, 0, [1], 0, [], 0, [], 0, [], ""]],
