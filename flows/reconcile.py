@@ -16,6 +16,7 @@ from tasks.reconciliation import (
 )
 from tasks.run_table import shown
 from tasks.runner import runner
+from tasks.watch import look_at_left
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reconciliation import Reconciliation, choose_findings, choose_gone
@@ -47,7 +48,8 @@ def reconcile(
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an
             unfinished restore is ended. One with a whole restore is handed over and hibernated, and
-            so is an empty one that was rented for the first job of a workspace.
+            so is an empty one that was rented for the first job of a workspace. One that is in use
+            is only handed over.
         gone: Ids of rentals, from this flow's table, whose machines are gone for certain, although
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in
@@ -83,10 +85,13 @@ def reconcile(
             ended.append(machine.id)
     for machine, rental in settled:
         try:
-            if settle(opened, machine, rental):
-                _hibernate(workspace, opened, machine.id)
-            else:
+            used = look_at_left(opened, machine).used
+            if not settle(opened, machine, rental):
                 ended.append(machine.id)
+            elif used:
+                runner().log.info("machine %s was handed over: it is in use", machine.id)
+            else:
+                _hibernate(workspace, opened, machine.id)
         except TorporError as error:
             runner().log.error("machine %s stays as it was left: %s", machine.id, error)
             faults.append(error)
@@ -124,8 +129,8 @@ def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine
 
 
 def _hibernate(workspace: Workspace | str, opened: OpenWorkspace, machine: MachineId) -> None:
-    """Its restore is whole, and nobody was told of it."""
+    """It was handed over, and nobody was told of it."""
     name = workspace if isinstance(workspace, str) else workspace._block_document_name
     key = f"left-{machine}"
     runs = runner().start(hibernate, key, workspace=name or opened.spec.name, machine=machine)
-    runner().log.info("machine %s holds a whole restore: %s", machine, runs or "it was hibernated")
+    runner().log.info("machine %s was handed over: %s", machine, runs or "it was hibernated")

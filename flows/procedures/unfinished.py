@@ -61,10 +61,9 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
     MachineError or CreateFailed where it does not answer: then it is left. A machine that was
     rented for the first job of a workspace without snapshots was to stay empty: it is handed over,
     too, so that what somebody may have written there is stored."""
-    if rental.job and not snapshot_ids(opened.store, opened.spec.name):
-        _hand_over_empty(replace(opened, job=rental.job), machine, rental)
-        return True
-    wanted = pick_snapshot(opened, NEWEST)
+    opened = replace(opened, job=rental.job)
+    never_stored = bool(rental.job) and not snapshot_ids(opened.store, opened.spec.name)
+    wanted = None if never_stored else pick_snapshot(opened, NEWEST)
     with renting(opened) as held:
         tenancy = held.take_up(held.tenancy(machine, rental))
         try:
@@ -75,22 +74,19 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
     return True
 
 
-def _hand_over_empty(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
-    with renting(opened) as held:
-        tenancy = held.take_up(held.tenancy(machine, rental))
-        with tenancy, open_session(opened, tenancy.machine) as session:
-            make_paths(opened, session)
-            hand_over(tenancy, alone=False)
-
-
 def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
     now = opened.rentals.of(rental.label)
     return now is not None and now.job == opened.job
 
 
-def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, newest: StoredSnapshot) -> None:
+def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, newest: StoredSnapshot | None) -> None:
     """Hand over a whole workspace; what is not whole is ended with the error. The killed run may
-    have restored another snapshot than the ``newest``, by its name."""
+    have restored another snapshot than the ``newest``, by its name. None: it restored nothing."""
+    if newest is None:
+        with tenancy, open_session(opened, tenancy.machine) as session:
+            make_paths(opened, session)
+            hand_over(tenancy, alone=False)
+        return
     with (
         tenancy,
         open_session(opened, tenancy.machine) as session,

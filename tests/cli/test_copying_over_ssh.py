@@ -51,6 +51,20 @@ def test_a_folder_goes_to_a_machine_and_comes_back(awake: Path, tmp_path: Path) 
     assert awake.is_dir()
 
 
+def test_a_run_of_a_folder_whose_files_are_all_ignored_sends_nothing(
+    awake: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    (here / ".gitignore").write_text("*\n")
+    (here / "data.csv").write_text("1,2")
+    awake.mkdir()
+    made = awake.stat().st_ino  # as torpor remembers the directories that it made
+    sent = copying.look_at(here)
+    assert sent.names == ()
+    assert copying.send(sent, "mywork", str(awake)).files == 0
+    assert (awake.stat().st_ino, [*awake.iterdir()]) == (made, [])
+
+
 def test_a_port_of_the_machine_answers_on_this_host(sshd: Sshd) -> None:
     (here,) = free_ports(1)
     argv = argv_of(logins.refresh("mywork"), "mywork", [Forward(here, sshd.port)])

@@ -167,22 +167,50 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert subject.startswith("torpor: over: ")
 
 
-def test_what_a_killed_run_rented_for_the_first_job_of_a_workspace_is_stored_and_ended(
-    lab: Lab,
-) -> None:
-    """Nothing was restored there. A person may have written something all the same."""
-    server = AlertMemory()
+def _left_for_a_first_job(lab: Lab) -> Machine:
+    """Half an hour ago."""
     machine, rental = standing(lab.opened)
     then_unix = time.time() - 1800
     not_handed_over(lab.opened, rental, created_unix=then_unix, job="3f2a9c81d04e")
-    lab.workspace(machine.id).mkdir()
-    (lab.workspace(machine.id) / "a.txt").write_text("kept")
-    assert _look(lab, server)[1] == [] and len(lab.machines()) == 1
+    return machine
+
+
+@pytest.mark.parametrize("rule", ["end", "continue"])
+@pytest.mark.parametrize("holds", ["nothing", "a file"])
+def test_what_a_killed_run_rented_for_the_first_job_of_a_workspace_is_stored_and_ended(
+    lab: Lab, holds: str, rule: Literal["end", "continue"]
+) -> None:
+    """Nothing was restored there. A person may have written something all the same."""
+    server = AlertMemory()
+    machine = _left_for_a_first_job(lab)
+    names = ["a.txt"] if holds == "a file" else []
+    for name in names:
+        lab.workspace(machine.id).mkdir()
+        (lab.workspace(machine.id) / name).write_text("kept")
+    assert _look(lab, server, when_left=rule)[1] == [] and len(lab.machines()) == 1
     server.since(600)
-    assert _look(lab, server)[0].left[0].next_step == "it was ended, or hibernated"
+    (left,) = _look(lab, server, when_left=rule)[0].left
+    assert left.next_step == "it was ended, or hibernated"
     assert lab.machines() == [] and lab.opened.rentals.open() == []
     woken = lab.workspace(MachineId(wake_plainly(lab.opened).machine))
-    assert (woken / "a.txt").read_text() == "kept"
+    assert [path.name for path in woken.iterdir()] == names
+
+
+def test_what_a_killed_run_rented_for_a_first_job_and_a_person_uses_is_only_handed_over(
+    lab: Lab,
+) -> None:
+    server = AlertMemory()
+    machine = _left_for_a_first_job(lab).id
+    ring = Ring(lab.market.near[machine].home)
+    ring.append(sample(1, at_s=boot_clock_s(), boot=boot_id(), flags=PERSON))
+    ring.close()
+    for _ in range(2):
+        _look(lab, server)
+        server.since(600)
+    (rental,) = lab.opened.rentals.open()
+    assert (rental.machine, rental.state) == (machine, "handed over")
+    assert rental.job == "3f2a9c81d04e"  # `watch` hibernates it once nobody uses it
+    assert lab.snapshots() == []
 
 
 def test_what_a_killed_create_rented_for_a_person_is_only_reported(lab: Lab) -> None:

@@ -179,8 +179,9 @@ def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     assert all(row.newest_unix for row in after.watched)
 
 
+@pytest.mark.parametrize("sent", [True, False], ids=["files were sent", "nothing was sent"])
 def test_a_machine_whose_job_never_began_is_hibernated_and_one_that_waits_for_a_person_stays(
-    lab: Lab, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace, sent: bool
 ) -> None:
     """`torpor run` was killed right after it had rented."""
     with PlainRunner(opened, wait_factor=0.001):
@@ -189,7 +190,8 @@ def test_a_machine_whose_job_never_began_is_hibernated_and_one_that_waits_for_a_
     for machine in (left, person):
         workspace = lab.workspace(machine)
         workspace.mkdir(exist_ok=True)
-        (workspace / "sent.py").write_text("print()")
+        if sent:
+            (workspace / "sent.py").write_text("print()")
         _seen(workspace.parent / ".torpor", 1, _WINDOW_S, gpu_peak=0, cpu_peak=0)
     seen = _watch(opened)
     assert (_of(seen, left).kind, _of(seen, person).kind) == ("idle", "unknown")
@@ -242,6 +244,20 @@ def test_a_workspace_with_a_time_of_its_own_sleeps_though_nobody_has_used_its_ma
     assert lab.machines() == [] and len(list_snapshots(lab.store, WORKSPACE)) == 1
     woken = lab.workspace(MachineId(wake_plainly(opened).machine))
     assert (woken / "weights.bin").stat().st_size == 100_000
+
+
+def test_a_machine_that_was_made_and_never_used_sleeps_after_the_time_of_its_workspace(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    """`torpor create mywork --sleep-after 5m`, and nothing after that."""
+    asked = replace(opened, spec=msgspec.structs.replace(opened.spec, idle=_rules(unused=True)))
+    with PlainRunner(asked, wait_factor=0.001):
+        machine = create.fn(WORKSPACE).id
+    _seen(lab.home(machine) / ".torpor", 1, _WINDOW_S, gpu_peak=0, cpu_peak=0)
+    slept = _of(_watch(asked, dry_run=False), machine)
+    assert slept.next_step == "it was hibernated: wake it to work on it"
+    assert lab.machines() == []
+    assert [*lab.workspace(MachineId(wake_plainly(asked).machine)).iterdir()] == []
 
 
 def test_a_look_says_when_a_machine_will_be_idle(lab: Lab, opened: OpenWorkspace) -> None:

@@ -88,6 +88,7 @@ def see_left(
             if name not in torn and (name in stored or rental.job or _holds_nothing(rental))
             else "report",
             name in with_job and not rental.label.workspace.startswith(_WITHOUT_JOB),
+            is_stored=name in stored,
         )
         for name, machine, rental, look in asked
     ]
@@ -161,9 +162,12 @@ def judge_left(
     live: Sequence[LiveRun] | None,
     rule: Literal["end", "continue", "report"],
     has_job: bool,
+    *,
+    is_stored: bool = True,
 ) -> LeftMachine:
     """Whether its run was killed, and what is to become of it by the block's ``rule``. ``live``:
-    the runs that the server shows at work on its workspace; None: it did not say."""
+    the runs that the server shows at work on its workspace; None: it did not say. ``is_stored``:
+    the workspace has a snapshot, which a wake can continue with."""
     killed, who = _who(look, live, rental.created_unix)
     act: Literal["end", "continue", ""] = ""
     if not killed:
@@ -179,6 +183,8 @@ def judge_left(
         step = "if it never answers again, name its id in `end` of reconcile"
     elif rule == "report":
         step = "wake its workspace, which continues with it, or run reconcile with it in `left`"
+    elif not is_stored:
+        act, step = "end", "a run of reconcile hands it over, and hibernates it if nobody uses it"
     elif rule == "continue" or look.used:
         act, step = "continue", "a run of wake continues with it and hands it over"
     else:

@@ -448,6 +448,33 @@ def test_what_another_run_left_is_ended_only_once_it_is_claimed(rents: Rents) ->
     assert rents.market.alive == {}
 
 
+@pytest.mark.parametrize("job", ["", "5d1e8a77b2c3"], ids=["a person", "the next job"])
+def test_what_another_run_left_is_rented_for_the_job_of_the_run_that_takes_it_up(
+    rents: Rents, job: str
+) -> None:
+    """Also where that one is killed before it hands it over."""
+    rents.run(job="3f2a9c81d04e").rent(rents.market.on_sale)
+    run = rents.run(job=job)
+    ((machine, rental),) = run.machines()
+    tenancy = run.take_up(run.tenancy(machine, rental))
+    assert (rents.open().state, rents.open().job) == ("standing", job)
+    tenancy.hand_over()
+    assert (rents.open().state, rents.open().job) == ("handed over", job)
+
+
+def test_what_one_run_took_up_first_is_of_the_job_of_the_one_that_hands_it_over(
+    rents: Rents,
+) -> None:
+    rents.run().rent(rents.market.on_sale)
+    first, second = rents.run(job="3f2a9c81d04e"), rents.run(job="5d1e8a77b2c3")
+    ((machine, rental),) = first.machines()
+    first.take_up(first.tenancy(machine, rental))
+    late = second.take_up(second.tenancy(machine, rental))
+    assert rents.open().job == "3f2a9c81d04e"
+    late.hand_over()
+    assert rents.open().job == "5d1e8a77b2c3"
+
+
 def test_what_was_created_by_a_run_that_was_killed_before_it_knew_is_taken_up(
     rents: Rents,
 ) -> None:

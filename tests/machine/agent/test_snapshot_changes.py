@@ -27,6 +27,7 @@ from torpor.machine.tree.names import Names
 from torpor.machine.tree.walk import Walk
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import MIB
+from torpor.shared.wire.brought import MakePaths
 from torpor.shared.wire.snapshot import Confirm, Confirmed
 
 Change = Callable[[Path], object]
@@ -198,6 +199,29 @@ def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path)
     assert run.store(1).unaccepted_count == 0
     with pytest.raises(WorkspaceInvalid, match="has become empty while it was read"):
         commit(run)
+    assert engine.snapshots() == []
+
+
+def test_a_directory_that_torpor_made_and_that_held_a_file_in_an_earlier_pass_is_not_empty(
+    engine: Engine, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    engine.call(MakePaths([str(made)]))
+    run = engine.begin([made])
+    (made / "note").touch()
+    scan_and_store(run)
+    (made / "note").unlink()
+    assert run.store(1).unaccepted_count == 0
+    with pytest.raises(WorkspaceInvalid, match="has become empty while it was read"):
+        commit(run)
+    run.end(committed=False)
+    (made / "work").write_bytes(b"mine" * 1000)
+    run = engine.begin([made])
+    scan_and_store(run)  # and the control side is gone
+    run.end(committed=False)
+    (made / "work").unlink()
+    with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
+        engine.begin([made])
     assert engine.snapshots() == []
 
 

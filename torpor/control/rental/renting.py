@@ -210,14 +210,15 @@ class Renting:
                 "restore, so it was not destroyed. Run this again; if the machine never answers, "
                 "name it in `end` of reconcile, which lists it"
             ) from error
-        now = self._rentals.of(rental.label)  # another run may have taken it up meanwhile
+        now = self._rentals.of(rental.label)
+        taken = now is not None and now.job != rental.job  # another run took it up meanwhile
         rental = self._rentals.change(
             rental,
             state="standing",
             provider=live.provider,
             machine=live.id,
             seen_unix=time.time(),
-            job=self._by.job if now is not None and now.job == self._by.job else "",
+            job=now.job if now is not None and taken else self._by.job,
         )
         return Tenancy(with_host_key(live, rental), rental, self, fresh=False)
 
@@ -295,6 +296,7 @@ class Renting:
             provider=machine.provider,
             machine=machine.id,
             seen_unix=time.time(),
+            job=self._by.job,
             starting=rental.starting,
             **rental.measured,
         )

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torpor.machine.agent.call import Call
+from torpor.machine.sampler.ring import boot_id
 from torpor.machine.tree.walk import absolute_root, is_inside
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import learned
@@ -44,12 +45,14 @@ _RECORD: Final = "made.json"
 
 class _Made(msgspec.Struct, frozen=True):
     """What torpor left: the ``profile`` with its line, as it was then; the directories that were
-    ``empty``: the inode of each, by its path in hex; and those that a deploy fills."""
+    ``empty``: the inode of each, by its path in hex; the ``boot`` in which it began; and those that
+    a deploy fills."""
 
     empty: dict[str, int]
     profile: str = ""
     ctime_ns: int = 0
     made_again: list[str] = []
+    boot: str = ""
 
 
 def make_paths(request: MakePaths, call: Call) -> PathsMade:
@@ -67,7 +70,7 @@ def make_paths(request: MakePaths, call: Call) -> PathsMade:
                 "name a directory that its user can make"
             ) from None
     made = _made(call.home)
-    made = replace(made, empty={**made.empty, **empty})
+    made = replace(made, empty={**made.empty, **empty}, boot=made.boot or boot_id())
     try:
         made = _with_profile(made, roots)
         return PathsMade("")
@@ -111,6 +114,12 @@ def new_directories(home: Path) -> set[bytes]:
             if os.stat(place).st_ino == inode:
                 found.add(place)
     return found
+
+
+def has_started_again(home: Path) -> bool:
+    """Whether the machine has started again since torpor brought the directories: a disk that was
+    mounted over one may not have come back. True also where that is not known."""
+    return _made(home).boot != boot_id()
 
 
 class _NoProfile(Exception):

@@ -6,6 +6,7 @@ from torpor.machine.agent.brought import new_directories
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.runs import seal_of
+from torpor.machine.agent.snapshot import is_unused
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import cut
@@ -23,7 +24,8 @@ def preview(request: PreviewSnapshot, call: Call) -> Preview:
     record = state.sync_record()
     if record is not None and record.mixed:
         raise state.half_synced(record, ", which continues it")
-    roots = resolve_roots(request.roots, new_directories(call.home))
+    unused = is_unused(state, call.home, len(request.known))
+    roots = resolve_roots(request.roots, new_directories(call.home), all_empty=unused)
     seal, among = seal_of(request.key), {bytes.fromhex(root) for root in request.known}
     index = state.load_own_save(roots, seal, among) or state.load_index(roots, seal, among)
     held = Names(len(roots)) if index is None else index.held

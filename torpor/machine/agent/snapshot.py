@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from torpor.machine.agent.brought import new_directories
+from torpor.machine.agent.brought import has_started_again, new_directories
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
 from torpor.machine.agent.file_use import Files, Noted, ready_before, use_of
@@ -29,7 +29,7 @@ from torpor.machine.agent.passes import Means, Pass, Workers
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
-from torpor.machine.agent.state import Index
+from torpor.machine.agent.state import Index, WorkspaceState
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.checkpoint.tree import mark
 from torpor.machine.pipeline.buffers import PackBuffers
@@ -122,6 +122,7 @@ class _Begun(NamedTuple):
     equality: Equality | None  # None: what the machine held last is not known, or not stored
     ready: Files  # what made an earlier machine ready
     own: OwnNamesOnly | None  # of a home
+    may_be_empty: bool
 
 
 class _Area(NamedTuple):
@@ -130,6 +131,7 @@ class _Area(NamedTuple):
     roots: list[bytes]
     excluded: Callable[[bytes], bool] | None
     own: OwnNamesOnly | None  # of a home
+    may_be_empty: bool  # it is unused, and torpor made its directories on this machine
 
 
 class _Earlier(NamedTuple):
@@ -175,6 +177,7 @@ class SnapshotRun(AgentRun):
         self._new_bytes = self._stored_bytes = 0
         self._by_itself = False  # the machine, without a control side
         self._gone: list[Gone] | None = None  # by the first pass
+        self._had_a_file = False  # in some pass
         self._missing: list[Missing] = []  # by the last one
         self._line: Lineage | None = None  # what the tree goes on from
         self._written: _Written | None = None
@@ -223,16 +226,20 @@ class SnapshotRun(AgentRun):
             equality=_equality(earlier.usable, self._line),
             ready=ready_before(own),
             own=area.own,
+            may_be_empty=area.may_be_empty,
         )
         return self._begun.answer
 
     def _area(self, request: BeginSnapshot) -> _Area:
         """What the request names of this machine's disk."""
         if request.own is None:
-            roots = resolve_roots(request.roots, new_directories(self.home))
-            return _Area(roots, compile_excludes(request.exclude), None)
+            new = new_directories(self.home)
+            unused = is_unused(self.state, self.home, len(request.known))
+            roots = resolve_roots(request.roots, new, all_empty=unused)
+            may_be_empty = unused and new.issuperset(roots)
+            return _Area(roots, compile_excludes(request.exclude), None, may_be_empty)
         own = OwnNamesOnly(self.home, request.own)
-        return _Area([own.root], own.leaves_out, own)
+        return _Area([own.root], own.leaves_out, own, may_be_empty=False)
 
     def _earlier(
         self, request: BeginSnapshot, made: Sequence[str], roots: list[bytes], seal: Seal
@@ -353,7 +360,13 @@ class SnapshotRun(AgentRun):
         if written is None or written.snapshot != request.snapshot:
             written = self._written = self._compose(request)
             run, self._line = self._has_begun(), written.line
-            self.state.go_on_from(self._line, run.roots, self._gone or [], run.excluded)
+            self.state.go_on_from(
+                self._line,
+                run.roots,
+                self._gone or [],
+                run.excluded,
+                empty=len(written.names) == len(run.roots),
+            )
         md5 = hashlib.md5(written.blob, usedforsecurity=False).digest()
         sending()
         again = request.snapshot in self._sent
@@ -490,6 +503,7 @@ class SnapshotRun(AgentRun):
         run, began_s = self._has_begun(), time.monotonic()
         run.known.lose(lost)
         seen = self._walk(run, call)
+        self._had_a_file |= len(seen.names) > len(run.roots)
         if run.equality is not None:
             run.equality.saw(run.known.held, seen)
         if seen.unread:
@@ -657,7 +671,8 @@ class SnapshotRun(AgentRun):
         names = self._names()
         files, size, changed, used = names.entries.totals(len(run.known.table))
         entries, chunks, packs = run.known.table.compact(names.entries, used)
-        if len(entries) == len(run.roots):
+        empty = len(entries) == len(run.roots)
+        if empty and (self._had_a_file or not run.may_be_empty):
             raise WorkspaceInvalid(
                 f"workspace {self.workspace} on this machine has become empty while it was "
                 f"read ({', '.join(run.named_roots)}): no snapshot was made; is a disk "
@@ -700,6 +715,12 @@ class SnapshotRun(AgentRun):
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
         return _Written(request.snapshot, blob, root, files, size, changed, names, line, use)
+
+
+def is_unused(state: WorkspaceState, home: Path, snapshots: int) -> bool:
+    """Whether no file of the workspace can be missing where its directories are empty. It has these
+    ``snapshots``."""
+    return state.never_held_a_file(snapshots) and not has_started_again(home)
 
 
 def _equality(index: Index | None, line: Lineage | None) -> Equality | None:

@@ -121,13 +121,15 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 class Past(msgspec.Struct, frozen=True, array_like=True):
     """What this machine has held of the workspace: the directories that a restore, a sync or a
     snapshot knew, the disks that they were on, and what vanished since. ``line``: the snapshot that
-    its tree goes on from. ``known``: by what its directories are known again."""
+    its tree goes on from, and ``empty``: that has no file. ``known``: by what its directories are
+    known again."""
 
     roots: list[bytes] = []
     disks: list[bytes] = []
     gone: list[Gone] = []
     line: Lineage | None = None
     known: list[Known] = []
+    empty: bool = False
 
     def unnamed(
         self, roots: Sequence[bytes], also: Sequence[bytes], accepted: Sequence[bytes]
@@ -256,7 +258,11 @@ class WorkspaceState:
         found = sorted({*disks(roots, excluded), *lost})
         self._keep_past(
             msgspec.structs.replace(
-                past, disks=found, gone=list(gone or ()), line=line or past.line
+                past,
+                disks=found,
+                gone=list(gone or ()),
+                line=line or past.line,
+                empty=len(signatures) == SIGNATURE_BYTES * len(roots),
             )
         )
         self._write_index(_SEEN, blob, _Seen(root, list(roots), signatures))
@@ -290,15 +296,20 @@ class WorkspaceState:
         roots: Sequence[bytes],
         gone: Sequence[Gone],
         excluded: Callable[[bytes], bool] | None,
+        *,
+        empty: bool = False,
     ) -> None:
         """Remember, before a manifest is sent, that the tree goes on from it: what comes later has
         its work, also where nobody is left to verify it. The directories and disks that it holds
-        are missed from then on, though no control side verifies it. On a full disk the line is told
-        from the last one that was remembered: a later snapshot then seems to lack this work."""
+        are missed from then on, though no control side verifies it. ``empty``: it has no file. On a
+        full disk the line is told from the last one that was remembered: a later snapshot then
+        seems to lack this work."""
         with suppress(OSError):
             past = self.past().and_roots(roots)
             found = sorted({*past.disks, *disks(roots, excluded)})
-            self._keep_past(msgspec.structs.replace(past, disks=found, gone=list(gone), line=line))
+            self._keep_past(
+                msgspec.structs.replace(past, disks=found, gone=list(gone), line=line, empty=empty)
+            )
 
     def remember_files(self, roots: Sequence[bytes], seal: Seal) -> None:
         """Keep some files of each directory that the index has and ``roots`` do not: the next index
@@ -346,6 +357,14 @@ class WorkspaceState:
         """Whether the workspace was never stored, restored or synced on this machine."""
         kept = (self.folder / _SEEN, self.restore_journal, self._sync_record)
         return not any(path.exists() for path in kept)
+
+    def never_held_a_file(self, snapshots: int) -> bool:
+        """Whether the snapshot that the tree goes on from has no file, or the workspace has no
+        ``snapshots`` and never had one here; and no pack was stored here since. False where that is
+        not known."""
+        past = self.past()
+        empty = past.empty if past.line is not None else self.is_new and not snapshots
+        return empty and not self.journal.exists()
 
     def sync_record(self) -> SyncRecord | None:
         """The sync that has not ended."""

@@ -70,13 +70,16 @@ def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) ->
     return not looked_ns - margin <= signature.ctime_ns <= later
 
 
-def resolve_roots(roots: Sequence[str], new: Collection[bytes] = ()) -> list[bytes]:
+def resolve_roots(
+    roots: Sequence[str], new: Collection[bytes] = (), *, all_empty: bool = False
+) -> list[bytes]:
     """Absolute paths of a workspace's directories on this machine; WorkspaceInvalid if unfit.
-    ``new``: those that torpor brought without content, of which some may be empty, but not all."""
+    ``new``: those that torpor brought without content, of which some may be empty. ``all_empty``:
+    all of them may be, because the workspace never had a file."""
     resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
     empty = [_is_empty(root, path) for root, path in zip(roots, resolved, strict=True)]
     for root, path, nothing in zip(roots, resolved, empty, strict=True):
-        if nothing and (all(empty) or path not in new):
+        if nothing and (path not in new or (all(empty) and not all_empty)):
             raise WorkspaceInvalid(
                 f"workspace path {root} ({os.fsdecode(path)}) is empty: there is nothing to keep; "
                 f"{_where_work_is(resolved)}check the path in the workspace block, take it out of "
