@@ -117,6 +117,8 @@ class Deployments:
             expect(self.page.get_by_role("link").filter(has_text=key).first).to_be_visible()
         self.picture(f"{name}-artifacts")
         self.page.get_by_role("link").filter(has_text="TABLE").click()
+        progress = self.page.get_by_role("link").filter(has_text=f"{name}-{NAME}-progress")
+        expect(progress).to_have_count(0)  # the list without what is no table
         self.page.locator("a[href*='/artifacts/artifact/']").first.click()
         expect(self.page.get_by_role("cell", name="files", exact=True)).to_be_visible()
         expect(self.page.get_by_role("cell", name="203", exact=True)).to_be_visible()
@@ -216,6 +218,8 @@ def test_forms_filled_and_submitted(
         "dry_run": False,
         "gpu": "",
         "regions": [],
+        "job": "",
+        "most_usd": 0,
     }
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)
