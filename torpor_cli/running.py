@@ -25,6 +25,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
+from torpor.shared.plain_text import plain
 from torpor.shared.values import Want, WantChange, workspace_name
 from torpor_cli import flow_runs, jobs
 from torpor_cli.flow_runs import Options
@@ -80,7 +81,8 @@ def run(
 
     It makes a workspace for the folder or uses the one that it made, sends what has changed here
     (not what .gitignore names), and runs a job there. It rents after a question that names the
-    price. A file torpor.yaml may say all of this: then `torpor run` is enough.
+    price and the secrets that the command gets, and asks before it uses a machine that is awake. A
+    file torpor.yaml may say what to run: then `torpor run` is enough.
 
     Args:
         command: The program and its arguments, after `--`. It replaces `run` of torpor.yaml.
@@ -113,11 +115,12 @@ def run(
     again = settings.retries if retries is None else retries
     if not 0 <= again <= MOST_RETRIES:
         raise InvalidInput(f"--retries is a number from 0 to {MOST_RETRIES}")
-    accepted = [*settings.accept_secrets, *(accept_secret or [])]
+    accepted = accept_secret or []
     given = _over(settings.env, env)
-    _check_variables(given, accepted)
+    gets = _accepted_variables(given, accepted)
     variables = [f"{name}={value}" for name, value in given.items()]
-    secrets = [f"{name}={block}" for name, block in _over(settings.secrets, secret).items()]
+    secret_blocks = _over(settings.secrets, secret)
+    secrets = [f"{name}={block}" for name, block in secret_blocks.items()]
     brought = _paths(settings.bring if bring is None else bring)
     if brought and chosen.detach:
         raise InvalidInput(
@@ -127,7 +130,8 @@ def run(
     if not logins.has_ssh():
         raise InvalidInput(logins.NO_SSH)
     sent = _look_at(folder)
-    _check_secrets(sent, accepted)
+    gets += _accepted_files(sent, accepted)
+    gets += [f"the Secret block {block} as {name}" for name, block in secret_blocks.items()]
     name = workspace_name(workspace or settings.workspace or folder_workspace.name_for(folder))
     wanted = gpu or settings.resources.gpu
     wishes_of(Want(gpu=wanted or None))  # InvalidInput before a workspace is made
@@ -141,11 +145,11 @@ def run(
             check_environment(variables, secrets)  # before anything is rented
             block, is_new = folder_workspace.block_for(name, project)
             if dry_run:
-                _show(name, block, is_new, sent, argv, wanted, usd, chosen)
+                _show(name, block, is_new, sent, argv, gets, wanted, usd, chosen)
                 return
             _say_sent(sent, name, block, is_new)
             with _left_awake(name) as awake:
-                _wake(name, block, is_new, wanted, job, usd, awake, chosen, yes=yes)
+                _wake(name, block, is_new, wanted, job, usd, awake, _given(gets), chosen, yes=yes)
                 _send(sent, name, block, chosen)
         failure: TorporError | None = None
         try:
@@ -252,46 +256,53 @@ def _look_at(folder: Path) -> Folder:
     return replace(found, names=names, files=len(sizes), bytes=sum(sizes))
 
 
-def _check_secrets(sent: Folder, accepted: Sequence[str]) -> None:
-    """InvalidInput where a file looks like credentials: the machine is a stranger's, and each
-    snapshot would hold it."""
+def _accepted_files(sent: Folder, accepted: Sequence[str]) -> list[str]:
+    """The files that look like credentials. InvalidInput where one is not accepted: the machine is
+    a stranger's, and each snapshot would hold it."""
     from torpor.machine.tree.credentials import is_credential
 
-    found = [
-        name
-        for name in sent.names
-        if is_credential(name) and not any(fnmatchcase(name, pattern) for pattern in accepted)
-    ]
+    named = list(filter(is_credential, sent.names))
+    found = [name for name in named if not _is_accepted(name, accepted)]
     if not found:
-        return
+        return [f"the file {plain(name)}" for name in named]
     shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" * (len(found) > _SHOWN))
     raise InvalidInput(
         f"{len(found)} of the files that would be sent may hold credentials, by their names: "
         f"{shown}. A rented machine and each snapshot would have them. Name them in .gitignore and "
         "give the command its secrets by --secret NAME=BLOCK; or send them all the same, by "
-        "--accept-secret PATTERN or accept_secrets in torpor.yaml"
+        "--accept-secret PATTERN"
     )
 
 
-def _check_variables(given: Mapping[str, str], accepted: Sequence[str]) -> None:
-    """InvalidInput where a variable looks like a secret, by its name or its value: the job's record
-    in the store and its runs in Prefect hold ``env`` in clear."""
+def _accepted_variables(given: Mapping[str, str], accepted: Sequence[str]) -> list[str]:
+    """The variables that look like secrets, by their names or values. InvalidInput where one is not
+    accepted: the job's record in the store and its runs in Prefect hold ``env`` in clear."""
     from torpor.machine.tree.credentials import is_credential
 
-    found = [
+    named = [
         name
         for name, value in given.items()
         if (is_credential(name) or name.upper().endswith("_TOKEN") or _SECRET.search(value))
         and value
-        and not any(fnmatchcase(name, pattern) for pattern in accepted)
     ]
+    found = [name for name in named if not _is_accepted(name, accepted)]
     if found:
         raise InvalidInput(
             f"{', '.join(found[:_SHOWN])} may hold a secret, by its name or value, and the job's "
             "record and the page of its run would show it. Save it as a Secret block, and give it "
             f"by --secret {found[0]}=BLOCK or secrets in torpor.yaml; or accept it, by "
-            f"--accept-secret {found[0]} or accept_secrets in torpor.yaml"
+            f"--accept-secret {found[0]}"
         )
+    return [f"the variable {plain(name)}" for name in named]
+
+
+def _is_accepted(name: str, accepted: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in accepted)
+
+
+def _given(gets: Sequence[str]) -> str:
+    """For a question: the secrets that a yes gives to the command. All are named."""
+    return f", and give its command {', '.join(gets)}" if gets else ""
 
 
 def _say_sent(sent: Folder, name: str, block: Workspace, is_new: bool) -> None:
@@ -309,6 +320,7 @@ def _show(
     is_new: bool,
     sent: Folder,
     argv: Sequence[str],
+    gets: Sequence[str],
     gpu: str,
     usd: float,
     options: Options,
@@ -335,6 +347,7 @@ def _show(
                 "bytes": sent.bytes,
                 "into": block.paths[0],
                 "command": list(argv),
+                "secrets": list(gets),
                 "offers": found.rows(),
             },
             as_json=True,
@@ -346,6 +359,7 @@ def _show(
         {"what": "would be sent", "value": f"{sent.files:,} files, {sent.bytes:,} bytes at most"},
         {"what": "into", "value": block.paths[0]},
         {"what": "store", "value": block.store},
+        *({"what": "the command gets", "value": one} for one in gets),
     ]
     print_rows(rows, "Dry run: nothing was made, sent or rented", wide=options.wide)
     print_rows(found.rows()[:_SHOWN], found.title(), wide=options.wide)
@@ -387,12 +401,14 @@ def _wake(
     job: str,
     usd: float,
     awake: _Awake,
+    given: str,
     options: Options,
     *,
     yes: bool,
 ) -> None:
     """Have the workspace on one machine, with all that was there in a snapshot. Asks before it
-    rents. What is rented is on record for the ``job``: its money counts from then on, and by it
+    rents, and before it uses a machine that is awake. ``given``: what the command gets, for the
+    question. What is rented is on record for the ``job``: its money counts from then on, and by it
     `watch` knows that nobody waits for a machine whose job never began."""
     import flows
     from flows.procedures.listing import list_snapshots
@@ -414,14 +430,18 @@ def _wake(
             jobs.say_awake(name, change)
         else:
             _say_who_ends_it()
-        if not logins and not yes:
+        if yes and given:
+            say(f"torpor: the job begins without a question{given}", sys.stderr)
+        elif logins and not yes:
+            jobs.ask_on_awake(name, given)
+        elif not yes:
             ask_to_rent(
                 name,
                 "newest",
                 1,
                 starts=False,
                 change=change,
-                after=", and another one whenever one is lost",
+                after=f", and another one whenever one is lost{given}",
                 wide=options.wide,
                 most_usd=usd,
             )
@@ -430,13 +450,13 @@ def _wake(
         awake.machine, awake.price_usd_h = logins[0].id, logins[0].price_usd_h
         _store(name, options)  # what was changed there and is replaced by this folder's files
         return
-    given: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
+    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
     with quiet(options.json):
         if list_snapshots(name):
-            woken: Any = flows.wake(**given)  # no OffersReport, but in a dry run
+            woken: Any = flows.wake(**wanted)  # no OffersReport, but in a dry run
             awake.machine = woken.machine
         else:
-            awake.machine = flows.create(**given).id
+            awake.machine = flows.create(**wanted).id
     for machine in _logins(name):
         awake.price_usd_h = machine.price_usd_h
 

@@ -381,6 +381,61 @@ def test_files_that_may_hold_credentials_are_named_and_not_sent(here: Here) -> N
     assert here.sent == (".gitignore", "certs/server.pem", "data.csv", "train.py")
 
 
+def test_the_question_names_all_secrets_that_the_command_gets(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here.folder / ".env").write_text("TOKEN=hunter2\n")
+    (here.folder / "torpor.yaml").write_text("secrets:\n  X: any-block\n  Y: other\n")
+    given = ["--accept-secret", ".env", "--accept-secret", "HF_TOKEN", "--env", "HF_TOKEN=hunter2"]
+    gets = (
+        "and give its command the variable HF_TOKEN, the file .env, the Secret block any-block as "
+        "X, the Secret block other as Y"
+    )
+    _run(*given, *COMMAND)
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"another one whenever one is lost, {gets}?" in said
+    assert "hunter2" not in said
+    _run(*given, *COMMAND)  # on the machine that is awake by now
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"hibernate that afterwards, {gets}?" in said
+    _run("--dry-run", *given, *COMMAND)
+    assert "the Secret block any-block as X" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    here.did.clear()
+    with pytest.raises(InvalidInput, match=r"any-block.* add --yes"):
+        _run(*given, *COMMAND)
+    assert here.did == []
+    _run("--yes", *given, *COMMAND)
+    assert f"without a question, {gets}" in capsys.readouterr().err
+
+
+def test_no_file_of_a_folder_accepts_credentials(here: Here) -> None:
+    (here.folder / ".env").write_text("TOKEN=hunter2\n")
+    (here.folder / "torpor.yaml").write_text("accept_secrets: ['*']\n")
+    with pytest.raises(InvalidInput, match="the option --accept-secret alone"):
+        _run("--yes", *COMMAND)
+    assert here.did == []
+
+
+def test_a_run_asks_before_it_uses_and_ends_a_machine_that_is_awake(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.saved["mywork"] = Workspace(name="mywork")
+    here.machines.append(MACHINE)
+    (here.folder / "torpor.yaml").write_text("workspace: mywork\nrun: ./theirs\n")
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "")
+    with pytest.raises(RunCancelled, match="no job was begun"):
+        _run()
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "all that runs there ends then, such as kernels and tmux" in said
+    assert "Run the job on the machine of mywork, and hibernate that afterwards?" in said
+    assert "warning: no job was begun" not in said  # it has changed nothing there
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match="add --yes"):
+        _run()
+    assert here.did == []
+
+
 def test_what_gave_way_to_results_is_never_sent(here: Here) -> None:
     """Also where git tracks it. What is brought may be an input of the command, too."""
     aside = "outputs.before-20261129T164432Z-48e531f3"
