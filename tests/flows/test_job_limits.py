@@ -361,6 +361,22 @@ def test_an_approval_that_comes_too_late_or_would_never_end_is_refused(
     assert _stop(lab) is not None
     with pytest.raises(InvalidInput, match=r"being stopped already .*Run it again"):
         approve(lab.opened, record, _approved(most_usd=40.0))
+    assert lab.opened.jobs.approved(JOB) is None  # else it would hold for the next run of the job
+
+
+def test_what_was_approved_before_and_not_read_yet_holds_beside_the_next_approval(
+    lab: Lab, moving: Moving
+) -> None:
+    (record,) = lab.opened.jobs.open()
+    approve(lab.opened, record, _approved(most_usd=40.0, past_budgets=True))
+    then = approve(lab.opened, record, _approved(most_hours=3.0))
+    assert (then.most_usd, then.most_hours, then.past_budgets) == (40.0, 3.0, True)
+    approve(lab.opened, record, _approved(most_usd=50.0))
+    approval = lab.opened.jobs.approved(JOB)
+    assert approval is not None
+    assert msgspec.structs.replace(record, **approval.changes(record)) == msgspec.structs.replace(
+        record, most_usd=50.0, most_hours=3.0, past_budgets=True
+    )
 
 
 def test_past_the_budgets_a_job_rents_up_to_its_own_limit(lab: Lab) -> None:
