@@ -19,7 +19,7 @@ from torpor.control.money.exhaustion import hibernation_s, reserve_s
 from torpor.control.rental.ending import billed
 from torpor.control.rental.records import Rental
 from torpor.control.time_zones import zone_named
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.errors import InvalidInput, RecordRefused, TorporError
 from torpor.shared.values import SnapshotId
 
 
@@ -117,7 +117,11 @@ def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     """Let the job use more than it was submitted with; returns it as it then is. InvalidInput where
     it is over, or about to be stopped: nobody reads the approval any more, and it is withdrawn.
     An earlier one that the job's driver has not read yet holds beside it."""
-    earlier = opened.jobs.approved(job.id)
+    try:
+        earlier = opened.jobs.approved(job.id)
+    except RecordRefused as error:  # this approval replaces it
+        runner().log.warning("an earlier approval of job %s does not hold: %s", job.id, error)
+        earlier = None
     if earlier is not None:
         approval = msgspec.structs.replace(
             approval,

@@ -349,6 +349,14 @@ def test_an_approval_that_cannot_be_believed_changes_no_limit(
     assert (ended.state, ended.most_usd) == ("over budget", 6.0)
 
 
+def test_an_approval_replaces_one_that_cannot_be_believed(lab: Lab, moving: Moving) -> None:
+    (record,) = lab.opened.jobs.open()
+    key = ObjectKey(f"workspaces/{DEMO}/jobs/approved/{JOB}")
+    lab.store.put(key, b'{"most_usd": 1000.0, "approved_unix": 1.0}')
+    with PlainRunner(lab.opened):
+        assert approve(lab.opened, record, _approved(most_hours=3.0)).most_usd == 6.0
+
+
 def test_an_approval_that_comes_too_late_or_would_never_end_is_refused(
     lab: Lab, moving: Moving
 ) -> None:
