@@ -21,6 +21,7 @@ from deployments.terminal import say
 from torpor.shared.errors import (
     InvalidInput,
     JobFailed,
+    RunCancelled,
     TorporError,
     WorkspaceAwake,
     WorkspaceBusy,
@@ -30,7 +31,7 @@ from torpor.shared.values import Want, WantChange, workspace_name
 from torpor_cli import flow_runs, jobs
 from torpor_cli.flow_runs import Options
 from torpor_cli.output import print_report, print_rows, quiet
-from torpor_cli.question import ask_to_rent, offers_of
+from torpor_cli.question import agrees, ask_to_rent, offers_of
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def run(
             _say_sent(sent, name, block, is_new)
             with _left_awake(name) as awake:
                 _wake(name, block, is_new, wanted, job, usd, awake, _given(gets), chosen, yes=yes)
-                _send(sent, name, block, chosen)
+                _send(sent, name, block, chosen, yes=yes)
         failure: TorporError | None = None
         try:
             report = flow_runs.run(
@@ -367,10 +368,15 @@ def _show(
 
 class _Awake:
     """The machine that this command has rented or found awake; empty before. ``price_usd_h``: 0
-    where it is not known."""
+    where it is not known. ``rents``: one may be handed over of which nothing was returned yet."""
 
     machine: str = ""
     price_usd_h: float = 0.0
+    rents: bool = False
+
+    def ask(self, name: str) -> None:
+        for machine in _logins(name):
+            self.machine, self.price_usd_h = machine.id, machine.price_usd_h
 
 
 @contextmanager
@@ -380,6 +386,15 @@ def _left_awake(name: str) -> Iterator[_Awake]:
     try:
         yield awake
     except BaseException:
+        if awake.rents and not awake.machine:
+            try:
+                awake.ask(name)
+            except TorporError as error:
+                say(
+                    f"torpor: warning: whether a machine of workspace {name} is awake is not known "
+                    f"({error}): `torpor status` shows it",
+                    sys.stderr,
+                )
         if awake.machine:
             price = awake.price_usd_h
             cost = f"costs {price:.3f} $/h" if price else "may cost money"
@@ -412,7 +427,7 @@ def _wake(
     `watch` knows that nobody waits for a machine whose job never began."""
     import flows
     from flows.procedures.listing import list_snapshots
-    from torpor_cli import setup
+    from torpor_cli import setup, sleeping
 
     change = WantChange(gpu, [], block.spot)
     with ExitStack() as undo:
@@ -429,7 +444,14 @@ def _wake(
         if logins:
             jobs.say_awake(name, change)
         else:
-            _say_who_ends_it()
+            sleeping.say_where_it_stays_awake(name)
+        if yes and not usd and block.max_price_usd_h is None:
+            say(
+                f"torpor: warning: nothing limits the price: workspace {name} has no "
+                f"max_price_usd_h, and --yes asks nothing. --max-usd limits this job, `torpor edit "
+                f"{name} max_price_usd_h=0.60` each machine",
+                sys.stderr,
+            )
         if yes and given:
             say(f"torpor: the job begins without a question{given}", sys.stderr)
         elif logins and not yes:
@@ -451,37 +473,20 @@ def _wake(
         _store(name, options)  # what was changed there and is replaced by this folder's files
         return
     wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
+    awake.rents = True
     with quiet(options.json):
         if list_snapshots(name):
             woken: Any = flows.wake(**wanted)  # no OffersReport, but in a dry run
             awake.machine = woken.machine
         else:
             awake.machine = flows.create(**wanted).id
-    for machine in _logins(name):
-        awake.price_usd_h = machine.price_usd_h
+    awake.ask(name)
 
 
-def _say_who_ends_it() -> None:
-    """Say so, before anything is rented, where nobody ends a machine that this command leaves."""
-    from deployments import idle
-
-    try:
-        if idle.ends_machines():
-            return
-        why = "its schedule is off, or only reports"
-    except TorporError as error:
-        why = str(error)
-    say(
-        "torpor: warning: where this command or this host dies before its job begins, the machine "
-        f"costs money until you look: `watch` does not hibernate idle machines ({why}). `torpor up "
-        "--idle hibernate` lets it",
-        sys.stderr,
-    )
-
-
-def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
+def _send(sent: Folder, name: str, block: Workspace, options: Options, *, yes: bool) -> None:
     """Send the folder, and store what was sent: a machine that is lost right after would otherwise
-    have the command begin again with the files of an earlier run."""
+    have the command begin again with the files of an earlier run. RunCancelled where a file was
+    changed later on the machine than here, unless a person agrees to use that version."""
     from torpor_cli import copying
 
     with quiet(options.json):
@@ -492,12 +497,21 @@ def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
         sys.stderr,
     )
     if copied.newer_count:
+        more = copied.newer_count - len(copied.newer)
+        named = ", ".join(copied.newer) + (f" and {more:,} more" if more else "")
         say(
-            f"torpor: warning: the command uses the machine's version of {copied.newer_count:,} "
-            f"files, which was changed there later than here: {', '.join(copied.newer[:_SHOWN])}. "
-            "Save a file here again to send it",
+            f"torpor: {copied.newer_count:,} files of the folder were changed later on the machine "
+            f"than here, and were not sent: {named}",
             sys.stderr,
         )
+        attended = not yes and sys.stdin.isatty()
+        if not (attended and agrees("Run the command with the machine's version of these?")):
+            raise RunCancelled(
+                f"the command would use files that are not this folder's: {named}. `torpor push "
+                f"{name} --to {shlex.quote(block.paths[0])} --overwrite` sends the folder's, "
+                "`touch FILE` has the next run send it, and what .gitignore names stays as it is "
+                "there"
+            )
     _store(name, options)
     _check_no_job(name)
 

@@ -17,6 +17,8 @@ import pytest
 import flows
 from blocks import Workspace
 from flows.procedures import listing
+from tasks.alert_server import Sleeping
+from tasks.prefect_alerts import PrefectAlerts
 from torpor.control.jobs.records import is_job_id
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
@@ -65,6 +67,7 @@ class Here:
         self.given: dict[str, dict[str, Any]] = {}
         self.fails: dict[str, BaseException] = {}
         self.job = SimpleNamespace(id="3f2a9c81d04e", final="S2", newest="S2", saves=1)
+        self.sleeping = Sleeping()
         self.copied = copying.Copied(2, 20, 0, (), 0)
 
     def does(self, what: str, **given: Any) -> None:
@@ -146,7 +149,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setattr(Workspace, "delete", lambda name: seen.saved.pop(name))
     monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
     monkeypatch.setattr("torpor_cli.running.connected", nullcontext)
-    monkeypatch.setattr("deployments.idle.ends_machines", lambda: True)
+    monkeypatch.setattr(PrefectAlerts, "sleeping", lambda self: seen.sleeping)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
     return seen
@@ -182,15 +185,18 @@ def test_a_first_run_makes_a_workspace_rents_sends_stores_and_runs(
 def test_a_run_says_before_it_rents_where_nobody_ends_a_machine_that_it_leaves(
     here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    here.sleeping = Sleeping("", (here.name,))
     _run(*COMMAND)
     assert "--idle hibernate" not in capsys.readouterr().err
     here.machines.clear()
-    monkeypatch.setattr("deployments.idle.ends_machines", lambda: False)
+    here.sleeping = Sleeping("", ("other",))
     monkeypatch.setattr("builtins.input", lambda asked: "")
     with pytest.raises(RunCancelled):
         _run(*COMMAND)
     said = capsys.readouterr().err
-    assert "costs money until you look" in said and "`torpor up --idle hibernate`" in said
+    assert "watch looks at other workspaces only: other" in said
+    assert f"an idle machine of {here.name} stays and costs money" in said
+    assert "`torpor up --idle hibernate`" in said
 
 
 def test_a_second_run_wakes_the_same_workspace(here: Here) -> None:
@@ -459,12 +465,40 @@ def test_the_keys_of_torpor_itself_are_never_sent(
     assert here.sent == ("data.csv", "train.py")
 
 
-def test_files_that_are_newer_on_the_machine_are_named(
+def test_no_command_runs_with_files_that_are_newer_on_the_machine_unless_a_person_agrees(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where an older file was put back here with its time: the machine has other code."""
+    here.saved[here.name] = Workspace(name=here.name, paths=["~/my w"])
+    here.copied = copying.Copied(0, 0, 1, ("train.py",), 2)
+    with pytest.raises(RunCancelled, match=r"not this folder's: train\.py and 1 more\. ") as no:
+        _run("--yes", *COMMAND)
+    assert f"`torpor push {here.name} --to '~/my w' --overwrite`" in str(no.value)
+    assert "Machine m-1" in capsys.readouterr().err  # it is awake
+    answers = ["y", "n"]
+    monkeypatch.setattr("builtins.input", lambda asked: answers.pop(0))
+    with pytest.raises(RunCancelled, match="not this folder's"):
+        _run(*COMMAND)
+    assert "job" not in here.did
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
+    _run(*COMMAND)
+    assert here.did[-1] == "job"
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "Run the command with the machine's version of these?" in said
+
+
+def test_a_run_that_asks_nothing_warns_where_nothing_limits_its_price(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here.copied = copying.Copied(0, 0, 1, ("train.py",), 1)
     _run("--yes", *COMMAND)
-    assert "the machine's version of 1 files" in capsys.readouterr().err
+    assert "nothing limits the price" in capsys.readouterr().err
+    _run("--yes", "--max-usd", "5", *COMMAND)
+    here.saved[here.name] = Workspace(name=here.name, max_price_usd_h=0.6)
+    _run("--yes", *COMMAND)
+    here.machines.clear()
+    here.saved[here.name] = Workspace(name=here.name)
+    _run(*COMMAND)
+    assert "nothing limits the price" not in capsys.readouterr().err
 
 
 def test_a_job_that_has_not_ended_keeps_its_files(here: Here) -> None:
@@ -546,6 +580,37 @@ def test_a_machine_that_is_left_awake_is_named_with_its_price(
     assert f"`torpor hibernate {here.name}` stores and ends it" in said
     assert "job" not in here.did
     assert here.name in here.saved
+
+
+@pytest.mark.parametrize("how", ["create", "wake"])
+def test_a_machine_that_was_handed_over_when_the_wake_was_interrupted_is_named(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    def interrupted(**given: Any) -> None:
+        here.machines.append(MACHINE)
+        raise KeyboardInterrupt
+
+    here.snapshots += ["S1"] * (how == "wake")
+    monkeypatch.setattr(flows, how, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _run("--yes", *COMMAND)
+    said = capsys.readouterr().err
+    assert f"Machine m-1 of workspace {here.name} is awake, and costs 0.500 $/h" in said
+    here.machines.clear()
+
+    def away(name: str) -> list[Any]:
+        if len(looks) > 1:
+            raise MachineUnreachable("the store is away")
+        looks.append(name)
+        return []
+
+    looks: list[str] = []
+    monkeypatch.setattr(flows, how, interrupted)
+    looks.append("")
+    monkeypatch.setattr(listing, "list_logins", away)
+    with pytest.raises(KeyboardInterrupt):
+        _run("--yes", *COMMAND)
+    assert "is awake is not known (the store is away): `torpor status`" in capsys.readouterr().err
 
 
 def test_a_wake_that_fails_says_nothing_of_a_machine(
