@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,11 +50,6 @@ ends them, and the files of a login shell may fail before."""
 _AFTER_SETUP: Final = 'bash -lc "$1" torpor-setup "$2" && shift 2 && exec "$@"'
 """Constant. For ``bash -lc``: the lines of a setup, and then the command, which finds the Python
 that the setup has found."""
-_SECRET: Final = re.compile(
-    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|rpa_)"
-    r"[\w-]{16,}|\beyJ[\w-]{8,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\s]+:[^/@\s]+@"
-)
-"""Tokens that say what they are, private keys, and passwords in addresses."""
 MOST_RETRIES: Final = 100
 _SHOWN: Final = 5
 
@@ -122,7 +116,7 @@ def run(
     variables = [f"{name}={value}" for name, value in given.items()]
     secret_blocks = _over(settings.secrets, secret)
     secrets = [f"{name}={block}" for name, block in secret_blocks.items()]
-    brought = _paths(settings.bring if bring is None else bring)
+    brought = _paths(settings.bring if bring is None else bring, folder)
     if brought and chosen.detach:
         raise InvalidInput(
             "with --detach this command ends before the job, and brings nothing: leave --bring "
@@ -227,11 +221,19 @@ def _over(settings: dict[str, str], given: Sequence[str] | None) -> dict[str, st
     return merged
 
 
-def _paths(given: Sequence[str]) -> list[str]:
-    """The paths to bring, each once: one inside of another comes with that."""
+def _paths(given: Sequence[str], folder: Path) -> list[str]:
+    """The paths to bring, each once: one inside of another comes with that. InvalidInput for one
+    that a symlink leads out of the folder: what a machine brings would be written there."""
     from torpor_cli.torpor_yaml import path_below
 
     paths = [PurePosixPath(path_below(path)) for path in given]
+    for path in paths:
+        parent = (folder / path).parent
+        if not parent.resolve().is_relative_to(folder):
+            raise InvalidInput(
+                f"{plain(str(path))} is not brought: {plain(str(parent))} leads out of the folder, "
+                f"to {plain(str(parent.resolve()))}"
+            )
     kept = [path for path in paths if not any(other in path.parents for other in paths)]
     return [str(path) for path in dict.fromkeys(kept)]
 
@@ -278,14 +280,9 @@ def _accepted_files(sent: Folder, accepted: Sequence[str]) -> list[str]:
 def _accepted_variables(given: Mapping[str, str], accepted: Sequence[str]) -> list[str]:
     """The variables that look like secrets, by their names or values. InvalidInput where one is not
     accepted: the job's record in the store and its runs in Prefect hold ``env`` in clear."""
-    from torpor.machine.tree.credentials import is_credential
+    from torpor.machine.tree.credentials import is_secret_variable
 
-    named = [
-        name
-        for name, value in given.items()
-        if (is_credential(name) or name.upper().endswith("_TOKEN") or _SECRET.search(value))
-        and value
-    ]
+    named = [name for name, value in given.items() if is_secret_variable(name, value)]
     found = [name for name in named if not _is_accepted(name, accepted)]
     if found:
         raise InvalidInput(

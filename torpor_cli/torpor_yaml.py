@@ -188,6 +188,8 @@ def path_below(text: str) -> str:
         raise InvalidInput(
             f"{text!r} is no path below the folder, such as outputs/: only those are brought"
         )
+    if any(part.lower() == ".git" for part in path.parts):
+        raise InvalidInput(f"{text!r} is not brought: git runs what a machine writes into .git")
     return str(path)
 
 

@@ -348,6 +348,7 @@ def test_another_file_is_named_in_its_errors(here: Here) -> None:
         (["--max-usd", "0", *COMMAND], "more than nothing"),
         (["--retries", "101", *COMMAND], "from 0 to 100"),
         (["--bring", "../x", *COMMAND], "no path below the folder"),
+        (["--bring", "a/.GIT/hooks", *COMMAND], "git runs what a machine writes"),
         (["--bring", "x", "--detach", *COMMAND], "brings nothing"),
         (["--workspace", "../x", *COMMAND], "not a workspace name"),
     ],
@@ -358,6 +359,19 @@ def test_a_mistake_is_found_before_anything_is_asked(
     with pytest.raises(InvalidInput, match=says):
         _run("--yes", *given)
     assert (here.did, [*here.saved]) == ([], ["base"])
+
+
+def test_nothing_is_brought_through_a_symlink_out_of_the_folder(here: Here, tmp_path: Path) -> None:
+    """A torpor.yaml of somebody else could name a file that logs in or runs here."""
+    (tmp_path / "keys").mkdir()
+    (here.folder / ".gitignore").write_text("link\n")
+    (here.folder / "link").symlink_to(tmp_path / "keys")
+    (here.folder / "torpor.yaml").write_text("bring: [link/authorized_keys]\n")
+    with pytest.raises(InvalidInput, match=r"link/authorized_keys is not brought: .*keys"):
+        _run("--yes", *COMMAND)
+    assert here.did == []
+    _run("--yes", "--bring", "link", *COMMAND)  # the link itself is renamed, and not followed
+    assert here.did[-1] == "bring"
 
 
 def test_a_home_is_not_sent(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
