@@ -60,16 +60,6 @@ def choose(installation: Installation, idle: Idle) -> None:
         _file(installation).write_text(f"{idle}\n")
 
 
-def ends_machines() -> bool:
-    """Whether `watch` hibernates idle machines by its schedule."""
-    with get_client(sync_client=True) as client:
-        watch = read_own(client, WATCH)
-        by_schedule = [
-            {**watch.parameters, **one.parameters} for one in watch.schedules if one.active
-        ]
-    return any(not (one.get("only_report") or one.get("dry_run", True)) for one in by_schedule)
-
-
 def ask() -> Idle:
     """The answer of whoever is at the terminal; nothing typed means report."""
     print(QUESTION, end="")

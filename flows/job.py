@@ -96,7 +96,8 @@ def job(
         most_usd: What its machines may cost. The command is stopped in time to store its work. 0:
             no limit but the budgets of the workspace.
         job: The id of a job to continue, without a command. With one: the id that the new job gets,
-            where a machine was rented for it. Empty: begin a new one.
+            where a machine was rented for it; no other run begins a job of that id. Empty: begin a
+            new one.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
@@ -125,6 +126,7 @@ def job(
             most_hours=most_hours,
             most_usd=most_usd,
             created_unix=time.time(),
+            begun_by=runner().run,
         )
     record = drive(opened, record)
     report = JobReport(record, cost_of(opened, record))

@@ -173,6 +173,8 @@ def _may_go_past(opened: OpenWorkspace, job: Job) -> bool:
 
 def _is_on(job: Job, machine: MachineId) -> bool:
     """Whether its command is on this machine, or a run may be about to start it there."""
-    if job.driven or job.attempt is not None:  # then no other run may hibernate the workspace
+    if job.attempt is not None:
+        return machine in (job.attempt.machine, *(node.machine for node in job.others))
+    if job.driven:  # then no other run may hibernate the workspace
         return True
     return any(one.machine == machine for one in job.attempts[-1:])

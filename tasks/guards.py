@@ -63,7 +63,8 @@ def ask_first(guards: Sequence[Guard], ending: EndingMachine) -> None:
 
 
 class NoJob:
-    """Keeps a machine on which a job runs, or is about to."""
+    """Keeps a machine on which a job runs, or is about to. One that runs on another machine of the
+    workspace keeps only that."""
 
     needs_machine = False
 
@@ -71,7 +72,7 @@ class NoJob:
         self._opened = opened
 
     def check(self, ending: EndingMachine) -> None:
-        check_no_job(self._opened)
+        check_no_job(self._opened, ending.machine.id)
 
 
 class NothingLost:

@@ -19,7 +19,7 @@ from torpor.control.money.exhaustion import hibernation_s, reserve_s
 from torpor.control.rental.ending import billed
 from torpor.control.rental.records import Rental
 from torpor.control.time_zones import zone_named
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.errors import InvalidInput, RecordRefused, TorporError
 from torpor.shared.values import SnapshotId
 
 
@@ -115,7 +115,20 @@ def paid_usd_h(opened: OpenWorkspace, left_usd: float) -> float:
 
 def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     """Let the job use more than it was submitted with; returns it as it then is. InvalidInput where
-    it is over, or about to be stopped: then nobody reads the approval any more."""
+    it is over, or about to be stopped: nobody reads the approval any more, and it is withdrawn.
+    An earlier one that the job's driver has not read yet holds beside it."""
+    try:
+        earlier = opened.jobs.approved(job.id)
+    except RecordRefused as error:  # this approval replaces it
+        runner().log.warning("an earlier approval of job %s does not hold: %s", job.id, error)
+        earlier = None
+    if earlier is not None:
+        approval = msgspec.structs.replace(
+            approval,
+            most_hours=approval.most_hours or earlier.most_hours,
+            most_usd=approval.most_usd or earlier.most_usd,
+            past_budgets=approval.past_budgets or earlier.past_budgets,
+        )
     then = msgspec.structs.replace(job, **approval.changes(job))
     if then.past_budgets and not then.most_usd:
         raise InvalidInput(
@@ -128,6 +141,7 @@ def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
         raise InvalidInput(f"job {job.id} is {'gone' if now is None else now.outcome}")
     stop = opened.jobs.stop_asked(job.id)
     if stop is not None or now.state == "hibernating":
+        opened.jobs.withdraw_approval(job.id)
         why = stop.why if stop is not None else now.state
         raise InvalidInput(
             f"job {job.id} is being stopped already ({why}): its work is stored. Run it again with "

@@ -89,11 +89,12 @@ def job_of(run: JobRun) -> str:
 
 
 def record_of(opened: OpenWorkspace, run: JobRun) -> Job | None:
-    """The record of the newest job that a run drives; None if it has written none."""
-    if named := _named_job(run):
-        return opened.jobs.of(named)
-    begun = opened.jobs.started_by(run.id)
-    return begun[-1] if begun else None
+    """The record of the newest job that a run drives; None if it has written none. A retry begins
+    a job of another id than the named one."""
+    if begun := opened.jobs.started_by(run.id):
+        return begun[-1]
+    named = _named_job(run)
+    return opened.jobs.of(named) if named else None
 
 
 def _named_job(run: JobRun) -> str:

@@ -96,15 +96,17 @@ def machine_in_use(
 
 
 def job_of_run(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | None:
-    """The job with that id. Without one, the job that this very run has begun: Prefect may start a
-    run again. None if that has ended without success: a retry begins another job. A run that
-    ``begins`` the job of that id, for which a machine was rented, is answered in the same way."""
-    if not wanted:
+    """The job with that id. Without one, the last job that this very run has begun: Prefect may
+    start a run again. None if that has ended without success: a retry begins another job. A run
+    that ``begins`` the job of that id, for which a machine was rented, is answered in the same way.
+    InvalidInput where that is a job of another run, of which this one is a copy."""
+    found = opened.jobs.of(job_id(wanted.strip())) if wanted else None
+    if begins or not wanted:
         begun = opened.jobs.started_by(runner().run)
+        if found is not None and not begun:
+            _check_begun_here(found)
+            begun = [found]
         return begun[-1] if begun and not begun[-1].unsuccessful else None
-    found = opened.jobs.of(job_id(wanted.strip()))
-    if begins and (found is None or found.unsuccessful):
-        return None
     if found is None:
         raise InvalidInput(
             f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: list its "
@@ -113,12 +115,26 @@ def job_of_run(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | Non
     return found
 
 
+def _check_begun_here(job: Job) -> None:
+    """InvalidInput for a job that another run began: its command may be another one. What no
+    record says, of an open job, is not held against this run."""
+    by = job.begun_by or (job.driver if job.ended else runner().run)
+    if by != runner().run:
+        raise InvalidInput(
+            f"job {job.id} of workspace {job.workspace} was begun by flow run {by} and is "
+            f"{job.state}: this run begins no job of that id. Start it with `job` empty: then it "
+            "begins a job of its own"
+        )
+
+
 def next_job_id(opened: OpenWorkspace, wanted: str = "") -> str:
-    """The id of the job that this run is to begin: the ``wanted`` one, unless a job has it."""
-    if wanted and opened.jobs.of(job_id(wanted.strip())) is None:
-        return wanted.strip()
+    """The id of the job that this run is to begin: the ``wanted`` one, unless a job has it or the
+    run has begun one."""
     run = runner().run
-    return new_job_id(run, len(opened.jobs.started_by(run)))
+    begun = len(opened.jobs.started_by(run))
+    if wanted and not begun and opened.jobs.of(job_id(wanted.strip())) is None:
+        return wanted.strip()
+    return new_job_id(run, begun)
 
 
 def argv_of(command: str | Sequence[str]) -> list[str]:

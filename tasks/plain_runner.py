@@ -105,7 +105,7 @@ class PlainRunner:
     def give_up(self, run: str, seen: RunState, why: str) -> None:
         """There are no slots."""
 
-    def put_back(self, run: str) -> bool:
+    def put_back(self, run: str, since_unix: float = 0.0) -> bool:
         return False
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

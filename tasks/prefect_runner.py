@@ -169,12 +169,15 @@ class PrefectRunner:
             ended = Cancelled if found.state.is_cancelling() else Crashed
             client.set_flow_run_state(found.id, ended(message=why))
 
-    def put_back(self, run: str) -> bool:
+    def put_back(self, run: str, since_unix: float = 0.0) -> bool:
         with get_client(sync_client=True) as client:
             found = client.read_flow_run(UUID(run))
             if found.state_type is StateType.CRASHED:
                 states = client.read_flow_run_states(found.id)
                 if sum(state.is_crashed() for state in states) > MOST_CRASHED:
+                    return False
+                scheduled = (one.timestamp.timestamp() for one in states if one.is_scheduled())
+                if max(scheduled, default=0.0) < since_unix:
                     return False
             elif found.state_type is not StateType.PENDING or found.infrastructure_pid is not None:
                 return False

@@ -72,10 +72,10 @@ class Runner(Protocol):
         """Record that the process of a run is gone, so that it holds no slot of its pool. Nothing
         happens to one that is no longer as it was ``seen``."""
 
-    def put_back(self, run: str) -> bool:
+    def put_back(self, run: str, since_unix: float = 0.0) -> bool:
         """Put a run that a worker took and never started, or one that has crashed, back into its
-        queue, at its place; False if its process was started, if it has crashed too often, or if it
-        is in another state."""
+        queue, at its place; False if its process was started, if it has crashed too often, if it is
+        in another state, or if nobody has scheduled one that crashed since ``since_unix``."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""

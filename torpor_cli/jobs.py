@@ -14,11 +14,11 @@ from cyclopts import App, Group, Parameter, Token, convert
 from cyclopts.validators import Number
 
 from deployments.terminal import say
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import WantChange
 from torpor_cli.flow_runs import Options, run
 from torpor_cli.output import shown_progress
-from torpor_cli.question import agrees, ask_to_rent
+from torpor_cli.question import ask_to_rent, confirm
 from torpor_cli.server import connected
 
 JOBS: Final = Group("Jobs", sort_key=3)
@@ -65,8 +65,9 @@ def run_(
 
     torpor job run mywork --spot allowed -- python train.py
 
-    It uses the machine that the workspace is on, or rents one after a question that names the
-    price. What the command prints goes to standard output; the rest to standard error.
+    It uses the machine that the workspace is on, after a question, or rents one after a question
+    that names the price. What the command prints goes to standard output; the rest to standard
+    error.
 
     Args:
         workspace: The workspace.
@@ -129,12 +130,13 @@ def limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, f
 
 
 def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> None:
-    """Ask before a job that needs a machine of its own."""
+    """Ask before a job that needs a machine of its own, or ends the one that is there."""
     with connected():
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
             say_awake(workspace, change)
+            ask_on_awake(workspace)
             return
         try:
             after = ", and another one whenever one is lost"
@@ -156,16 +158,25 @@ def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bo
 
 
 def say_awake(workspace: str, change: WantChange) -> None:
-    """Say what a job does on a machine that is there, about which nobody is asked."""
+    """Say what a job does with a machine that is there."""
     chosen = {"--gpu": change.gpu, "--image": change.image}
     chosen["--spot"] = "" if change.spot == "never" else change.spot
     named = [option for option, given in chosen.items() if given]
     other = f" by {' and '.join(named)}" if named else ""
     say(
-        f"torpor: the job runs on the machine that workspace {workspace} is on. Where that "
-        f"is lost, the job rents another one{other}, at most at the highest price of the "
-        "workspace",
+        f"torpor: the job runs on the machine that workspace {workspace} is on, and hibernates it "
+        "when the command has ended: all that runs there ends then, such as kernels and tmux. "
+        f"Where the machine is lost, the job rents another one{other}, at most at the highest "
+        "price of the workspace",
         sys.stderr,
+    )
+
+
+def ask_on_awake(workspace: str, given: str = "") -> None:
+    """Ask before a job on the machine that is there. ``given``: what else a yes gives it."""
+    confirm(
+        f"Run the job on the machine of {workspace}, and hibernate that afterwards{given}?",
+        "no job was begun",
     )
 
 
@@ -284,10 +295,8 @@ def approve(
             f"Job {job} may use {allowed(record)}, and has cost {cost_of(opened, record)}. Let it "
             f"use {allowed(structs.replace(record, **approval.changes(record)))}?"
         )
-        if not yes and not sys.stdin.isatty():
-            raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
-        if not yes and not agrees(asked):
-            raise RunCancelled(f"job {job} may use what it might before")
+        if not yes:
+            confirm(asked, f"job {job} may use what it might before")
         say(f"job {job} may use {allowed(let(opened, record, approval))}")
 
 

@@ -25,6 +25,14 @@ def agrees(question: str) -> bool:
     return answer(f"{question} [y/N] ").lower() in ("y", "yes")
 
 
+def confirm(question: str, no: str) -> None:
+    """Ask. InvalidInput if nobody can answer, RunCancelled with the words ``no`` after a no."""
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question} Nobody is at the terminal to answer: add --yes")
+    if not agrees(question):
+        raise RunCancelled(no)
+
+
 def answer(question: str) -> str:
     """What the person at the terminal answers. RunCancelled where the input ends before."""
     try:
@@ -77,11 +85,7 @@ def ask_to_rent(
     asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day"
     if most > price:
         asked += f" (up to {most:.3f} $/h where the first offers fail)"
-    asked += f"{after}?"
-    if not sys.stdin.isatty():
-        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
-    if not agrees(asked):
-        raise RunCancelled("nothing was rented")
+    confirm(f"{asked}{after}?", "nothing was rented")
 
 
 def offers_of(

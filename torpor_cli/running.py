@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +20,16 @@ from deployments.terminal import say
 from torpor.shared.errors import (
     InvalidInput,
     JobFailed,
+    RunCancelled,
     TorporError,
 )
+from torpor.shared.plain_text import plain
 from torpor.shared.values import Want, WantChange, workspace_name
 from torpor_cli import flow_runs, jobs
 from torpor_cli.copying import back_up, check_no_job
 from torpor_cli.flow_runs import Options
 from torpor_cli.output import print_report, print_rows, quiet
-from torpor_cli.question import ask_to_rent, offers_of
+from torpor_cli.question import agrees, ask_to_rent, offers_of
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:
@@ -48,11 +49,6 @@ ends them, and the files of a login shell may fail before."""
 _AFTER_SETUP: Final = 'bash -lc "$1" torpor-setup "$2" && shift 2 && exec "$@"'
 """Constant. For ``bash -lc``: the lines of a setup, and then the command, which finds the Python
 that the setup has found."""
-_SECRET: Final = re.compile(
-    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|rpa_)"
-    r"[\w-]{16,}|\beyJ[\w-]{8,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\s]+:[^/@\s]+@"
-)
-"""Tokens that say what they are, private keys, and passwords in addresses."""
 MOST_RETRIES: Final = 100
 _SHOWN: Final = 5
 
@@ -79,7 +75,8 @@ def run(
 
     It makes a workspace for the folder or uses the one that it made, sends what has changed here
     (not what .gitignore names), and runs a job there. It rents after a question that names the
-    price. A file torpor.yaml may say all of this: then `torpor run` is enough.
+    price and the secrets that the command gets, and asks before it uses a machine that is awake. A
+    file torpor.yaml may say what to run: then `torpor run` is enough.
 
     Args:
         command: The program and its arguments, after `--`. It replaces `run` of torpor.yaml.
@@ -112,12 +109,13 @@ def run(
     again = settings.retries if retries is None else retries
     if not 0 <= again <= MOST_RETRIES:
         raise InvalidInput(f"--retries is a number from 0 to {MOST_RETRIES}")
-    accepted = [*settings.accept_secrets, *(accept_secret or [])]
+    accepted = accept_secret or []
     given = _over(settings.env, env)
-    _check_variables(given, accepted)
+    gets = _accepted_variables(given, accepted)
     variables = [f"{name}={value}" for name, value in given.items()]
-    secrets = [f"{name}={block}" for name, block in _over(settings.secrets, secret).items()]
-    brought = _paths(settings.bring if bring is None else bring)
+    secret_blocks = _over(settings.secrets, secret)
+    secrets = [f"{name}={block}" for name, block in secret_blocks.items()]
+    brought = _paths(settings.bring if bring is None else bring, folder)
     if brought and chosen.detach:
         raise InvalidInput(
             "with --detach this command ends before the job, and brings nothing: leave --bring "
@@ -126,7 +124,8 @@ def run(
     if not logins.has_ssh():
         raise InvalidInput(logins.NO_SSH)
     sent = _look_at(folder)
-    _check_secrets(sent, accepted)
+    gets += _accepted_files(sent, accepted)
+    gets += [f"the Secret block {block} as {name}" for name, block in secret_blocks.items()]
     name = workspace_name(workspace or settings.workspace or folder_workspace.name_for(folder))
     wanted = gpu or settings.resources.gpu
     wishes_of(Want(gpu=wanted or None))  # InvalidInput before a workspace is made
@@ -140,12 +139,12 @@ def run(
             check_environment(variables, secrets)  # before anything is rented
             block, is_new = folder_workspace.block_for(name, project)
             if dry_run:
-                _show(name, block, is_new, sent, argv, wanted, usd, chosen)
+                _show(name, block, is_new, sent, argv, gets, wanted, usd, chosen)
                 return
             _say_sent(sent, name, block, is_new)
             with _left_awake(name) as awake:
-                _wake(name, block, is_new, wanted, job, usd, awake, chosen, yes=yes)
-                _send(sent, name, block, chosen)
+                _wake(name, block, is_new, wanted, job, usd, awake, _given(gets), chosen, yes=yes)
+                _send(sent, name, block, chosen, yes=yes)
         failure: TorporError | None = None
         try:
             report = flow_runs.run(
@@ -221,11 +220,19 @@ def _over(settings: dict[str, str], given: Sequence[str] | None) -> dict[str, st
     return merged
 
 
-def _paths(given: Sequence[str]) -> list[str]:
-    """The paths to bring, each once: one inside of another comes with that."""
+def _paths(given: Sequence[str], folder: Path) -> list[str]:
+    """The paths to bring, each once: one inside of another comes with that. InvalidInput for one
+    that a symlink leads out of the folder: what a machine brings would be written there."""
     from torpor_cli.torpor_yaml import path_below
 
     paths = [PurePosixPath(path_below(path)) for path in given]
+    for path in paths:
+        parent = (folder / path).parent
+        if not parent.resolve().is_relative_to(folder):
+            raise InvalidInput(
+                f"{plain(str(path))} is not brought: {plain(str(parent))} leads out of the folder, "
+                f"to {plain(str(parent.resolve()))}"
+            )
     kept = [path for path in paths if not any(other in path.parents for other in paths)]
     return [str(path) for path in dict.fromkeys(kept)]
 
@@ -251,46 +258,48 @@ def _look_at(folder: Path) -> Folder:
     return replace(found, names=names, files=len(sizes), bytes=sum(sizes))
 
 
-def _check_secrets(sent: Folder, accepted: Sequence[str]) -> None:
-    """InvalidInput where a file looks like credentials: the machine is a stranger's, and each
-    snapshot would hold it."""
+def _accepted_files(sent: Folder, accepted: Sequence[str]) -> list[str]:
+    """The files that look like credentials. InvalidInput where one is not accepted: the machine is
+    a stranger's, and each snapshot would hold it."""
     from torpor.machine.tree.credentials import is_credential
 
-    found = [
-        name
-        for name in sent.names
-        if is_credential(name) and not any(fnmatchcase(name, pattern) for pattern in accepted)
-    ]
+    named = list(filter(is_credential, sent.names))
+    found = [name for name in named if not _is_accepted(name, accepted)]
     if not found:
-        return
+        return [f"the file {plain(name)}" for name in named]
     shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" * (len(found) > _SHOWN))
     raise InvalidInput(
         f"{len(found)} of the files that would be sent may hold credentials, by their names: "
         f"{shown}. A rented machine and each snapshot would have them. Name them in .gitignore and "
         "give the command its secrets by --secret NAME=BLOCK; or send them all the same, by "
-        "--accept-secret PATTERN or accept_secrets in torpor.yaml"
+        "--accept-secret PATTERN"
     )
 
 
-def _check_variables(given: Mapping[str, str], accepted: Sequence[str]) -> None:
-    """InvalidInput where a variable looks like a secret, by its name or its value: the job's record
-    in the store and its runs in Prefect hold ``env`` in clear."""
-    from torpor.machine.tree.credentials import is_credential
+def _accepted_variables(given: Mapping[str, str], accepted: Sequence[str]) -> list[str]:
+    """The variables that look like secrets, by their names or values. InvalidInput where one is not
+    accepted: the job's record in the store and its runs in Prefect hold ``env`` in clear."""
+    from torpor.machine.tree.credentials import is_secret_variable
 
-    found = [
-        name
-        for name, value in given.items()
-        if (is_credential(name) or name.upper().endswith("_TOKEN") or _SECRET.search(value))
-        and value
-        and not any(fnmatchcase(name, pattern) for pattern in accepted)
-    ]
+    named = [name for name, value in given.items() if is_secret_variable(name, value)]
+    found = [name for name in named if not _is_accepted(name, accepted)]
     if found:
         raise InvalidInput(
             f"{', '.join(found[:_SHOWN])} may hold a secret, by its name or value, and the job's "
             "record and the page of its run would show it. Save it as a Secret block, and give it "
             f"by --secret {found[0]}=BLOCK or secrets in torpor.yaml; or accept it, by "
-            f"--accept-secret {found[0]} or accept_secrets in torpor.yaml"
+            f"--accept-secret {found[0]}"
         )
+    return [f"the variable {plain(name)}" for name in named]
+
+
+def _is_accepted(name: str, accepted: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in accepted)
+
+
+def _given(gets: Sequence[str]) -> str:
+    """For a question: the secrets that a yes gives to the command. All are named."""
+    return f", and give its command {', '.join(gets)}" if gets else ""
 
 
 def _say_sent(sent: Folder, name: str, block: Workspace, is_new: bool) -> None:
@@ -308,6 +317,7 @@ def _show(
     is_new: bool,
     sent: Folder,
     argv: Sequence[str],
+    gets: Sequence[str],
     gpu: str,
     usd: float,
     options: Options,
@@ -334,6 +344,7 @@ def _show(
                 "bytes": sent.bytes,
                 "into": block.paths[0],
                 "command": list(argv),
+                "secrets": list(gets),
                 "offers": found.rows(),
             },
             as_json=True,
@@ -345,6 +356,7 @@ def _show(
         {"what": "would be sent", "value": f"{sent.files:,} files, {sent.bytes:,} bytes at most"},
         {"what": "into", "value": block.paths[0]},
         {"what": "store", "value": block.store},
+        *({"what": "the command gets", "value": one} for one in gets),
     ]
     print_rows(rows, "Dry run: nothing was made, sent or rented", wide=options.wide)
     print_rows(found.rows()[:_SHOWN], found.title(), wide=options.wide)
@@ -352,10 +364,15 @@ def _show(
 
 class _Awake:
     """The machine that this command has rented or found awake; empty before. ``price_usd_h``: 0
-    where it is not known."""
+    where it is not known. ``rents``: one may be handed over of which nothing was returned yet."""
 
     machine: str = ""
     price_usd_h: float = 0.0
+    rents: bool = False
+
+    def ask(self, name: str) -> None:
+        for machine in _logins(name):
+            self.machine, self.price_usd_h = machine.id, machine.price_usd_h
 
 
 @contextmanager
@@ -365,6 +382,15 @@ def _left_awake(name: str) -> Iterator[_Awake]:
     try:
         yield awake
     except BaseException:
+        if awake.rents and not awake.machine:
+            try:
+                awake.ask(name)
+            except TorporError as error:
+                say(
+                    f"torpor: warning: whether a machine of workspace {name} is awake is not known "
+                    f"({error}): `torpor status` shows it",
+                    sys.stderr,
+                )
         if awake.machine:
             price = awake.price_usd_h
             cost = f"costs {price:.3f} $/h" if price else "may cost money"
@@ -386,16 +412,18 @@ def _wake(
     job: str,
     usd: float,
     awake: _Awake,
+    given: str,
     options: Options,
     *,
     yes: bool,
 ) -> None:
     """Have the workspace on one machine, with all that was there in a snapshot. Asks before it
-    rents. What is rented is on record for the ``job``: its money counts from then on, and by it
+    rents, and before it uses a machine that is awake. ``given``: what the command gets, for the
+    question. What is rented is on record for the ``job``: its money counts from then on, and by it
     `watch` knows that nobody waits for a machine whose job never began."""
     import flows
     from flows.procedures.listing import list_snapshots
-    from torpor_cli import setup
+    from torpor_cli import setup, sleeping
 
     change = WantChange(gpu, [], block.spot)
     with ExitStack() as undo:
@@ -412,15 +440,26 @@ def _wake(
         if logins:
             jobs.say_awake(name, change)
         else:
-            _say_who_ends_it()
-        if not logins and not yes:
+            sleeping.say_where_it_stays_awake(name)
+        if yes and not usd and block.max_price_usd_h is None:
+            say(
+                f"torpor: warning: nothing limits the price: workspace {name} has no "
+                f"max_price_usd_h, and --yes asks nothing. --max-usd limits this job, `torpor edit "
+                f"{name} max_price_usd_h=0.60` each machine",
+                sys.stderr,
+            )
+        if yes and given:
+            say(f"torpor: the job begins without a question{given}", sys.stderr)
+        elif logins and not yes:
+            jobs.ask_on_awake(name, given)
+        elif not yes:
             ask_to_rent(
                 name,
                 "newest",
                 1,
                 starts=False,
                 change=change,
-                after=", and another one whenever one is lost",
+                after=f", and another one whenever one is lost{given}",
                 wide=options.wide,
                 most_usd=usd,
             )
@@ -430,38 +469,21 @@ def _wake(
         # What was changed there and is replaced by this folder's files.
         back_up(name, as_json=options.json)
         return
-    given: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
+    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
+    awake.rents = True
     with quiet(options.json):
         if list_snapshots(name):
-            woken: Any = flows.wake(**given)  # no OffersReport, but in a dry run
+            woken: Any = flows.wake(**wanted)  # no OffersReport, but in a dry run
             awake.machine = woken.machine
         else:
-            awake.machine = flows.create(**given).id
-    for machine in _logins(name):
-        awake.price_usd_h = machine.price_usd_h
+            awake.machine = flows.create(**wanted).id
+    awake.ask(name)
 
 
-def _say_who_ends_it() -> None:
-    """Say so, before anything is rented, where nobody ends a machine that this command leaves."""
-    from deployments import idle
-
-    try:
-        if idle.ends_machines():
-            return
-        why = "its schedule is off, or only reports"
-    except TorporError as error:
-        why = str(error)
-    say(
-        "torpor: warning: where this command or this host dies before its job begins, the machine "
-        f"costs money until you look: `watch` does not hibernate idle machines ({why}). `torpor up "
-        "--idle hibernate` lets it",
-        sys.stderr,
-    )
-
-
-def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
+def _send(sent: Folder, name: str, block: Workspace, options: Options, *, yes: bool) -> None:
     """Send the folder, and store what was sent: a machine that is lost right after would otherwise
-    have the command begin again with the files of an earlier run."""
+    have the command begin again with the files of an earlier run. RunCancelled where a file was
+    changed later on the machine than here, unless a person agrees to use that version."""
     from torpor_cli import copying
 
     with quiet(options.json):
@@ -472,12 +494,21 @@ def _send(sent: Folder, name: str, block: Workspace, options: Options) -> None:
         sys.stderr,
     )
     if copied.newer_count:
+        more = copied.newer_count - len(copied.newer)
+        named = ", ".join(copied.newer) + (f" and {more:,} more" if more else "")
         say(
-            f"torpor: warning: the command uses the machine's version of {copied.newer_count:,} "
-            f"files, which was changed there later than here: {', '.join(copied.newer[:_SHOWN])}. "
-            "Save a file here again to send it",
+            f"torpor: {copied.newer_count:,} files of the folder were changed later on the machine "
+            f"than here, and were not sent: {named}",
             sys.stderr,
         )
+        attended = not yes and sys.stdin.isatty()
+        if not (attended and agrees("Run the command with the machine's version of these?")):
+            raise RunCancelled(
+                f"the command would use files that are not this folder's: {named}. `torpor push "
+                f"{name} --to {shlex.quote(block.paths[0])} --overwrite` sends the folder's, "
+                "`touch FILE` has the next run send it, and what .gitignore names stays as it is "
+                "there"
+            )
     back_up(name, as_json=options.json)
     check_no_job(name)
 

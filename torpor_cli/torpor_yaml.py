@@ -22,6 +22,7 @@ MOST_BYTES: Final = 1024 * 1024
 _MOST_DEEP: Final = 8
 _HABITS: Final = {
     "accelerators": "gpu, in resources",
+    "accept_secrets": "the option --accept-secret alone: no file of a folder hands out credentials",
     "any_of": "gpu, in resources, which takes several in order of preference",
     "backends": "like, a workspace that rents at the market that is meant",
     "cloud": "like, a workspace that rents at the market that is meant",
@@ -51,7 +52,7 @@ _HABITS: Final = {
     "workdir": "nothing: the folder of the file is sent",
     "working_dir": "nothing: the folder of the file is sent",
 }
-"""Keys of SkyPilot's and dstack's files, and what stands for them here."""
+"""Keys of SkyPilot's and dstack's files and options of torpor, and what stands for them here."""
 
 ResultT = TypeVar("ResultT")
 Loc: TypeAlias = tuple[str | int, ...]
@@ -95,7 +96,6 @@ class Settings(_Strict):
     resources: Resources = Resources()
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
-    accept_secrets: list[str] = []
     setup: str = ""
     run: str = ""
     bring: list[str] = []
@@ -188,6 +188,8 @@ def path_below(text: str) -> str:
         raise InvalidInput(
             f"{text!r} is no path below the folder, such as outputs/: only those are brought"
         )
+    if any(part.lower() == ".git" for part in path.parts):
+        raise InvalidInput(f"{text!r} is not brought: git runs what a machine writes into .git")
     return str(path)
 
 

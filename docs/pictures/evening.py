@@ -56,7 +56,7 @@ EVENING: Final[Sequence[Step]] = [
     ("torpor status", []),
     ("torpor wake mywork", [YES]),
     ("ssh mywork 'cd workspace && sha256sum -c sums'", []),
-    (f"torpor job run mywork -- {COUNT}", []),
+    (f"torpor job run mywork -- {COUNT}", [YES]),
     ("torpor job run mywork --yes --detach -- sha256sum -c sums", []),
     ("torpor job log mywork {job} -f", []),
     ("torpor job list", []),

@@ -145,7 +145,7 @@ def test_an_unattended_job_wants_a_yes(
     assert len(begun) == 1
 
 
-def test_nothing_is_asked_where_the_workspace_is_awake_and_no_other_job_ends_its_machine(
+def test_no_machine_is_needed_where_the_workspace_is_awake_and_no_other_job_ends_it(
     begun: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[str] = []
@@ -249,8 +249,29 @@ def test_on_the_machine_that_is_there_a_job_names_the_options_of_another_one_tha
     said: str,
 ) -> None:
     monkeypatch.setattr(listing, "needs_machine", lambda workspace: False)
+    monkeypatch.setattr("builtins.input", lambda asked: "y")
     _run(["job", "run", "mywork", *options, "--", "true"])
     assert said in capsys.readouterr().err
+    assert len(begun) == 1
+
+
+def test_a_job_asks_before_it_ends_a_machine_that_is_awake(
+    begun: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(listing, "needs_machine", lambda workspace: False)
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "")
+    with pytest.raises(RunCancelled, match="no job was begun"):
+        _run(["job", "run", "mywork", "--", "true"])
+    said = "".join(capsys.readouterr())
+    assert "all that runs there ends then, such as kernels and tmux" in said
+    assert "Run the job on the machine of mywork, and hibernate that afterwards?" in said
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match="add --yes"):
+        _run(["job", "run", "mywork", "--", "true"])
+    assert begun == []
+    _run(["job", "run", "mywork", "--yes", "--", "true"])
     assert len(begun) == 1
 
 

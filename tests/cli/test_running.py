@@ -17,6 +17,8 @@ import pytest
 import flows
 from blocks import Workspace
 from flows.procedures import listing
+from tasks.alert_server import Sleeping
+from tasks.prefect_alerts import PrefectAlerts
 from torpor.control.jobs.records import is_job_id
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
@@ -65,6 +67,7 @@ class Here:
         self.given: dict[str, dict[str, Any]] = {}
         self.fails: dict[str, BaseException] = {}
         self.job = SimpleNamespace(id="3f2a9c81d04e", final="S2", newest="S2", saves=1)
+        self.sleeping = Sleeping()
         self.copied = copying.Copied(2, 20, 0, (), 0)
 
     def does(self, what: str, **given: Any) -> None:
@@ -146,7 +149,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setattr(Workspace, "delete", lambda name: seen.saved.pop(name))
     monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
     monkeypatch.setattr("torpor_cli.running.connected", nullcontext)
-    monkeypatch.setattr("deployments.idle.ends_machines", lambda: True)
+    monkeypatch.setattr(PrefectAlerts, "sleeping", lambda self: seen.sleeping)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
     return seen
@@ -182,15 +185,18 @@ def test_a_first_run_makes_a_workspace_rents_sends_stores_and_runs(
 def test_a_run_says_before_it_rents_where_nobody_ends_a_machine_that_it_leaves(
     here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    here.sleeping = Sleeping("", (here.name,))
     _run(*COMMAND)
     assert "--idle hibernate" not in capsys.readouterr().err
     here.machines.clear()
-    monkeypatch.setattr("deployments.idle.ends_machines", lambda: False)
+    here.sleeping = Sleeping("", ("other",))
     monkeypatch.setattr("builtins.input", lambda asked: "")
     with pytest.raises(RunCancelled):
         _run(*COMMAND)
     said = capsys.readouterr().err
-    assert "costs money until you look" in said and "`torpor up --idle hibernate`" in said
+    assert "watch looks at other workspaces only: other" in said
+    assert f"an idle machine of {here.name} stays and costs money" in said
+    assert "`torpor up --idle hibernate`" in said
 
 
 def test_a_second_run_wakes_the_same_workspace(here: Here) -> None:
@@ -342,6 +348,7 @@ def test_another_file_is_named_in_its_errors(here: Here) -> None:
         (["--max-usd", "0", *COMMAND], "more than nothing"),
         (["--retries", "101", *COMMAND], "from 0 to 100"),
         (["--bring", "../x", *COMMAND], "no path below the folder"),
+        (["--bring", "a/.GIT/hooks", *COMMAND], "git runs what a machine writes"),
         (["--bring", "x", "--detach", *COMMAND], "brings nothing"),
         (["--workspace", "../x", *COMMAND], "not a workspace name"),
     ],
@@ -352,6 +359,19 @@ def test_a_mistake_is_found_before_anything_is_asked(
     with pytest.raises(InvalidInput, match=says):
         _run("--yes", *given)
     assert (here.did, [*here.saved]) == ([], ["base"])
+
+
+def test_nothing_is_brought_through_a_symlink_out_of_the_folder(here: Here, tmp_path: Path) -> None:
+    """A torpor.yaml of somebody else could name a file that logs in or runs here."""
+    (tmp_path / "keys").mkdir()
+    (here.folder / ".gitignore").write_text("link\n")
+    (here.folder / "link").symlink_to(tmp_path / "keys")
+    (here.folder / "torpor.yaml").write_text("bring: [link/authorized_keys]\n")
+    with pytest.raises(InvalidInput, match=r"link/authorized_keys is not brought: .*keys"):
+        _run("--yes", *COMMAND)
+    assert here.did == []
+    _run("--yes", "--bring", "link", *COMMAND)  # the link itself is renamed, and not followed
+    assert here.did[-1] == "bring"
 
 
 def test_a_home_is_not_sent(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +401,61 @@ def test_files_that_may_hold_credentials_are_named_and_not_sent(here: Here) -> N
     assert here.sent == (".gitignore", "certs/server.pem", "data.csv", "train.py")
 
 
+def test_the_question_names_all_secrets_that_the_command_gets(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here.folder / ".env").write_text("TOKEN=hunter2\n")
+    (here.folder / "torpor.yaml").write_text("secrets:\n  X: any-block\n  Y: other\n")
+    given = ["--accept-secret", ".env", "--accept-secret", "HF_TOKEN", "--env", "HF_TOKEN=hunter2"]
+    gets = (
+        "and give its command the variable HF_TOKEN, the file .env, the Secret block any-block as "
+        "X, the Secret block other as Y"
+    )
+    _run(*given, *COMMAND)
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"another one whenever one is lost, {gets}?" in said
+    assert "hunter2" not in said
+    _run(*given, *COMMAND)  # on the machine that is awake by now
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"hibernate that afterwards, {gets}?" in said
+    _run("--dry-run", *given, *COMMAND)
+    assert "the Secret block any-block as X" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    here.did.clear()
+    with pytest.raises(InvalidInput, match=r"any-block.* add --yes"):
+        _run(*given, *COMMAND)
+    assert here.did == []
+    _run("--yes", *given, *COMMAND)
+    assert f"without a question, {gets}" in capsys.readouterr().err
+
+
+def test_no_file_of_a_folder_accepts_credentials(here: Here) -> None:
+    (here.folder / ".env").write_text("TOKEN=hunter2\n")
+    (here.folder / "torpor.yaml").write_text("accept_secrets: ['*']\n")
+    with pytest.raises(InvalidInput, match="the option --accept-secret alone"):
+        _run("--yes", *COMMAND)
+    assert here.did == []
+
+
+def test_a_run_asks_before_it_uses_and_ends_a_machine_that_is_awake(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.saved["mywork"] = Workspace(name="mywork")
+    here.machines.append(MACHINE)
+    (here.folder / "torpor.yaml").write_text("workspace: mywork\nrun: ./theirs\n")
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "")
+    with pytest.raises(RunCancelled, match="no job was begun"):
+        _run()
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "all that runs there ends then, such as kernels and tmux" in said
+    assert "Run the job on the machine of mywork, and hibernate that afterwards?" in said
+    assert "warning: no job was begun" not in said  # it has changed nothing there
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match="add --yes"):
+        _run()
+    assert here.did == []
+
+
 def test_what_gave_way_to_results_is_never_sent(here: Here) -> None:
     """Also where git tracks it. What is brought may be an input of the command, too."""
     aside = "outputs.before-20261129T164432Z-48e531f3"
@@ -404,12 +479,40 @@ def test_the_keys_of_torpor_itself_are_never_sent(
     assert here.sent == ("data.csv", "train.py")
 
 
-def test_files_that_are_newer_on_the_machine_are_named(
+def test_no_command_runs_with_files_that_are_newer_on_the_machine_unless_a_person_agrees(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where an older file was put back here with its time: the machine has other code."""
+    here.saved[here.name] = Workspace(name=here.name, paths=["~/my w"])
+    here.copied = copying.Copied(0, 0, 1, ("train.py",), 2)
+    with pytest.raises(RunCancelled, match=r"not this folder's: train\.py and 1 more\. ") as no:
+        _run("--yes", *COMMAND)
+    assert f"`torpor push {here.name} --to '~/my w' --overwrite`" in str(no.value)
+    assert "Machine m-1" in capsys.readouterr().err  # it is awake
+    answers = ["y", "n"]
+    monkeypatch.setattr("builtins.input", lambda asked: answers.pop(0))
+    with pytest.raises(RunCancelled, match="not this folder's"):
+        _run(*COMMAND)
+    assert "job" not in here.did
+    monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
+    _run(*COMMAND)
+    assert here.did[-1] == "job"
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "Run the command with the machine's version of these?" in said
+
+
+def test_a_run_that_asks_nothing_warns_where_nothing_limits_its_price(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here.copied = copying.Copied(0, 0, 1, ("train.py",), 1)
     _run("--yes", *COMMAND)
-    assert "the machine's version of 1 files" in capsys.readouterr().err
+    assert "nothing limits the price" in capsys.readouterr().err
+    _run("--yes", "--max-usd", "5", *COMMAND)
+    here.saved[here.name] = Workspace(name=here.name, max_price_usd_h=0.6)
+    _run("--yes", *COMMAND)
+    here.machines.clear()
+    here.saved[here.name] = Workspace(name=here.name)
+    _run(*COMMAND)
+    assert "nothing limits the price" not in capsys.readouterr().err
 
 
 def test_a_job_that_has_not_ended_keeps_its_files(here: Here) -> None:
@@ -491,6 +594,37 @@ def test_a_machine_that_is_left_awake_is_named_with_its_price(
     assert f"`torpor hibernate {here.name}` stores and ends it" in said
     assert "job" not in here.did
     assert here.name in here.saved
+
+
+@pytest.mark.parametrize("how", ["create", "wake"])
+def test_a_machine_that_was_handed_over_when_the_wake_was_interrupted_is_named(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    def interrupted(**given: Any) -> None:
+        here.machines.append(MACHINE)
+        raise KeyboardInterrupt
+
+    here.snapshots += ["S1"] * (how == "wake")
+    monkeypatch.setattr(flows, how, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _run("--yes", *COMMAND)
+    said = capsys.readouterr().err
+    assert f"Machine m-1 of workspace {here.name} is awake, and costs 0.500 $/h" in said
+    here.machines.clear()
+
+    def away(name: str) -> list[Any]:
+        if len(looks) > 1:
+            raise MachineUnreachable("the store is away")
+        looks.append(name)
+        return []
+
+    looks: list[str] = []
+    monkeypatch.setattr(flows, how, interrupted)
+    looks.append("")
+    monkeypatch.setattr(listing, "list_logins", away)
+    with pytest.raises(KeyboardInterrupt):
+        _run("--yes", *COMMAND)
+    assert "is awake is not known (the store is away): `torpor status`" in capsys.readouterr().err
 
 
 def test_a_wake_that_fails_says_nothing_of_a_machine(

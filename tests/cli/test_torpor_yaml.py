@@ -36,7 +36,6 @@ env:
   DEBUG: no
 secrets:
   HF_TOKEN: hugging-face
-accept_secrets: [tests/*.pem]
 setup: |
   pip install -r requirements.txt
 run: |
@@ -68,7 +67,6 @@ def test_a_whole_file_is_read_with_its_lines() -> None:
     assert settings.setup == "pip install -r requirements.txt\n"
     assert settings.run == "python prepare.py\npython train.py\n"
     assert settings.bring == ["outputs", "logs/last.txt"]
-    assert settings.accept_secrets == ["tests/*.pem"]
     assert settings.secrets == {"HF_TOKEN": "hugging-face"}
     assert project.at("resources", "spot") == "torpor.yaml, line 10, key resources.spot"
 
@@ -157,6 +155,7 @@ def test_all_faults_are_named_at_once() -> None:
     [
         ("envs:\n  A: 1\n", "line 1, key envs: .*Here it is env"),
         ("num_nodes: 2\n", "torpor job run --nodes"),
+        ("accept_secrets: ['*']\n", "the option --accept-secret alone"),
         ("resources:\n  accelerators: L40S\n", "line 2, .*Here it is gpu, in resources"),
         ("resources:\n  use_spot: true\n", "Here it is spot"),
         ("commands:\n  - python train.py\n", "Here it is run"),

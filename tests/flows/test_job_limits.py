@@ -24,7 +24,7 @@ from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.waiting import until
-from torpor.control.jobs.records import Approval, Job, Stop
+from torpor.control.jobs.records import Approval, Job, Stop, new_job_id
 from torpor.control.jobs.report import JobReport
 from torpor.control.money import exhaustion
 from torpor.control.money.budgets import Budget, OpenBudget
@@ -135,8 +135,37 @@ def test_a_machine_is_rented_for_the_job_that_begins_there_next(lab: Lab) -> Non
         assert (failed.id, [one.machine for one in failed.attempts]) == (ID, [machine])
         assert lab.machines() == []
         again = job.fn(DEMO, ["cat", "train.py"], job=ID)  # as a retry of that run
+        assert job.fn(DEMO, ["cat", "train.py"], job=ID).job == again.job
     assert (again.job.state, again.job.id == ID) == ("succeeded", False)
     assert lab.machines() == []
+
+
+def test_a_copy_of_a_run_is_not_answered_with_the_job_of_the_first_one(lab: Lab) -> None:
+    """As "Copy to new run" of Prefect makes one, also with another command."""
+    lab.workspace(lab.rent().id).mkdir()
+    with PlainRunner(lab.opened) as first:
+        done = job.fn(DEMO, ["true"], job=ID).job
+        assert (done.state, done.begun_by) == ("succeeded", first.run)
+        assert job.fn(DEMO, ["true"], job=ID).job == done  # started again
+    with PlainRunner(lab.opened), pytest.raises(InvalidInput, match="with `job` empty"):
+        job.fn(DEMO, ["false"], job=ID)
+    with PlainRunner(lab.opened):
+        assert job.fn(DEMO, job=ID).job == done  # it continues what another run has begun
+    assert [one.id for one in lab.opened.jobs.ended()] == [ID]
+
+
+def test_a_retry_that_is_started_again_goes_on_with_its_own_job(lab: Lab) -> None:
+    """The named job is that of the first try."""
+    lab.workspace(lab.rent().id).mkdir()
+    begun = []
+    with PlainRunner(lab.opened) as run:
+        with pytest.raises(JobFailed):
+            job.fn(DEMO, ["false"], job=ID)
+        second = left_job(lab, new_job_id(run.run), command=["true"])
+        begun.append(job.fn(DEMO, ["true"], job=ID).job)
+        begun.append(job.fn(DEMO, ["true"], job=ID).job)
+    assert [(one.id, one.state) for one in begun] == [(second.id, "succeeded")] * 2
+    assert len(lab.opened.jobs.ended()) == 2
 
 
 def test_a_quote_names_only_what_the_job_would_rent(lab: Lab, place: Path) -> None:
@@ -320,6 +349,14 @@ def test_an_approval_that_cannot_be_believed_changes_no_limit(
     assert (ended.state, ended.most_usd) == ("over budget", 6.0)
 
 
+def test_an_approval_replaces_one_that_cannot_be_believed(lab: Lab, moving: Moving) -> None:
+    (record,) = lab.opened.jobs.open()
+    key = ObjectKey(f"workspaces/{DEMO}/jobs/approved/{JOB}")
+    lab.store.put(key, b'{"most_usd": 1000.0, "approved_unix": 1.0}')
+    with PlainRunner(lab.opened):
+        assert approve(lab.opened, record, _approved(most_hours=3.0)).most_usd == 6.0
+
+
 def test_an_approval_that_comes_too_late_or_would_never_end_is_refused(
     lab: Lab, moving: Moving
 ) -> None:
@@ -332,6 +369,22 @@ def test_an_approval_that_comes_too_late_or_would_never_end_is_refused(
     assert _stop(lab) is not None
     with pytest.raises(InvalidInput, match=r"being stopped already .*Run it again"):
         approve(lab.opened, record, _approved(most_usd=40.0))
+    assert lab.opened.jobs.approved(JOB) is None  # else it would hold for the next run of the job
+
+
+def test_what_was_approved_before_and_not_read_yet_holds_beside_the_next_approval(
+    lab: Lab, moving: Moving
+) -> None:
+    (record,) = lab.opened.jobs.open()
+    approve(lab.opened, record, _approved(most_usd=40.0, past_budgets=True))
+    then = approve(lab.opened, record, _approved(most_hours=3.0))
+    assert (then.most_usd, then.most_hours, then.past_budgets) == (40.0, 3.0, True)
+    approve(lab.opened, record, _approved(most_usd=50.0))
+    approval = lab.opened.jobs.approved(JOB)
+    assert approval is not None
+    assert msgspec.structs.replace(record, **approval.changes(record)) == msgspec.structs.replace(
+        record, most_usd=50.0, most_hours=3.0, past_budgets=True
+    )
 
 
 def test_past_the_budgets_a_job_rents_up_to_its_own_limit(lab: Lab) -> None:

@@ -38,6 +38,7 @@ class Prefect(PlainRunner):
         self._open = open
         self.did: list[tuple[str, ...]] = []
         self.keys: list[str] = []
+        self.since: list[float] = []
 
     def _hear(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -52,8 +53,9 @@ class Prefect(PlainRunner):
     def give_up(self, run: str, seen: RunState, why: str) -> None:
         self.did.append(("give up", run, seen))
 
-    def put_back(self, run: str) -> bool:
+    def put_back(self, run: str, since_unix: float = 0.0) -> bool:
         self.did.append(("put back", run))
+        self.since.append(since_unix)
         return run != "slow"
 
     def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
@@ -277,6 +279,34 @@ def test_a_run_that_crashed_before_its_job_was_on_record_starts_again(lab: Lab) 
         JobRun("other", "low", "crashed", now, 0.0, {"workspace": "of another server"}),
     )
     assert _watch(lab.opened, driver="running", runs=runs)[1].did == [("put back", RUN)]
+
+
+@pytest.mark.parametrize("named", ["", "f" * 12], ids=["an id of its own", "a given id"])
+def test_a_retry_that_crashed_before_its_job_was_on_record_starts_again(
+    lab: Lab, named: str
+) -> None:
+    """Only where somebody has scheduled it since its last job has ended."""
+    now = time.time()
+    given = {"workspace": DEMO, "command": ["a"], "job": named}
+    retry = JobRun(DRIVER, "low", "crashed", now, 0.0, given)
+    failed = msgspec.structs.replace(
+        lab.opened.jobs.end(
+            msgspec.structs.replace(
+                _job(lab.opened, id=named or new_job_id(DRIVER)), state="failed"
+            )
+        ),
+        ended_unix=now - 2 * STUCK_S,
+    )
+    put_record(lab.store, ObjectKey(f"workspaces/demo/jobs/ended/{failed.id}"), failed)
+    continues = retry._replace(id=RUN, parameters={"workspace": DEMO, "job": failed.id})
+    _, prefect = _watch(lab.opened, runs=(retry, continues))
+    assert (prefect.did, prefect.since) == ([("put back", DRIVER)], [failed.ended_unix])
+    ends = retry._replace(state="running", state_unix=now - 3 * STUCK_S)  # and takes long
+    assert _watch(lab.opened, runs=(ends,))[1].did == []
+    hangs = retry._replace(state="running", state_unix=now - STUCK_S - 1)
+    assert _watch(lab.opened, runs=(hangs,))[1].did == [("give up", DRIVER, "running")]
+    _job(lab.opened, id=new_job_id(DRIVER, 0 if named else 1))
+    assert _watch(lab.opened, driver="running", runs=(retry, hangs))[1].did == []
 
 
 def test_a_run_that_recorded_nothing_holds_no_slot(lab: Lab) -> None:

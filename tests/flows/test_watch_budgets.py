@@ -19,6 +19,7 @@ from flows import watch
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.world import World
 from torpor.control.jobs.records import Approval, Attempt, Job, Jobs, Stop
@@ -29,7 +30,7 @@ from torpor.control.reports import Row
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.manifests import list_snapshots
 from torpor.control.watch_report import Watched, WatchReport
-from torpor.shared.errors import InvalidInput, StillChanging, StoreUnavailable
+from torpor.shared.errors import InvalidInput, MachineInUse, StillChanging, StoreUnavailable
 from torpor.shared.values import IdleRules, MachineId, ObjectKey, WorkspaceName
 
 LEAD_S = START_S + LEAST_S
@@ -267,6 +268,46 @@ def test_a_job_that_a_person_lets_go_past_the_budget_goes_on(
     assert not runs.started and jobs.stop_asked(job.id) is None
     assert f"job {job.id} goes on up to its own limit" in _of(report, machine.machine).next_step
     assert machine.machine in lab.market.alive
+
+
+@pytest.mark.parametrize("past", [True, False], ids=["let go on", "not asked about"])
+def test_a_job_on_another_machine_keeps_no_replica_past_the_budget(
+    lab: Lab, machine: Rental, past: bool
+) -> None:
+    jobs = Jobs(lab.store, DEMO)
+    attempt = Attempt(
+        number=1, machine=MachineId("another"), provider="vast:1", rental="another",
+        spot=True, price_usd_h=4.0, began_unix=0, seen_unix=0,
+    )  # fmt: skip
+    job = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0,
+              state="running", attempts=[attempt], most_usd=40, past_budgets=past)  # fmt: skip
+    jobs.take(job, "drives it")
+    _, runs, _ = _watch(lab, 0)
+    hibernated = [one["machine"] for one in runs.started if one["flow"] == "hibernate"]
+    assert hibernated == [machine.machine]
+    assert jobs.stop_asked(job.id) is None
+
+
+def test_a_replica_is_hibernated_while_a_job_runs_on_another_machine(lab: Lab) -> None:
+    machine = lab.rent()
+    lab.workspace(machine.id).mkdir()
+    (lab.workspace(machine.id) / "work").write_text("mine")
+    attempt = Attempt(
+        number=1, machine=MachineId("another"), provider="vast:1", rental="another",
+        spot=True, price_usd_h=4.0, began_unix=0, seen_unix=0,
+    )  # fmt: skip
+    job = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0,
+              state="running", attempts=[attempt])  # fmt: skip
+    here = msgspec.structs.replace(
+        job, id="1" * 12, attempts=[msgspec.structs.replace(attempt, machine=machine.id)]
+    )
+    lab.opened.jobs.take(here, "drives it")
+    with pytest.raises(MachineInUse, match=here.id):
+        hibernate_plainly(lab.opened, machine=machine.id)
+    lab.opened.jobs.end(msgspec.structs.replace(lab.opened.jobs.open()[0], state="failed"))
+    lab.opened.jobs.take(job, "drives it")
+    hibernate_plainly(lab.opened, machine=machine.id)
+    assert lab.machines() == []
 
 
 def test_an_approval_that_nobody_signed_keeps_no_machine_past_the_budget(

@@ -17,9 +17,10 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.flows import Flow
-from prefect.states import Completed, Crashed, Failed, Running
+from prefect.states import Completed, Crashed, Failed, Running, Scheduled
 
 from deployments import idle
 from deployments.installation import Installation
@@ -27,6 +28,7 @@ from deployments.server import Server
 from flows import watch
 from tasks.plain_runner import PlainRunner
 from tasks.prefect_alerts import PrefectAlerts
+from tasks.prefect_runner import PrefectRunner
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.lab import Lab
 from tests.fixtures.waiting import until
@@ -198,6 +200,20 @@ def watching(prefect_server: Server) -> Iterator[Any]:
         )
         yield made
         client.delete_deployment(made)
+
+
+def test_a_run_that_crashed_is_put_back_unless_it_ended_its_job_in_that_start(
+    prefect_server: Server, flow_name: str
+) -> None:
+    run = _run(_deployment(flow_name), Crashed())
+    with get_client(sync_client=True) as client:
+        state: Any = client.read_flow_run(run.id).state
+        ended_unix = state.timestamp.timestamp()
+        assert not PrefectRunner().put_back(str(run.id), ended_unix)
+        client.set_flow_run_state(run.id, Scheduled(), force=True)  # Retry
+        client.set_flow_run_state(run.id, Crashed(), force=True)
+        assert PrefectRunner().put_back(str(run.id), ended_unix)
+        assert client.read_flow_run(run.id).state_type is StateType.SCHEDULED
 
 
 def test_idle_machines_sleep_once_the_schedule_of_watch_was_switched_on(

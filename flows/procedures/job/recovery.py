@@ -167,11 +167,12 @@ def act_on(seen: JobSeen) -> WatchedJob:
 
 def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
     """Look for runs of jobs that came to nothing: one that its worker took and never started waits
-    in its queue again, and so does one that crashed before its job was on record. One that runs for
-    long and has recorded nothing has crashed, and holds no slot."""
+    in its queue again, and so does one that crashed before its job was on record, or that of its
+    retry. One that runs for long and has recorded nothing has crashed, and holds no slot."""
     now_unix = time.time()
     for run in runner().job_runs("crashed", ended_unix=now_unix - _RECENT_S):
-        if _left_no_record(run, blocks) and runner().put_back(run.id):
+        ended_unix = _last_ended_unix(run, blocks)
+        if ended_unix is not None and runner().put_back(run.id, ended_unix):
             runner().log.warning("job run %s starts again: its job was not on record", run.id)
     for run in runner().job_runs("taken", "running"):
         if now_unix - run.state_unix < STUCK_S:
@@ -180,15 +181,23 @@ def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
             runner().log.warning("job run %s waits again: its worker never started it", run.id)
         elif run.state == "taken":
             runner().log.warning("job run %s has a process that does not begin", run.id)
-        elif _left_no_record(run, blocks):
+        elif (ended_unix := _last_ended_unix(run, blocks)) is not None and (
+            ended_unix < run.state_unix
+        ):
             why = "nothing was recorded of its job: see whether its process runs"
             runner().give_up(run.id, run.state, why)
             runner().log.warning("job run %s was given up: %s", run.id, why)
 
 
-def _left_no_record(run: JobRun, blocks: Mapping[str, OpenWorkspace]) -> bool:
+def _last_ended_unix(run: JobRun, blocks: Mapping[str, OpenWorkspace]) -> float | None:
+    """When the last job that the run has recorded ended, so that another start of it begins another
+    one; 0 where it has recorded none. None where it begins none, and where that is not known."""
     opened = blocks.get(str(run.parameters.get("workspace")))
     try:
-        return opened is not None and record_of(opened, run) is None
+        record = None if opened is None else record_of(opened, run)
     except Exception:  # noqa: BLE001 - its store does not answer, which the look at its jobs tells
-        return False
+        return None
+    if opened is None or record is None:
+        return None if opened is None else 0.0
+    begins = bool(run.parameters.get("command"))
+    return record.ended_unix if begins and record.unsuccessful else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torpor.machine.tree.credentials import is_credential
+from torpor.machine.tree.credentials import is_credential, is_secret_variable
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,21 @@ def test_a_name_of_credentials_is_known_wherever_it_lies(path: str) -> None:
 )
 def test_work_is_no_credential(path: str) -> None:
     assert not is_credential(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("MY_TOKEN", "x", True),
+        ("WANDB_API_KEY", "x", True),
+        ("MY_TOKEN", "", False),
+        ("MAX_TOKENS", "5", False),
+        ("A", "hf_0123456789abcdefghij", True),
+        ("WHERE", "postgres://ada:hunter2@db/x", True),
+        ("WHERE", "https://host/a:b@c", False),
+    ],
+)
+def test_a_variable_may_be_a_secret_by_its_name_or_its_value(
+    name: str, value: str, secret: bool
+) -> None:
+    assert is_secret_variable(name, value) == secret

@@ -114,6 +114,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     past_budgets: bool = False  # a person lets it go on, up to ``most_usd``, where those are spent
     created_unix: float
     state: State = "waiting"
+    begun_by: str = ""  # the flow run that began it; empty in older records
     driver: str = ""  # the flow run that drives it, or drove it last
     process: str = ""  # of that run, while it drives: Prefect may start a run twice
     driven_unix: float = 0.0

@@ -1,4 +1,4 @@
-"""Names of files that hold credentials, or what a person typed.
+"""Names of files and variables that hold credentials, or what a person typed.
 
 torpor stores what a user has written in a home by mistake without being asked for it. These files
 it leaves where they are: nobody has said that keys may leave the machine, also not sealed. In a
@@ -41,8 +41,19 @@ _CREDENTIAL: Final = re.compile(
     rf"|(?![^/]*\.{_WORK}$)([^/]*[^a-z/])?({_WORDS})([^a-z/][^/]*)?)",
     re.IGNORECASE | re.DOTALL,
 )
+_VALUE: Final = re.compile(
+    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|rpa_)"
+    r"[\w-]{16,}|\beyJ[\w-]{8,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\s]+:[^/@\s]+@"
+)
+"""Tokens that say what they are, private keys, and passwords in addresses."""
 
 
 def is_credential(path: str) -> bool:
     """Whether a file of this path, below a home, may hold credentials, by its names alone."""
     return _CREDENTIAL.fullmatch(path) is not None
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether an environment variable may hold a secret, by its name or its value."""
+    named = is_credential(name) or name.upper().endswith("_TOKEN")
+    return bool(value) and (named or _VALUE.search(value) is not None)
