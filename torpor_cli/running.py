@@ -444,12 +444,12 @@ def _wake(
         if yes and not usd and block.max_price_usd_h is None:
             say(
                 f"torpor: warning: nothing limits the price: workspace {name} has no "
-                f"max_price_usd_h, and --yes asks nothing. --max-usd limits this job, `torpor edit "
+                "max_price_usd_h, and --yes asks nothing. --max-usd limits this job, `torpor edit "
                 f"{name} max_price_usd_h=0.60` each machine",
                 sys.stderr,
             )
         if yes and given:
-            say(f"torpor: the job begins without a question{given}", sys.stderr)
+            say(f"torpor: --yes: run the job{given}", sys.stderr)
         elif logins and not yes:
             jobs.ask_on_awake(name, given)
         elif not yes:

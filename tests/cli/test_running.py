@@ -426,7 +426,7 @@ def test_the_question_names_all_secrets_that_the_command_gets(
         _run(*given, *COMMAND)
     assert here.did == []
     _run("--yes", *given, *COMMAND)
-    assert f"without a question, {gets}" in capsys.readouterr().err
+    assert f"--yes: run the job, {gets}" in capsys.readouterr().err
 
 
 def test_no_file_of_a_folder_accepts_credentials(here: Here) -> None:
