@@ -94,7 +94,8 @@ class BenchMachine:
         remote = RemoteSnapshot(self._attached(), store, spec, None, secrets.token_hex(8))
         remote.begin()
         try:
-            return self._since(started), remote.store(1).stored_bytes
+            sent = remote.store(1).stored_bytes
+            return self._since(started), sent
         finally:
             remote.end(committed=False)
 
