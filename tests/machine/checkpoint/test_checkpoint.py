@@ -69,7 +69,7 @@ from torpor.machine.checkpoint.tree import program, why_not
 print(why_not())
 canary._ANSWER_S = canary.DUMP_S = canary.RESTORE_S = 300.0  # a busy host takes its time
 try:
-    canary.fly(program(Path(sys.argv[1])), Path(sys.argv[2]))
+    canary.run_canary(program(Path(sys.argv[1])), Path(sys.argv[2]))
     print("flew")
 except CheckpointFailed as error:
     print("did not fly")
