@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,18 +13,32 @@ from flows import backup, create, hibernate, job, verify
 from tasks.machines import make_paths, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.activity import seen
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.control.reports import HibernatePreview
 from torpor.machine.agent import brought
 from torpor.shared.errors import RunCancelled, WorkspaceInvalid
 from torpor.shared.values import MachineId
+from torpor.shared.wire.activity import PERSON
 
 
 @pytest.fixture
 def two(lab: Lab) -> OpenWorkspace:
     """The workspace has two directories."""
     return lab.wanting(paths=["~/workspace", "~/data"])
+
+
+def _created(lab: Lab, opened: OpenWorkspace, **asked: Any) -> MachineId:
+    machine = MachineId(run_plainly(opened, create, **asked).id)
+    seen(lab.market.near[machine].home)
+    return machine
+
+
+def _woken(lab: Lab, opened: OpenWorkspace) -> MachineId:
+    machine = MachineId(wake_plainly(opened).machine)
+    seen(lab.market.near[machine].home)
+    return machine
 
 
 def _directories(lab: Lab, machine: str) -> list[Path]:
@@ -34,13 +49,13 @@ def _directories(lab: Lab, machine: str) -> list[Path]:
 def test_a_machine_that_nobody_used_is_hibernated_and_woken_as_often_as_one_likes(
     lab: Lab, two: OpenWorkspace
 ) -> None:
-    machine = run_plainly(two, create).id
+    machine = _created(lab, two)
     for _ in range(2):
         report = hibernate_plainly(two)
         assert (report.destroyed, report.machine, report.files) == (True, machine, 0)
         run_plainly(two, verify)
         assert lab.machines() == []
-        machine = MachineId(wake_plainly(two).machine)
+        machine = _woken(lab, two)
         assert [list(place.iterdir()) for place in _directories(lab, machine)] == [[], []]
     (lab.workspace(machine) / "a.txt").write_text("the first file")
     assert hibernate_plainly(two).files == 1
@@ -51,7 +66,7 @@ def test_a_machine_that_nobody_used_is_hibernated_and_woken_as_often_as_one_like
 def test_a_backup_and_a_preview_of_a_machine_that_nobody_used_go_well(
     lab: Lab, two: OpenWorkspace
 ) -> None:
-    machine = run_plainly(two, create).id
+    machine = _created(lab, two)
     for _ in range(2):
         shown = run_plainly(two, hibernate, dry_run=True)
         assert isinstance(shown, HibernatePreview)
@@ -62,7 +77,7 @@ def test_a_backup_and_a_preview_of_a_machine_that_nobody_used_go_well(
 
 def test_a_job_runs_in_an_empty_directory(needs_server: None, lab: Lab) -> None:
     """`torpor run -- nvidia-smi` in a folder without a file: it stores the machine first."""
-    run_plainly(lab.opened, create, job="3f2a9c81d04e")
+    _created(lab, lab.opened, job="3f2a9c81d04e")
     run_plainly(lab.opened, backup)
     with PlainRunner(lab.opened, wait_factor=0.1):
         done = job.fn(DEMO, ["true"], job="3f2a9c81d04e").job
@@ -71,7 +86,7 @@ def test_a_job_runs_in_an_empty_directory(needs_server: None, lab: Lab) -> None:
 
 @pytest.mark.parametrize("step", ["compare packs", "commit", "verify", "confirm", "destroy"])
 def test_a_hibernate_that_was_killed_is_made_again(lab: Lab, step: str) -> None:
-    run_plainly(lab.opened, create)
+    _created(lab, lab.opened)
     met: list[str] = []
 
     def strike(name: str) -> None:
@@ -87,7 +102,7 @@ def test_a_hibernate_that_was_killed_is_made_again(lab: Lab, step: str) -> None:
 
 @pytest.mark.parametrize("held", ["woken", "stored", "in the store"])
 def test_a_workspace_that_had_a_file_is_not_stored_as_an_empty_one(lab: Lab, held: str) -> None:
-    machine = run_plainly(lab.opened, create).id
+    machine = _created(lab, lab.opened)
     place = lab.workspace(machine)
     (place / "work").write_bytes(b"mine" * 1000)
     if held == "stored":
@@ -113,7 +128,7 @@ def test_a_directory_in_the_place_of_the_one_that_torpor_made_is_no_empty_worksp
     lab: Lab,
 ) -> None:
     """As a disk that was mounted there, and one that did not come back."""
-    place = lab.workspace(run_plainly(lab.opened, create).id)
+    place = lab.workspace(_created(lab, lab.opened))
     place.rename(place.with_name("moved"))
     place.mkdir()
     with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
@@ -121,18 +136,34 @@ def test_a_directory_in_the_place_of_the_one_that_torpor_made_is_no_empty_worksp
     assert len(lab.machines()) == 1
 
 
+@pytest.mark.parametrize("start", ["5" * 32 + "-3", ""])
 def test_a_machine_that_has_started_again_may_lack_a_disk_that_its_user_mounted(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
-    run_plainly(lab.opened, create)
-    monkeypatch.setattr(brought, "boot_id", lambda: "5" * 32)
+    """Also where it is not known whether it has."""
+    _created(lab, lab.opened)
+    monkeypatch.setattr(brought, "machine_start", lambda: start)
     for _ in range(2):
         with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
             hibernate_plainly(lab.opened)
     assert len(lab.machines()) == 1
 
 
-def test_a_workspace_with_excluded_files_alone_is_empty(lab: Lab) -> None:
-    opened = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, exclude=["*.tmp"]))
-    (lab.workspace(run_plainly(opened, create).id) / "a.tmp").touch()
-    assert hibernate_plainly(opened).destroyed
+@pytest.mark.parametrize("was_seen", ["a person", "nothing"])
+def test_a_person_may_have_mounted_a_disk_and_unmounted_it(lab: Lab, was_seen: str) -> None:
+    machine = MachineId(run_plainly(lab.opened, create).id)
+    if was_seen == "a person":
+        seen(lab.market.near[machine].home, PERSON)
+    with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
+        hibernate_plainly(lab.opened)
+    assert len(lab.machines()) == 1
+
+
+def test_a_workspace_with_excluded_files_alone_is_not_stored_as_an_empty_one(lab: Lab) -> None:
+    """A pattern such as `*` may stand there by mistake."""
+    opened = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, exclude=["*"]))
+    (lab.workspace(_created(lab, opened)) / "work").touch()
+    for dry_run in (True, False):
+        with pytest.raises(WorkspaceInvalid, match="has only files that `exclude` names"):
+            run_plainly(opened, hibernate, dry_run=dry_run)
+    assert len(lab.machines()) == 1 and lab.snapshots() == []

@@ -253,9 +253,10 @@ def test_a_first_session_that_worked_in_the_home_by_mistake_loses_nothing(
     assert place.is_dir() and (home / "data").is_dir()
     assert "an interactive shell begins in" in (home / ".profile").read_text()
     _work_in_the_home(home)
-    terminal.types("n")
-    with quiet(False, asks=True), pytest.raises(UnsavedWork, match=r"/proj .*/train\.py"):
-        hibernate_plainly(two)  # although both directories are empty
+    with pytest.raises(
+        WorkspaceInvalid, match=r"nothing to keep; the home has proj, train\.py: mov"
+    ):
+        hibernate_plainly(two)
     (home / "proj").rename(place / "proj")
     terminal.types("n")
     with quiet(False, asks=True), pytest.raises(UnsavedWork, match=r"/train\.py \(26 bytes"):

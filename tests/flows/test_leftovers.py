@@ -18,7 +18,7 @@ from tasks.alert_server import LiveRun
 from tasks.plain_runner import PlainRunner
 from tasks.watch import LeftLook
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.activity import sample
+from tests.fixtures.activity import seen
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
@@ -26,7 +26,6 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
-from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
 from torpor.shared.values import (
     RESERVED,
     Endpoint,
@@ -183,6 +182,7 @@ def test_what_a_killed_run_rented_for_the_first_job_of_a_workspace_is_stored_and
     """Nothing was restored there. A person may have written something all the same."""
     server = AlertMemory()
     machine = _left_for_a_first_job(lab)
+    seen(lab.market.near[machine.id].home)
     names = ["a.txt"] if holds == "a file" else []
     for name in names:
         lab.workspace(machine.id).mkdir()
@@ -201,9 +201,7 @@ def test_what_a_killed_run_rented_for_a_first_job_and_a_person_uses_is_only_hand
 ) -> None:
     server = AlertMemory()
     machine = _left_for_a_first_job(lab).id
-    ring = Ring(lab.market.near[machine].home)
-    ring.append(sample(1, at_s=boot_clock_s(), boot=boot_id(), flags=PERSON))
-    ring.close()
+    seen(lab.market.near[machine].home, PERSON)
     for _ in range(2):
         _look(lab, server)
         server.since(600)
@@ -256,9 +254,7 @@ def test_a_machine_in_use_whose_older_record_was_put_back_is_handed_over_again(
     machine = _left_by_a_kill(stored, whole=True)
     (stored.workspace(machine) / "late").touch()
     if shows == "somebody was logged in":
-        ring = Ring(stored.market.near[machine].home)
-        ring.append(sample(1, at_s=boot_clock_s(), boot=boot_id(), flags=PERSON))
-        ring.close()
+        seen(stored.market.near[machine].home, PERSON)
     held = tasks.watch.held_and_saving
     monkeypatch.setattr(
         tasks.watch,

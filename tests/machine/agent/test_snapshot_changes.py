@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.activity import seen
 from tests.fixtures.engine import Engine
 from tests.fixtures.mapper import Mapper, stored
 from tests.fixtures.snapshots import (
@@ -207,6 +208,7 @@ def test_a_directory_that_torpor_made_and_that_held_a_file_in_an_earlier_pass_is
 ) -> None:
     made = tmp_path / "made"
     engine.call(MakePaths([str(made)]))
+    seen(engine.home)
     run = engine.begin([made])
     (made / "note").touch()
     scan_and_store(run)

@@ -45,14 +45,14 @@ _RECORD: Final = "made.json"
 
 class _Made(msgspec.Struct, frozen=True):
     """What torpor left: the ``profile`` with its line, as it was then; the directories that were
-    ``empty``: the inode of each, by its path in hex; the ``boot`` in which it began; and those that
-    a deploy fills."""
+    ``empty``: the inode of each, by its path in hex; the ``start`` of the machine in which torpor
+    began; and those that a deploy fills."""
 
     empty: dict[str, int]
     profile: str = ""
     ctime_ns: int = 0
     made_again: list[str] = []
-    boot: str = ""
+    start: str = ""
 
 
 def make_paths(request: MakePaths, call: Call) -> PathsMade:
@@ -70,7 +70,7 @@ def make_paths(request: MakePaths, call: Call) -> PathsMade:
                 "name a directory that its user can make"
             ) from None
     made = _made(call.home)
-    made = replace(made, empty={**made.empty, **empty}, boot=made.boot or boot_id())
+    made = replace(made, empty={**made.empty, **empty}, start=made.start or machine_start())
     try:
         made = _with_profile(made, roots)
         return PathsMade("")
@@ -119,7 +119,20 @@ def new_directories(home: Path) -> set[bytes]:
 def has_started_again(home: Path) -> bool:
     """Whether the machine has started again since torpor brought the directories: a disk that was
     mounted over one may not have come back. True also where that is not known."""
-    return _made(home).boot != boot_id()
+    start = machine_start()
+    return not start or _made(home).start != start
+
+
+def machine_start() -> str:
+    """Which start of the machine this is: the kernel's boot and the moment at which the first
+    process began, in clock ticks since the boot. A container that starts again keeps the boot of
+    its host. Empty where that cannot be read."""
+    try:
+        begun = Path("/proc/1/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    boot = boot_id()
+    return f"{boot}-{begun}" if boot.strip("0") else ""
 
 
 class _NoProfile(Exception):

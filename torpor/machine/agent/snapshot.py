@@ -37,6 +37,7 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import Source
+from torpor.machine.sampler.ring import RING, newest_sample
 from torpor.machine.tree.equality import Equality
 from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import cut
@@ -45,6 +46,7 @@ from torpor.machine.tree.walk import (
     Walk,
     absolute_root,
     compile_excludes,
+    hold_nothing,
     is_inside,
     resolve_roots,
     walk,
@@ -76,6 +78,7 @@ from torpor.shared.format.roots import USER_HOME
 from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.wire.activity import PERSON
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses, Losses, summary
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
@@ -199,6 +202,7 @@ class SnapshotRun(AgentRun):
         except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
             if made is None:
                 raise
+        self._by_itself = made is not None
         area = self._area(request)
         programs = Programs(self.home, area.roots[0], area.excluded)
         if area.own is None:
@@ -207,7 +211,6 @@ class SnapshotRun(AgentRun):
         effort = Effort(smallest=request.compression.smallest)
         if request.compression.gpu is not None:
             self._gpu = self.trial(request.compression.gpu, area.roots)
-        self._by_itself = made is not None
         earlier = self._earlier(request, made or (), area.roots, seal)
         own = earlier.own
         self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
@@ -234,7 +237,7 @@ class SnapshotRun(AgentRun):
         """What the request names of this machine's disk."""
         if request.own is None:
             new = new_directories(self.home)
-            unused = is_unused(self.state, self.home, len(request.known))
+            unused = not self._by_itself and is_unused(self.state, self.home, len(request.known))
             roots = resolve_roots(request.roots, new, all_empty=unused)
             may_be_empty = unused and new.issuperset(roots)
             return _Area(roots, compile_excludes(request.exclude), None, may_be_empty)
@@ -671,13 +674,9 @@ class SnapshotRun(AgentRun):
         names = self._names()
         files, size, changed, used = names.entries.totals(len(run.known.table))
         entries, chunks, packs = run.known.table.compact(names.entries, used)
-        empty = len(entries) == len(run.roots)
-        if empty and (self._had_a_file or not run.may_be_empty):
-            raise WorkspaceInvalid(
-                f"workspace {self.workspace} on this machine has become empty while it was "
-                f"read ({', '.join(run.named_roots)}): no snapshot was made; is a disk "
-                "unmounted?"
-            )
+        left_empty = run.may_be_empty and not self._had_a_file and hold_nothing(run.roots)
+        if len(entries) == len(run.roots) and not left_empty:
+            raise holds_no_work(self.workspace, run.named_roots, run.roots)
         before, autosave = self._line, bool(request.statistics.get(AUTOSAVE))
         equal = self.is_unchanged()
         line = Lineage.after(before, request.snapshot, equal=equal, autosave=autosave)
@@ -718,9 +717,30 @@ class SnapshotRun(AgentRun):
 
 
 def is_unused(state: WorkspaceState, home: Path, snapshots: int) -> bool:
-    """Whether no file of the workspace can be missing where its directories are empty. It has these
-    ``snapshots``."""
+    """Whether no file of the workspace can be missing where its directories are empty: it has these
+    ``snapshots`` and never held a file, the machine has not started again, and the sampler has seen
+    nobody work there. A person may have mounted a disk over a directory, and unmounted it."""
+    seen = newest_sample(home / RING)
+    if seen is None or seen.flags & PERSON:
+        return False
     return state.never_held_a_file(snapshots) and not has_started_again(home)
+
+
+def holds_no_work(
+    workspace: WorkspaceName, named: Sequence[str], roots: Sequence[bytes]
+) -> WorkspaceInvalid:
+    """Why a snapshot without any file is not made."""
+    named_roots = ", ".join(named)
+    if hold_nothing(roots):
+        return WorkspaceInvalid(
+            f"workspace {workspace} on this machine has become empty while it was read "
+            f"({named_roots}): no snapshot was made; is a disk unmounted?"
+        )
+    return WorkspaceInvalid(
+        f"workspace {workspace} on this machine has only files that `exclude` names "
+        f"({named_roots}): no snapshot was made. Take a pattern out of `exclude`, or put a file "
+        "there that is to be kept"
+    )
 
 
 def _equality(index: Index | None, line: Lineage | None) -> Equality | None:

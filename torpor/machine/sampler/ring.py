@@ -82,6 +82,12 @@ def read(path: Path) -> list[Sample]:
     )
 
 
+def newest_sample(path: Path) -> Sample | None:
+    """The newest whole sample; None without any."""
+    samples = read(path)
+    return samples[-1] if samples else None
+
+
 def pack(sample: Sample) -> bytes:
     body = _BODY.pack(
         sample.number,

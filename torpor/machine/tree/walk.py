@@ -83,13 +83,18 @@ def resolve_roots(
             raise WorkspaceInvalid(
                 f"workspace path {root} ({os.fsdecode(path)}) is empty: there is nothing to keep; "
                 f"{_where_work_is(resolved)}check the path in the workspace block, take it out of "
-                "`paths`, or put a file there"
+                "`paths`, or put a file there. Where a disk belongs there, mount it first"
             )
     if pair := overlapping(resolved):
         raise WorkspaceInvalid(
             f"workspace paths {pair} overlap: name only the outer one, and a directory only once"
         )
     return resolved
+
+
+def hold_nothing(roots: Sequence[bytes]) -> bool:
+    """Whether these directories have no name at all, also none that is excluded."""
+    return all(not os.listdir(root) for root in roots)
 
 
 def overlapping(paths: Sequence[bytes]) -> str:
