@@ -7,7 +7,7 @@ docs/contributing/safety.md, rule 13, says why prune does such a save no harm: t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from datetime import datetime, timezone
 from typing import Final
 
@@ -19,9 +19,9 @@ from torpor.control.store.manifests import (
     open_manifest,
     read_manifest,
 )
-from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S, marked_packs
+from torpor.control.store.marks import COMMIT_S, OWN_COMMIT_S
 from torpor.control.store.object_store import ObjectStore
-from torpor.control.store.packs import claims_of, compare_packs, stored_packs
+from torpor.control.store.packs import UsablePacks, claims_of
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import OWN_SAVE
 from torpor.shared.format.manifest import Manifest, Pack
@@ -31,7 +31,6 @@ from torpor.shared.values import (
     Grant,
     ObjectKey,
     SnapshotId,
-    StoredObject,
     WorkspaceName,
     WorkspaceSpec,
     made_at,
@@ -65,8 +64,7 @@ def book_for(
     after notices alone. ``basis``: the snapshot that the machine's disk was last equal to, None for
     the newest one; ``manifest``: its manifest, where the caller has it.
 
-    The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
-    manifests, which end ``lasts_s`` later; then read the marks; then list the packs.
+    The grants for the manifests are signed first, and end ``lasts_s`` later: see ``UsablePacks``.
     """
     end_s = _lasts_s(store, spec.name)
     saves = _sign_saves(store, spec, every_s, end_s)
@@ -80,12 +78,7 @@ def book_for(
         packs = manifest.packs
         grant = _grant(store, "GET", manifest_key(spec.name, basis), end_s)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
-    marked = marked_packs(store, spec.name)
-    there = stored_packs(store, spec.name)
-    claims = claims_of(spec.name, packs)
-    gone = set(compare_packs(there, claims)[0])
-    named = [claim.key for claim in claims]
-    lost = [pack for pack in named if pack in gone or pack_id_of(pack) in marked]
+    usable, claims = UsablePacks.read(store, spec.name), claims_of(spec.name, packs)
     return Book(
         job=job,
         workspace=spec.name,
@@ -95,12 +88,12 @@ def book_for(
         compression=Compression(),
         key=None if key is None else key.hex(),
         known=known,
-        lost=lost,
+        lost=usable.lost(claims),
         saves=saves,
         packs=[_grant(store, "PUT", new_pack_key(spec.name), end_s) for _ in range(PACKS)],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
-        young=_young(there.values(), set(named), marked),
+        young=_young(usable, {claim.key for claim in claims}),
         resume_argv=spec.resume if spec.quiesce else [],
         authority=store.authority,
         every_s=every_s,
@@ -136,17 +129,15 @@ def is_own_save(
     return bool(manifest.statistics.get(OWN_SAVE))
 
 
-def _young(
-    there: Iterable[StoredObject], named: Set[ObjectKey], marked: Set[bytes]
-) -> list[ObjectKey]:
+def _young(usable: UsablePacks, named: Set[ObjectKey]) -> list[ObjectKey]:
     """The packs of the last day that are neither named nor marked, the newest first."""
     since_unix = time.time() - _YOUNG_S
     young = [
         pack
-        for pack in there
+        for pack in usable.there.values()
         if pack.modified_unix >= since_unix
         and pack.key not in named
-        and pack_id_of(pack.key) not in marked
+        and pack_id_of(pack.key) not in usable.marked
     ]
     young.sort(key=lambda pack: pack.modified_unix, reverse=True)
     return [pack.key for pack in young[:_MOST_YOUNG]]

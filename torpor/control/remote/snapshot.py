@@ -13,11 +13,11 @@ from torpor.control.remote.agent import Agent
 from torpor.control.remote.limits import hostile, is_pack_of
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.store.manifests import list_snapshots
-from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.marks import COMMIT_S
 from torpor.control.store.object_store import ObjectStore
-from torpor.control.store.packs import compare_packs, stored_packs
+from torpor.control.store.packs import UsablePacks, compare_packs, stored_packs
 from torpor.shared.errors import AgentLost, GrantExpired, MachineError
-from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of
+from torpor.shared.format.names import manifest_key, new_pack_key
 from torpor.shared.format.sizes import PACK_BYTES
 from torpor.shared.values import (
     Grant,
@@ -184,13 +184,8 @@ class RemoteSnapshot(RemoteRun):
         return froze
 
     def lost_packs(self) -> list[ObjectKey]:
-        """Packs that the manifest must not name: the store does not have them as written, or prune
-        has marked them. Their chunks have to be stored again.
-
-        The order makes prune safe without a lock (docs/contributing/safety.md, rule 13): first sign
-        the grant for the manifest, which ends COMMIT_S later even if this process dies; then read
-        the marks; then list the packs.
-        """
+        """Packs that the manifest must not name. The grant for the manifest is signed first: see
+        ``UsablePacks``."""
         claims = self._held(ListPacks(self.run)).packs
         if any(not is_pack_of(self.spec.name, claim.key) for claim in claims):
             raise MachineError(
@@ -198,9 +193,7 @@ class RemoteSnapshot(RemoteRun):
                 "do not trust its host, and rent elsewhere"
             )
         self._leave = self._new_leave()
-        marked = marked_packs(self._store, self.spec.name)
-        missing = self._missing(claims)
-        return [c.key for c in claims if c.key in missing or pack_id_of(c.key) in marked]
+        return UsablePacks.read(self._store, self.spec.name).lost(claims)
 
     def commit(self, statistics: dict[str, int]) -> tuple[StoredSnapshot, Committed]:
         """Write the manifest with the grant that ``lost_packs`` signed, and only after it returned
@@ -333,11 +326,10 @@ class RemoteSnapshot(RemoteRun):
         return KnownSnapshot(stored.root, stored.manifest_bytes, grant)
 
     def _still_there(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
-        missing = self._missing(claims) if claims else set()
+        if not claims:
+            return []
+        missing, _ = compare_packs(stored_packs(self._store, self.spec.name), claims)
         return [claim.key for claim in claims if claim.key not in missing]
-
-    def _missing(self, claims: Sequence[PackClaim]) -> set[ObjectKey]:
-        return set(compare_packs(stored_packs(self._store, self.spec.name), claims)[0])
 
 
 def _counted_from(made: int, passes: int, on_event: OnEvent) -> OnEvent:

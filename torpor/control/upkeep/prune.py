@@ -24,6 +24,7 @@ from torpor.control.store.marks import (
     write_mark,
 )
 from torpor.control.store.object_store import ObjectStore
+from torpor.control.store.packs import stored_packs
 from torpor.control.upkeep.presence import NamedBy, all_named, check_present, needless_records
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreCorrupt
 from torpor.shared.format.keys import Seal
@@ -32,7 +33,6 @@ from torpor.shared.format.names import (
     manifest_key,
     pack_id_of,
     pack_key,
-    packs_prefix,
     snapshot_of,
     snapshots_prefix,
 )
@@ -234,12 +234,12 @@ def _listed(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
 
 def _packs(store: ObjectStore, workspace: WorkspaceName) -> dict[bytes, StoredObject]:
     packs = {}
-    for found in store.list(packs_prefix(workspace)):
+    for key, found in stored_packs(store, workspace).items():
         try:
-            pack_id = pack_id_of(found.key)
+            pack_id = pack_id_of(key)
         except ValueError:
             continue  # another program's object in this prefix
-        if found.key == pack_key(workspace, pack_id):
+        if key == pack_key(workspace, pack_id):
             packs[pack_id] = found
     return packs
 

@@ -54,7 +54,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.format.lineage import AUTOSAVE
+from torpor.shared.format.lineage import AUTOSAVE, OWN_SAVE
 from torpor.shared.format.names import pack_key
 from torpor.shared.values import ObjectKey, learned
 from torpor.shared.wire.job import OwnSave
@@ -430,7 +430,7 @@ class Rescue:
         return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())
 
     def _statistics(self) -> dict[str, int]:
-        statistics = {"new_bytes": self._new_bytes, "passes": self._passes, "own_save": 1}
+        statistics = {"new_bytes": self._new_bytes, "passes": self._passes, OWN_SAVE: 1}
         of_the_job = self._book.job and not self._scheduled
         return statistics if of_the_job else {**statistics, AUTOSAVE: 1}
 
