@@ -51,7 +51,7 @@ from blocks import (
     Tuning,
     Workspace,
 )
-from blocks.reference import load_named
+from blocks.reference import load_named, saved_names
 from deployments import idle
 from deployments.first_machine import make_demo, revive
 from deployments.installation import (
@@ -69,7 +69,11 @@ from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import EARLIER_COMMAND, POOLS, RUN_COMMAND
 from deployments.written import Written
+from tasks.front_page import make_front_page
+from tasks.overview import watching
 from tasks.own_deployments import is_own, refusal
+from tasks.prefect_alerts import PrefectAlerts
+from torpor.control.front_page import first_page
 from torpor.control.own_server import choose_server
 from torpor.control.store import embedded
 from torpor.control.supervision import STORE, trouble_of
@@ -140,6 +144,7 @@ def _register(installation: Installation, believe: bool) -> None:
     _say(mended, "it has the store's own keys again, which lie in the installation's folder")
     _note(signed)
     first_machine(installation)
+    make_front_page(first_page(sorted(saved_names(Workspace)), watching(PrefectAlerts().coming())))
 
 
 def _say(what: list[str], how: str) -> None:

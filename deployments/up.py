@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Final
 
 from deployments import boot, database, parent, server, services, worker
+from deployments.api import Api
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
 from deployments.terminal import Waiting, folded, say
 from torpor.control.disk_space import full_disks
+from torpor.control.front_page import KEY as FRONT_PAGE
 from torpor.control.own_server import announce, state_folder
 from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
@@ -75,6 +77,7 @@ def up(
         notes = _start(installation, used, believe)
     print(
         _WELCOME.format(
+            page=_front_page(used),
             ui=used.ui_url,
             interpreter=shlex.quote(sys.executable),
             torpor=_command(),
@@ -135,6 +138,16 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
         "login": f"the whole line in {installation.login_file}",
         "python": f'{python} {server.LOGIN_VARIABLE}="$(cat {file})"',
     }
+
+
+def _front_page(used: Server) -> str:
+    """The address of torpor's page in the UI: on another server, that of its only version."""
+    if used.own:
+        wanted = {"artifacts": {"key": {"any_": [FRONT_PAGE]}}}
+        with Api(used) as api:
+            for found in api.all("artifacts/latest/filter", wanted):
+                return f"{used.ui_url}/artifacts/artifact/{found['latest_id']}"
+    return f"{used.ui_url}/artifacts/key/{FRONT_PAGE}"
 
 
 def _command() -> str:
@@ -209,6 +222,8 @@ def _say(what: str, doing: str) -> None:
 _WELCOME: Final = """
 torpor is up.
 
+  page      {page}
+            What is awake, what it costs, and what to do next.
   UI        {ui}
   password  {login}
   next      {torpor} init mywork

@@ -36,7 +36,7 @@ from flows.procedures.watch.rows import (
     not_there,
 )
 from tasks.flow import flow
-from tasks.overview import show_overview
+from tasks.overview import look_once_more, with_closed
 from tasks.run_table import shown
 from tasks.runner import StepFuture, runner
 from tasks.watch import (
@@ -52,6 +52,7 @@ from tasks.watch import (
 )
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
+from torpor.control.front_page import front_page
 from torpor.control.metrics import write_metrics
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
@@ -118,6 +119,9 @@ def watch(
         overview=look.costs,
     )
     alarms = see_alarms(observation, faults)
+    if not workspaces:
+        every = with_closed(look.costs, asked.closed)
+        runner().front_page(front_page(every, alarms.alerts, jobs, report.at_unix))
     delivered = None if dry_run else tell_of(alarms, notify, faults)
     left = look.left
     if not dry_run:  # what was left is acted on once it is remembered for how long
@@ -194,7 +198,7 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
     newest, troubles = newest_snapshots(opened)
     if not dry_run:
         standing = close_gone(standing, [*opened.values()], newest)
-    costs = show_overview(asked.blocks, standing.of)
+    costs = look_once_more(asked.blocks, standing.of)
     if not dry_run:
         _free_slots(asked.blocks, faults)  # first: a run that is stuck is not one that waits
     jobs, unread_jobs = see_jobs(opened)

@@ -1,4 +1,4 @@
-"""Looks at all workspaces, for `torpor status` and for the table that `watch` renews."""
+"""Looks at all workspaces, for `torpor status` and for the page that `watch` renews."""
 
 from __future__ import annotations
 
@@ -52,16 +52,21 @@ def look_at_opened(
     coming = server.coming()
     sleeping = server.sleeping()
     found = overview(opened, machines, coming, sleeping)
+    return with_closed(Overviews(found, watching(coming)), closed)
+
+
+def with_closed(seen: Overviews, closed: Mapping[str, TorporError]) -> Overviews:
+    """With the blocks that cannot be opened."""
     lost = [Overview(block=name, trouble=str(error)) for name, error in closed.items()]
-    every = sorted([*found, *lost], key=lambda one: one.block)
-    return Overviews(every, _watching(coming))
+    every = sorted([*seen.workspaces, *lost], key=lambda one: one.block)
+    return Overviews(every, seen.watching)
 
 
-def show_overview(
+def look_once_more(
     opened: Mapping[str, OpenWorkspace], machines: Callable[[OpenWorkspace], RentedMachines]
 ) -> Overviews:
-    """Renew the table of all workspaces in the UI, from the ``machines`` that a look has found. The
-    month's cost is read for those that are awake: a look comes every few minutes."""
+    """The same for a look that comes every few minutes: from the ``machines`` that it has found,
+    and with the month's cost of those that are awake alone."""
     try:
         coming: list[ComingRun] | None = runner().alerts.coming()
         sleeping: Sleeping | None = runner().alerts.sleeping()
@@ -69,10 +74,7 @@ def show_overview(
         runner().log.warning("schedules cannot be read: %s", error)
         coming = sleeping = None
     found = overview(opened, machines, coming or [], sleeping, asleep_too=False)
-    seen = Overviews(found, _watching(coming))
-    title = f"{seen.title()}. Seen at {moment(time.time())}"
-    runner().table(key="workspaces", rows=seen.rows(), description=title)
-    return seen
+    return Overviews(found, watching(coming))
 
 
 def overview(
@@ -167,14 +169,15 @@ def _sleeps(block: str, opened: OpenWorkspace, seen: Overview, sleeping: Sleepin
     return f"{opened.spec.idle.minutes:g} min idle{at}"
 
 
-def _watching(coming: Sequence[ComingRun] | None) -> str:
+def watching(coming: Sequence[ComingRun] | None) -> str:
+    """When `watch` looks next, by the runs that schedules start; empty where nobody knows."""
     if coming is None:
         return ""
     looks = [one.at_unix for one in coming if one.flow == "watch"]
     if not looks:
         return (
             "The schedule of watch is off: nobody notices an idle machine, and machines save "
-            "themselves for an hour only"
+            "themselves for an hour only. `torpor up --idle hibernate` switches it on"
         )
     return f"watch looks next at {moment(min(looks))}"
 

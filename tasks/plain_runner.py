@@ -129,6 +129,9 @@ class PlainRunner:
     def page(self, key: str, markdown: str, description: str) -> None:
         """Nobody looks."""
 
+    def front_page(self, markdown: str) -> None:
+        """Nobody looks."""
+
     def progress(self, key: str, description: str) -> Callable[[float], None]:
         return lambda percent: None
 

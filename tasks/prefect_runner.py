@@ -48,6 +48,7 @@ from blocks.reference import saved_names
 from tasks.alert_server import AlertServer
 from tasks.block_names import BlockNames
 from tasks.branch import current_branch
+from tasks.front_page import renew_front_page
 from tasks.own_deployments import check_own
 from tasks.prefect_alerts import PrefectAlerts
 from tasks.runs import JOB_POOL, JobRun, RunState
@@ -200,6 +201,10 @@ class PrefectRunner:
     def page(self, key: str, markdown: str, description: str) -> None:
         with self._never_failing(f"the page {key}"):
             create_markdown_artifact(key=key, markdown=markdown, description=description)
+
+    def front_page(self, markdown: str) -> None:
+        with self._never_failing("torpor's page"):
+            renew_front_page(markdown)
 
     def progress(self, key: str, description: str) -> Callable[[float], None]:
         created: Any = None  # Prefect's type is also that of its async twin

@@ -89,6 +89,9 @@ class Runner(Protocol):
     def page(self, key: str, markdown: str, description: str) -> None:
         """Show a page in the UI."""
 
+    def front_page(self, markdown: str) -> None:
+        """Renew torpor's own page in the UI."""
+
     def progress(self, key: str, description: str) -> Callable[[float], None]:
         """Show a progress bar in the UI; the function sets it, in percent."""
 

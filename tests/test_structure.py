@@ -48,6 +48,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "own_server": {"processes"},
         "own_packages": set(),
         "disk_space": set(),
+        "front_page": {"alerts", "overview", "reports", "watch_report"},
         "hosts": {"store"},
         "idleness": set(),
         "alerts": {

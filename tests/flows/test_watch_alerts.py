@@ -62,10 +62,14 @@ class _Runs(PlainRunner):
         self.started: list[tuple[str, dict[str, Any]]] = []
         self.tables: dict[str, str] = {}
         self.rows: dict[str, list[dict[str, str]]] = {}
+        self.front = ""
 
     def start(self, flow: Any, key: str, **parameters: Any) -> str:
         self.started.append((flow.name, parameters))
         return "run one"
+
+    def front_page(self, markdown: str) -> None:
+        self.front = markdown
 
     def table(self, key: str, rows: Any, description: str) -> None:
         self.tables[key], self.rows[key] = description, list(rows)
@@ -453,10 +457,10 @@ def test_what_awake_machines_cost_is_told_once_a_day_with_what_they_would_cost_a
     server.next_runs = [ComingRun("hibernate", "demo", 1e9), ComingRun("backup", "other", 1.0)]
     _, runs, sent = _watch(opened, server)
     assert sent == []
-    (row,) = runs.rows["workspaces"]
-    assert (row["workspace"], row["state"], row["$/h"]) == ("demo", "awake", "4.000")
-    assert (row["next schedule"], row["$ this month"]) == ("hibernate 2001-09-09 01:46 UTC", "0.00")
-    assert "schedule of watch is off" in runs.tables["workspaces"]
+    assert "# 1 of 1 awake: 4.000 $/h, 96.00 $ a day; asleep 0.48 $ a day" in runs.front
+    assert "| demo | awake | 4.000 | 0.00 |" in runs.front
+    assert "| `torpor hibernate demo` |" in runs.front
+    assert "schedule of watch is off" in runs.front
     server.since(4 * HOUR)
     daily = [notice for notice in _watch(opened, server)[2] if "cost" in notice[0]]
     ((subject, body),) = daily
@@ -479,8 +483,7 @@ def test_a_workspace_whose_costs_cannot_be_looked_at_holds_up_nothing(
 
     handed_over(lab.opened)
     report, runs, _ = _watch(replace(lab.opened, store_price=away), server)
-    (row,) = runs.rows["workspaces"]
-    assert row["note"] == "it cannot be looked at: the server of blocks is away"
+    assert "| it cannot be looked at: the server of blocks is away |" in runs.front
     assert [entry.workspace for entry in report.watched] == ["demo"]
 
 

@@ -43,9 +43,12 @@ def test_the_first_click(
     expect(page.get_by_text("Invalid credentials")).to_be_visible(timeout=WAIT_MS)
     prompt.fill(newcomer.login.strip())
     page.get_by_role("button", name="Login").click()
-    page.get_by_role("link", name="Deployments").click()
+    expect(page.get_by_role("link", name="Deployments")).to_be_visible(timeout=WAIT_MS)
+    _see_torpors_page(newcomer, page, "torpor is up")
+    picture("2-page")
+    page.get_by_role("link", name="Deployments").last.click()  # the one on torpor's page
     expect(page.get_by_role("link", name="backup").first).to_be_visible(timeout=WAIT_MS)
-    picture("2-deployments")
+    picture("3-deployments")
 
     (folder,) = newcomer.state.glob(WORKSPACE)
     before = inventory_of(folder)
@@ -55,6 +58,8 @@ def test_the_first_click(
     _run(newcomer, page, "wake", picture)
     if user == USERS[0]:
         _switch_watch_on(newcomer, page, picture)
+        _see_torpors_page(newcomer, page, "1 of 1 awake")
+        picture("7-page")
     page.close()  # the graph of a run is drawn on and on, by the processor
     (woken,) = newcomer.state.glob(WORKSPACE)
     assert woken != folder
@@ -72,6 +77,14 @@ def test_the_first_click(
         _see_that_up_comes_back(newcomer, identity, woken)
     assert sorted(os.listdir("/")) == top_before
     assert outside_of(newcomer) == []
+
+
+def _see_torpors_page(newcomer: Newcomer, page: Page, title: str) -> None:
+    """At the address that `up` names first."""
+    (address,) = re.findall(r"^  page +(\S+)$", newcomer.printed, re.MULTILINE)
+    page.goto(address, wait_until="commit")
+    expect(page.get_by_role("heading", name=title)).to_be_visible(timeout=WAIT_MS)
+    expect(page.get_by_role("cell", name="demo", exact=True)).to_be_visible(timeout=WAIT_MS)
 
 
 def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken: Path) -> None:

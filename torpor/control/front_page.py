@@ -1,0 +1,113 @@
+"""The page of torpor in Prefect's UI: what is awake, what it costs, and what to do next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from torpor.control.alerts.delivery import Alert
+from torpor.control.overview import Overview, Overviews
+from torpor.control.reports import MOST_ROWS, Row, moment
+from torpor.control.watch_report import WatchedJob
+from torpor.shared.plain_text import short
+
+KEY: Final = "torpor"
+"""Of the page's artifact."""
+_MOST: Final = 500  # characters of one text
+_COLUMNS: Final = ("workspace", "state", "$/h", "$ this month", "age", "jobs", "sleeps after")
+_NEXT: Final = {
+    "new": "torpor create {}",
+    "asleep": "torpor wake {}",
+    "awake": "torpor hibernate {}",
+    "not finished": "torpor top",
+}
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|#])")
+
+_LINKS: Final = """## Where what is
+
+* [Deployments](../../deployments) start everything by a form.
+* [Runs](../../runs) show what goes on, with logs.
+* [Blocks](../../blocks) hold the settings of workspaces, stores and markets.
+* `torpor --help` lists the commands of the terminal.
+"""
+
+
+def front_page(
+    seen: Overviews, alerts: Sequence[Alert], jobs: Sequence[WatchedJob], at_unix: float
+) -> str:
+    """The page in Markdown. What machines and markets have named is shown as it is written, and
+    links nowhere."""
+    head = f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {_text(seen.watching)}\n"
+    return "\n".join([head, _to_do(alerts), _workspaces(seen.workspaces), _jobs(jobs), _LINKS])
+
+
+def first_page(blocks: Sequence[str], watching: str) -> str:
+    """The page before the first look at the workspaces of these ``blocks``."""
+    head = (
+        f"# torpor is up\n\n{_text(watching)}\n\nEach run of `watch` renews this page. "
+        "`torpor status` looks now, in the terminal. `torpor init mywork` makes a workspace: it "
+        "asks for bucket, market and directories.\n"
+    )
+    return "\n".join([head, _workspaces([Overview(block=name) for name in blocks]), _LINKS])
+
+
+def _title(seen: Overviews) -> str:
+    if not seen.workspaces:
+        return "There is no workspace yet"
+    if not seen.awake:
+        return "Nothing is awake"
+    return f"{len(seen.awake)} of {len(seen.workspaces)} awake: {seen.costs()}"
+
+
+def _to_do(alerts: Sequence[Alert]) -> str:
+    if not alerts:
+        return "## What to do\n\nNothing: no alert.\n"
+    lines = [
+        f"* **{_text(one.title)}**: {_text(one.cause)}. Next: {_text(one.next_step)}"
+        for one in alerts[:MOST_ROWS]
+    ]
+    return "\n".join(["## What to do\n", *lines, ""])
+
+
+def _workspaces(seen: Sequence[Overview]) -> str:
+    if not seen:
+        return "`torpor init mywork` makes a workspace.\n"
+    rows = []
+    for one in seen[:MOST_ROWS]:
+        row = one.row()
+        command = _NEXT.get(row["state"], "torpor status {}").format(one.block)
+        rows.append({name: row[name] for name in _COLUMNS} | {"next": command, "note": row["note"]})
+    return f"## Workspaces\n\n{_table(rows, code='next')}"
+
+
+def _jobs(jobs: Sequence[WatchedJob]) -> str:
+    if not jobs:
+        return ""
+    rows = [
+        {
+            "job": one.job,
+            "workspace": one.workspace,
+            "state": one.state,
+            "what comes next": one.next_step,
+            "log": f"torpor job log {one.job} -f",
+        }
+        for one in jobs[:MOST_ROWS]
+    ]
+    return f"## Jobs\n\n{_table(rows, code='log')}"
+
+
+def _table(rows: Sequence[Row], code: str) -> str:
+    """Columns that are empty in every row are left out. ``code``: the column of commands."""
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+
+    def cell(row: Row, name: str) -> str:
+        return f"`{row[name].replace('`', '')}`" if name == code else _text(row[name])
+
+    lines = [[*names], ["---"] * len(names), *([cell(row, name) for name in names] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _text(words: str) -> str:
+    """Words that Markdown shows as they are."""
+    return _SPECIAL.sub(r"\\\1", " ".join(short(words).split())[:_MOST])
