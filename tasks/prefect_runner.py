@@ -79,6 +79,15 @@ _STATES: Final[dict[StateType, RunState]] = {
 }
 
 
+def _has_news(record: logging.LogRecord) -> bool:
+    """Not the line that Prefect logs for each step that went well: a run has dozens of them, and
+    each says its phases itself."""
+    return not record.getMessage().startswith("Finished in state Completed(")
+
+
+logging.getLogger("prefect.task_runs").addFilter(_has_news)
+
+
 class PrefectRunner:
     """Everything is Prefect's own. It holds no state, so one serves all flow runs."""
 

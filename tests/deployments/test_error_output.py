@@ -15,6 +15,8 @@ from prefect import flow, task
 from deployments.installation import CHECKOUT
 from deployments.server import Server
 from tasks import error_output
+from tasks.flow import flow as own_flow
+from tasks.step import step
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.errors import StoreDenied
@@ -58,6 +60,16 @@ def asks() -> None:
     denied()
 
 
+@step("store", says="storing the files")
+def stores() -> None:
+    """Goes well."""
+
+
+@own_flow("goes well")
+def goes_well() -> None:
+    stores()
+
+
 @flow
 def breaks() -> None:
     raise ValueError("a fault in the code")
@@ -83,6 +95,14 @@ def test_any_other_error_keeps_its_traceback(kept: Kept) -> None:
         breaks()
     errors = [text for level, text in kept.records if level >= logging.ERROR]
     assert any("Traceback" in text and "a fault in the code" in text for text in errors)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_logs_its_phases_and_not_the_end_of_each_step(kept: Kept) -> None:
+    goes_well()
+    texts = [text for level, text in kept.records if level >= logging.INFO]
+    assert "storing the files" in texts
+    assert len([text for text in texts if "Finished in state Completed" in text]) == 1  # the run's
 
 
 def test_a_run_by_a_worker_stores_the_message_once(deployed: Deployed) -> None:
