@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,9 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
+from torpor.shared.git_names import is_of_git
 from torpor.shared.plain_text import plain
-from torpor_cli import machines, tree_copy
+from torpor_cli import git_rules, machines, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
 from torpor_cli.server import connected
@@ -59,8 +59,6 @@ _KEPT_BYTES: Final = 64 * 1024
 _SAID_S: Final = 0.5
 """So long its last words are waited for."""
 _NAMED: Final = 5
-_MODULE: Final = b"160000 "
-"""The mode of a submodule in a repository's index."""
 _MARK: Final = b"torpor-begins\n"
 _TO_READ: Final = b"\n" * 64
 """What a login's files may read. Python skips empty lines."""
@@ -73,9 +71,8 @@ _SCRIPTED: Final = (
     "import sys; exec(bytes.fromhex(next(filter(bytes.strip, sys.stdin.buffer)).decode()))"
 )
 _THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
-_NEVER: Final = re.compile(r"\.git|\.torpor-.*", re.IGNORECASE | re.DOTALL)
-"""Of a folder that is pushed or pulled, no name matches, nor one below what `cp` brings here. A
-machine that could write ``.git`` here would run programs here."""
+_OURS: Final = ".torpor-"
+"""How names of what torpor leaves beside files begin."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +255,8 @@ def pull(
             to,
             wishes,
             asked,
-            lambda names: _left_out(path, names, everything=everything),
+            lambda names: _left_out(path, names, everything=everything, comes=True),
+            protected=lambda names: _left_out(path, names, everything=everything),
             confirm=confirm,
         )
     return _told(report, dry_run=dry_run)
@@ -375,44 +373,24 @@ def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ())
     if not path.is_dir():
         raise InvalidInput(f"{plain(str(path))} is no directory")
     skipped: list[str] = []
-    only = None if everything else _not_ignored(path, exclude, skipped)
+    only = None if everything else git_rules.not_ignored(path, exclude, skipped)
     found = [entry for _, entry in tree_copy.found_in(Source(str(path), "", only), skipped)]
     for words in skipped:
         say(f"torpor: warning: left out: {plain(words)}", sys.stderr)
     return sorted(entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name))
 
 
-def _not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[str] | None:
-    """The names that git lists below a folder, also of the repositories in it: each has .gitignore
-    files of its own. None for all of them."""
-    with _git(path) as git:
-        if git is None:
-            return None
-        argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        argv += [f"--exclude={pattern}" for pattern in exclude]
-        said = _said_by_git(argv, path).split(b"\0")
-    listed = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
-    found: list[str] = []
-    for name in listed:
-        inner = path / name
-        if inner.is_symlink() or not inner.is_dir():
-            found.append(name)
-        elif (inner / ".git").exists():
-            below = _not_ignored(inner, exclude, skipped) or []
-            found += [f"{name}/{one}" for one in below]
-        elif any(inner.iterdir()) and not any(one.startswith(f"{name}/") for one in listed):
-            skipped.append(f"{name} (a submodule that git has not fetched)")
-    return found
-
-
-def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
-    """Which names below a folder are neither copied nor deleted."""
+def _left_out(path: Path, names: list[str], *, everything: bool, comes: bool = False) -> set[str]:
+    """Which names below a folder are neither copied nor deleted. ``comes``: they are those of a
+    machine, and what could make programs run here is said."""
     never = {name for name in names if _is_never(name)}
+    if comes:
+        _say_never(never, "`torpor cp` with its name copies it all the same")
     rest = [name for name in names if name not in never]
     if everything or not rest or not path.is_dir():
         return never
     unread: set[str] = set()
-    ignored = _ignored(path, rest, unread)
+    ignored = git_rules.ignored(path, rest, unread)
     if unread:
         named = plain(_some(sorted(unread)[:_NAMED], len(unread)))
         say(
@@ -421,64 +399,6 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
             sys.stderr,
         )
     return never | ignored
-
-
-def _ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
-    """Which names below a folder its .gitignore files name, and those of the repositories in it;
-    and all names below what git cannot look into, which is added to ``unread``."""
-    with _git(path) as git:
-        if git is None:
-            return set()
-        staged = _said_by_git([*git, "ls-files", "-z", "--stage"], path).split(b"\0")
-        modules = {one.split(b"\t", 1)[1] for one in staged if one.startswith(_MODULE)}
-        inner, blocked = _apart(path, names, {os.fsdecode(name) for name in modules})
-        elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
-        own = [*inner, *(name for name in names if name not in elsewhere)]
-        argv = [*git, "check-ignore", "-z", "--stdin"]
-        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
-        said = _said_by_git(argv, path, asked, fine=(0, 1)) if own else b""
-    found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
-    for top, below in inner.items():
-        if top in found:  # with all that is in it
-            found.update(below)
-        else:
-            at = len(top) + 1
-            deeper: set[str] = set()
-            ignored = _ignored(path / top, [name[at:] for name in below], deeper)
-            found.update(f"{top}/{name}" for name in ignored)
-            unread.update(f"{top}/{name}" for name in deeper)
-    for top, below in blocked.items():
-        unread.add(top)
-        found.update(below)
-    return found & set(names)
-
-
-def _apart(
-    path: Path, names: list[str], modules: set[str]
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The names below repositories in the folder, by these; and the names below its symlinks, and
-    below submodules that are not fetched, by those."""
-    kinds: dict[str, dict[str, list[str]] | None] = {}
-    inner: dict[str, list[str]] = {}
-    blocked: dict[str, list[str]] = {}
-
-    def kind_of(above: str) -> dict[str, list[str]] | None:
-        if os.path.islink(path / above):
-            return blocked
-        if os.path.exists(path / above / ".git"):
-            return inner
-        return blocked if above in modules else None
-
-    for name in names:
-        parts = name.split("/")
-        for end in range(1, len(parts)):
-            above = "/".join(parts[:end])
-            if above not in kinds:
-                kinds[above] = kind_of(above)
-            if (kind := kinds[above]) is not None:
-                kind.setdefault(above, []).append(name)
-                break
-    return inner, blocked
 
 
 def _modes() -> int:
@@ -492,14 +412,18 @@ def _never_below(names: list[str]) -> set[str]:
     """Which names of a copy to this host are left out, and said: those that a machine could write
     programs into, where the user has not named them."""
     never = {name for name in names if _is_never(name.partition("/")[2])}
+    _say_never(never, "name it as a source to copy it all the same")
+    return never
+
+
+def _say_never(never: set[str], advice: str) -> None:
     if tops := sorted(name for name in never if name.rpartition("/")[0] not in never):
         named = plain(_some(tops[:_NAMED], len(tops)))
         say(
-            f"torpor: warning: left out: {named}. What a machine writes there may run here: name "
-            "it as a source to copy it all the same",
+            f"torpor: warning: left out: {named}. What a machine writes there may run here: "
+            f"{advice}",
             sys.stderr,
         )
-    return never
 
 
 def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
@@ -521,59 +445,9 @@ def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
 
 
 def _is_never(name: str) -> bool:
-    return any(_NEVER.fullmatch(part) for part in name.split("/"))
-
-
-@contextmanager
-def _git(path: Path) -> Iterator[list[str] | None]:
-    """How git is asked about a folder, also about one that is in no repository. None where this
-    host has no git and the folder needs none."""
-    if shutil.which("git") is None:
-        if found := next(path.rglob(".gitignore"), None):
-            raise InvalidInput(
-                f"{plain(str(found))} says what is not copied, and this host has no `git`, which "
-                "reads it: install git, or add --everything"
-            )
-        yield None
-        return
-    asked = subprocess.run(
-        ["git", "rev-parse", "--is-inside-work-tree"],
-        cwd=path,
-        env=_plain_environment(),
-        capture_output=True,
-        check=False,
-    )
-    if asked.stdout.strip() == b"true":
-        yield ["git"]
-        return
-    if any((above / ".git").exists() for above in (path, *path.parents)):
-        words = asked.stderr.decode(errors="replace").strip()
-        raise InvalidInput(f"git does not read {plain(str(path))}: {plain(words)}")
-    with tempfile.TemporaryDirectory(prefix="torpor-git-") as empty:
-        _said_by_git(["git", "init", "--quiet", empty], path)
-        yield ["git", f"--git-dir={empty}/.git", f"--work-tree={path}"]
-
-
-def _said_by_git(
-    argv: list[str], path: Path, stdin: bytes = b"", fine: tuple[int, ...] = (0,)
-) -> bytes:
-    done = subprocess.run(
-        argv,
-        cwd=path,
-        env=_plain_environment(),
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode not in fine:
-        words = done.stderr.decode(errors="replace").strip()
-        raise InvalidInput(f"git does not read {plain(str(path))}: {plain(words)}")
-    return done.stdout
-
-
-def _plain_environment() -> dict[str, str]:
-    """Without what would have git look at another repository, as in a hook of one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """Of a folder that is pushed or pulled, no such name is copied, nor one below what `cp` brings
+    here. A machine that could write ``.git`` here would run programs here."""
+    return is_of_git(name) or any(part.lower().startswith(_OURS) for part in name.split("/"))
 
 
 # -- the other side
@@ -690,13 +564,22 @@ def _get(
     asked: dict[str, Any],
     ignored: Callable[[list[str]], set[str]],
     names: set[str] | None = None,
+    *,
+    protected: Callable[[list[str]], set[str]] = lambda names: set(),
     confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
     return _copied(
         side,
         asked,
         lambda stream, moved: tree_copy.receive(
-            stream, to, wishes, moved=moved, ignored=ignored, names=names, confirm=confirm
+            stream,
+            to,
+            wishes,
+            moved=moved,
+            ignored=ignored,
+            protected=protected,
+            names=names,
+            confirm=confirm,
         ),
         f"copying from {side.who}",
     )

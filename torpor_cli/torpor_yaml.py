@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.variables import is_variable
 from torpor.shared.errors import InvalidInput
+from torpor.shared.git_names import is_of_git
 from torpor.shared.values import Want, workspace_name
 
 FILE: Final = "torpor.yaml"
@@ -188,7 +189,7 @@ def path_below(text: str) -> str:
         raise InvalidInput(
             f"{text!r} is no path below the folder, such as outputs/: only those are brought"
         )
-    if any(part.lower() == ".git" for part in path.parts):
+    if is_of_git(text):
         raise InvalidInput(f"{text!r} is not brought: git runs what a machine writes into .git")
     return str(path)
 

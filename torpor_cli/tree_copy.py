@@ -403,13 +403,15 @@ def receive(
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
     ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    protected: Callable[[list[str]], set[str]] = lambda names: set(),
     names: set[str] | None = None,
     confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
-    """Bring the target to what the sender lists. ``ignored``: which names are neither copied nor
-    deleted. ``names``: what the sender was asked for: it may send nothing beside these; None: any
-    names, or any single one where the target renames it. ``confirm``: raises where these names are
-    not to be deleted, before anything is copied."""
+    """Bring the target to what the sender lists. ``ignored``: which names are not copied.
+    ``protected``: which names that only the target has are not deleted. ``names``: what the sender
+    was asked for: it may send nothing beside these; None: any names, or any single one where the
+    target renames it. ``confirm``: raises where these names are not to be deleted, before anything
+    is copied."""
     entries, failed = _listed(stream, target, wishes.modes, names)
     left_out = ignored([entry.name for entry in entries])
     chosen = _chosen(entries, left_out)
@@ -420,7 +422,7 @@ def receive(
     with _Disk(target.base, failed) as disk:
         plan = _Plan(disk, entries, chosen, wishes)
         extra = disk.not_listed({entry.name for entry in entries}) if wishes.delete else []
-        kept = ignored(extra) if extra else set()
+        kept = protected(extra) if extra else set()
         extra = [name for name in extra if name not in kept]
         if extra and not wishes.dry_run:
             confirm(extra)

@@ -327,7 +327,7 @@ def test_a_host_without_git_is_told_of_the_file_that_needs_it(
 
 
 def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
-    here: Path, there: Path
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository(here)
     before = names_in(here)
@@ -335,15 +335,20 @@ def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
     written(there / "here" / "new.py")
     written(there / "here" / ".git" / "hooks" / "post-checkout")
     written(there / "here" / "sub" / ".GIT" / "config")
+    written(there / "here" / "sub" / "git~1" / "config")
+    written(there / "here" / ".g\u200cit")
     written(there / "here" / "outputs" / "model")
     (there / "here" / "passwd").symlink_to("/etc/passwd")
     assert pull("mywork") == 1, "the link leads out of the folder"
     assert names_in(here) == before | {".gitignore", "new.py"}
     assert not (here / "outputs").exists() and not (here / "sub").exists()
+    said = capsys.readouterr().err
+    assert "left out: .git, .g\u200cit, sub/.GIT, sub/git~1. What a machine" in said
     (there / "here" / "passwd").unlink()
     written(here / "mine.py")
     assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == before | {"new.py"}, "as .gitignore, mine.py is not there"
+    assert capsys.readouterr().err.count("left out") == 1, "and not what is here alone"
 
 
 def test_pull_deletes_nothing_here_where_gitignore_names_all_that_is_there(
