@@ -27,7 +27,6 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
-    RunCancelled,
     TorporError,
     WorkspaceAsleep,
     WorkspaceAwake,
@@ -38,6 +37,7 @@ from torpor.shared.plain_text import plain
 from torpor_cli import git_rules, machines, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
+from torpor_cli.question import confirm
 from torpor_cli.server import connected
 from torpor_cli.tree_copy import Broken, Refused, Report, Source, Stream, Target, Wishes
 
@@ -243,7 +243,7 @@ def pull(
     wishes = Wishes(overwrite, delete, dry_run, inner_links=0, modes=_modes())
     agreed: set[str] = set()
 
-    def confirm(names: list[str]) -> None:
+    def agree(names: list[str]) -> None:
         if not yes and not agreed.issuperset(names):  # a connection that breaks asks no second time
             _ask_to_delete(path, names, workspace)
             agreed.update(names)
@@ -257,7 +257,7 @@ def pull(
             asked,
             lambda names: _left_out(path, names, everything=everything, comes=True),
             protected=lambda names: _left_out(path, names, everything=everything),
-            confirm=confirm,
+            confirm=agree,
         )
     return _told(report, dry_run=dry_run)
 
@@ -427,21 +427,13 @@ def _say_never(never: set[str], advice: str) -> None:
 
 
 def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
-    """Ask the person at the terminal. RunCancelled after a no, InvalidInput where nobody is there.
-    Directories in which no file is deleted need no question."""
-    from tasks.questions import ask
-
+    """Ask the person at the terminal. Directories in which no file is deleted need no question."""
     files = [name for name in names if (folder / name).is_symlink() or not (folder / name).is_dir()]
-    if not files:
-        return
-    what = "1 file" if len(files) == 1 else f"{len(files):,} files"
-    named = _some(files[:_NAMED], len(files))
-    asked = plain(f"Delete {what} in {folder} that {workspace} does not have: {named}?")
-    agrees = ask(asked)
-    if agrees is None:
-        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
-    if not agrees:
-        raise RunCancelled("nothing was copied or deleted")
+    if files:
+        what = "1 file" if len(files) == 1 else f"{len(files):,} files"
+        named = _some(files[:_NAMED], len(files))
+        asked = f"Delete {what} in {folder} that {workspace} does not have: {named}?"
+        confirm(plain(asked), "nothing was copied or deleted")
 
 
 def _is_never(name: str) -> bool:

@@ -234,8 +234,8 @@ class _Reading:
             raise self._fault(
                 loc,
                 f"YAML reads {node.value} as a number in another way than it looks (1:30 as 90, "
-                "010 as 8): write a number with digits and a point alone, without a 0 in front, and "
-                "put a text in quotes",
+                "010 as 8): write a number with digits and a point alone, without a 0 in front, "
+                "and put a text in quotes",
             )
         try:
             return loader.construct_object(node)
