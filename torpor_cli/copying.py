@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import IO, Annotated, Any, Final, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -39,7 +39,11 @@ from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
 from torpor_cli.question import confirm
 from torpor_cli.server import connected
-from torpor_cli.tree_copy import Broken, Refused, Report, Source, Stream, Target, Wishes
+from torpor_cli.tree_copy import Broken, Entry, Refused, Report, Source, Stream, Target, Wishes
+
+if TYPE_CHECKING:
+    from torpor.control.jobs.records import Job
+    from torpor.control.upkeep.differences import ListedEntry
 
 Flag = Annotated[bool, Parameter(negative=())]
 AnswerT = TypeVar("AnswerT")
@@ -122,6 +126,7 @@ def cp(
 
     The path of a workspace is below its first directory, or begins with / or ~/. Of a sleeping
     workspace, the newest snapshot is read. A copy that was broken off goes on where it stopped.
+    While a job runs on the machine, no file there is replaced.
 
     Args:
         paths: The sources, then the target. WORKSPACE:PATH names what is in a workspace.
@@ -136,9 +141,16 @@ def cp(
     names = {found[0] for found in (*there, into) if found}
     if into and not any(there):
         side = _writable(into[0], machine)
+        with connected():
+            job = _job_at(into[0], machine)
+        wishes = Wishes(overwrite=overwrite, replace=job is None)
         asked = {"do": "receive", "path": into[1], "count": len(sources), "contents": False}
-        asked |= {"outside": outside, "wishes": Wishes(overwrite=overwrite)._asdict()}
-        return _told(_put(side, [_source(path) for path in sources], asked), side.who)
+        asked |= {"outside": outside, "wishes": wishes._asdict()}
+        report = _put(side, [_source(path) for path in sources], asked)
+        if job is not None and report.kept_count:
+            why = f"job {job.id} of workspace {into[0]} is {job.state}, and `torpor cp` replaces no"
+            say(f"torpor: {why} file under it", sys.stderr)
+        return _told(report, side.who)
     if into or not all(there) or len(names) != 1:
         raise InvalidInput(
             "a copy goes from this host to a workspace or from one workspace to this host: name "
@@ -169,8 +181,8 @@ def push(
 ) -> int:
     """Copy what differs of a folder here into the folder of its name in a workspace.
 
-    What the folder's .gitignore files name stays here, and .git. Nothing is copied while a job of
-    the workspace runs.
+    What the folder's .gitignore files name stays here, and .git. Nothing is copied to a machine
+    while a job runs there.
 
     Args:
         workspace: The workspace.
@@ -178,8 +190,9 @@ def push(
         to: The directory to copy into, below the workspace's first one, or from / or ~/ on.
         everything: Copy also what .gitignore names.
         delete: Delete there what is not here, but for what .gitignore names. A snapshot is taken
-            before.
-        overwrite: Replace also files that are newer there. A snapshot is taken before.
+            before, and what it lacks stays.
+        overwrite: Replace also files that are newer there. A snapshot is taken before, and what it
+            lacks stays.
         dry_run: Only say what would be copied and deleted.
         outside: Copy also into a directory that no snapshot of the workspace has.
         machine: The machine's id, where there are several.
@@ -190,22 +203,31 @@ def push(
     name = path.name
     names = _names(path, everything=everything)
     side = _writable(workspace, machine)
-    if not dry_run:
-        with connected():
-            check_no_job(workspace)
-            if delete or overwrite:
-                back_up(workspace, machine=machine)
-                check_no_job(workspace)  # one may have begun meanwhile
     wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
     asked = {"do": "receive", "path": to or name, "count": 1, "contents": True}
     asked |= {"outside": outside, "wishes": wishes._asdict()}
-    report = _put(
-        side,
-        [Source(str(path), "", names)],
-        asked,
-        protected=lambda extra: _left_out(path, extra, everything=everything),
-    )
-    return _told(report, side.who, dry_run=dry_run)
+    stored = None
+    if not dry_run:
+        with connected():
+            check_no_job(workspace, machine)
+            if delete or overwrite:
+                look = _look(side, asked)
+                stored = _Stored(back_up(workspace, machine=machine), workspace, side, look)
+                check_no_job(workspace, machine)  # one may have begun meanwhile
+                wishes = wishes._replace(before_ns=look.now_ns)
+                asked |= {"wishes": wishes._asdict(), "where": look.where}
+
+    def protected(there: list[Entry]) -> set[str]:
+        extra = [entry.name for entry in there if entry.name not in sent]
+        spared = _left_out(path, extra, everything=everything)
+        rest = [entry for entry in there if entry.name not in spared]
+        return spared if stored is None else spared | stored.lacks(rest)
+
+    sent = set(names)
+    report = _put(side, [Source(str(path), "", names)], asked, protected=protected)
+    code = _told(report, side.who, dry_run=dry_run, delete=delete)
+    kept = 0 if stored is None else stored.told(sent)
+    return code or kept
 
 
 def pull(
@@ -304,9 +326,9 @@ def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Cop
     return Copied(report.files, report.bytes, report.unchanged, newer, report.newer_count)
 
 
-def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> None:
-    """Take a snapshot of what stands on the machine, before it is replaced or lost. Call it inside
-    ``connected``."""
+def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> str:
+    """Take a snapshot of what stands on the machine, before it is replaced or lost; its id. Call it
+    inside ``connected``."""
     import flows
     from torpor.control.upkeep.reports import BackupReport
 
@@ -316,19 +338,104 @@ def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> None
         raise WorkspaceAwake(
             f"the machine of workspace {workspace} has ended meanwhile: give the command again"
         )
+    return str(report.snapshot)
 
 
-def check_no_job(workspace: str) -> None:
+def check_no_job(workspace: str, machine: str = "") -> None:
     """WorkspaceBusy while a job of the workspace has not ended: its files would change under it.
-    Call it inside ``connected``."""
-    from tasks.workspace_blocks import open_workspace
-
-    for job in open_workspace(workspace).jobs.open():
+    With ``machine``, a job that runs on others counts for nothing. Call it inside ``connected``."""
+    if (job := _job_at(workspace, machine)) is not None:
         raise WorkspaceBusy(
             f"job {job.id} of workspace {workspace} is {job.state}, and its files would change "
             f"under it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel "
             f"{job.id}` ends it"
         )
+
+
+def _job_at(workspace: str, machine: str) -> Job | None:
+    from tasks.workspace_blocks import open_workspace
+
+    for job in open_workspace(workspace).jobs.open():
+        if not machine or job.attempt is None:
+            return job  # it may begin on any machine of the workspace
+        if machine in {job.attempt.machine, *(node.machine for node in job.others)}:
+            return job
+    return None
+
+
+# -- what a push may delete and replace
+
+
+class _Look(NamedTuple):
+    """Of the machine: what its clock says, the real path of the copy, and of the workspace's
+    directories, in their order."""
+
+    now_ns: int
+    where: str
+    roots: list[str]
+
+
+def _look(side: Side, asked: dict[str, Any]) -> _Look:
+    said = ask(side, {**asked, "do": "look"})
+    fits = isinstance(said, list) and [type(one) for one in said] == [int, str, list]
+    if not fits or not all(isinstance(root, str) for root in said[2]) or said[0] <= 0:
+        raise MachineError(f"{side.who}: the machine sent what is no part of a copy")
+    return _Look(*said)
+
+
+class _Stored:
+    """What a snapshot has of the directory that a folder is copied into, and what was kept there as
+    it lacks that: files that `exclude` of the workspace names, and what is younger."""
+
+    def __init__(self, snapshot: str, workspace: str, side: Side, look: _Look) -> None:
+        from flows.procedures.listing import list_entries
+
+        self._snapshot = snapshot
+        self._tops: list[tuple[str, str]] = []  # a directory of the workspace, and where below it
+        for name, root in zip(side.roots, look.roots, strict=False):
+            below = os.path.relpath(look.where, root)
+            if below.partition("/")[0] != "..":
+                self._tops.append((name, os.path.normpath(os.path.join(name, below))))
+        self._entries = {
+            os.path.normpath(entry.path): entry for entry in list_entries(workspace, snapshot)
+        }
+        self._absent: set[str] = set()
+        self._other: set[str] = set()
+
+    def lacks(self, there: list[Entry]) -> set[str]:
+        """Which of the names of a machine the snapshot does not have as they are."""
+        self._absent.clear()
+        self._other.clear()
+        for entry in there:
+            paths = [(root, os.path.join(top, entry.name)) for root, top in self._tops]
+            found = [(root, self._entries[path]) for root, path in paths if path in self._entries]
+            if not found:
+                self._absent.add(entry.name)
+            elif not any(self._is_same(entry, *one) for one in found):
+                self._other.add(entry.name)
+        return self._absent | self._other
+
+    def told(self, sent: set[str]) -> int:
+        """Say what was kept; the exit code. ``sent``: names that were to be replaced."""
+        for names, why in (
+            (self._absent, "does not have it: `exclude` of the workspace names it, or it is new"),
+            (self._other, "has another version of it"),
+        ):
+            if tops := _tops(names):
+                named = _some(tops[:_NAMED], len(tops))
+                words = f"kept, as snapshot {self._snapshot}, which was taken before, {why}"
+                say(plain(f"torpor: {words}: {named}"), sys.stderr)
+        return REFUSED if self._other or self._absent & sent else 0
+
+    def _is_same(self, entry: Entry, root: str, stored: ListedEntry) -> bool:
+        if stored.kind == "directory":
+            return entry.kind == "d"
+        if stored.kind == "symlink":
+            return (entry.kind, entry.target) == ("l", stored.target)
+        if stored.kind == "hard link":  # to a file of the same directory of the workspace
+            stored = self._entries[os.path.normpath(os.path.join(root, stored.target))]
+        same = (entry.kind, entry.size, entry.mtime_ns) == ("f", stored.bytes, stored.mtime_ns)
+        return same and not stored.changed_while_read
 
 
 # -- what is copied
@@ -417,13 +524,18 @@ def _never_below(names: list[str]) -> set[str]:
 
 
 def _say_never(never: set[str], advice: str) -> None:
-    if tops := sorted(name for name in never if name.rpartition("/")[0] not in never):
+    if tops := _tops(never):
         named = plain(_some(tops[:_NAMED], len(tops)))
         say(
             f"torpor: warning: left out: {named}. What a machine writes there may run here: "
             f"{advice}",
             sys.stderr,
         )
+
+
+def _tops(names: set[str]) -> list[str]:
+    """Those that are in no other one, sorted."""
+    return sorted(name for name in names if name.rpartition("/")[0] not in names)
 
 
 def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
@@ -539,7 +651,7 @@ def _put(
     side: Side,
     sources: list[Source],
     asked: dict[str, Any],
-    protected: Callable[[list[str]], set[str]] = lambda names: set(),
+    protected: Callable[[list[Entry]], set[str]] = lambda there: set(),
 ) -> Report:
     return _copied(
         side,
@@ -734,7 +846,7 @@ def _begin(stdin: IO[bytes], stdout: IO[bytes]) -> None:
 # -- what is said
 
 
-def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
+def _told(report: Report, who: str = "", *, dry_run: bool = False, delete: bool = False) -> int:
     """Say what was copied; the exit code."""
     where = f"{who}:{report.target}" if who else report.target
     does = "would copy" if dry_run else "copied"
@@ -747,18 +859,22 @@ def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
         say(plain(f"would copy {_some(report.names, report.files)}"))
     if report.gone_count:
         deletes = "would delete" if dry_run else "deleted"
-        say(plain(f"{deletes} {_some(report.gone, report.gone_count)}"))
+        first = ", as far as the snapshot that is taken before has it" if dry_run and delete else ""
+        say(plain(f"{deletes} {_some(report.gone, report.gone_count)}{first}"))
     if report.newer_count:
         named = _some(report.newer, report.newer_count)
         say(
             plain(f"torpor: kept, as it is newer at the target: {named}. --overwrite replaces it"),
             sys.stderr,
         )
+    if report.kept_count:
+        named = _some(report.kept, report.kept_count)
+        say(plain(f"torpor: kept, and neither replaced nor deleted: {named}"), sys.stderr)
     if report.failed_count:
         named = _some(report.failed, report.failed_count)
         say(plain(f"torpor: not copied: {named}. The same command tries these again"), sys.stderr)
         return FAILED
-    return REFUSED if report.newer_count else 0
+    return REFUSED if report.newer_count or report.kept_count else 0
 
 
 def _some(names: list[str], count: int) -> str:
