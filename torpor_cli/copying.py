@@ -32,7 +32,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
-from torpor.shared.git_names import is_of_git
+from torpor.shared.format.git_names import is_of_git
 from torpor.shared.plain_text import plain
 from torpor_cli import git_rules, machines, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.variables import is_variable
 from torpor.shared.errors import InvalidInput
-from torpor.shared.git_names import is_of_git
+from torpor.shared.format.git_names import is_of_git
 from torpor.shared.values import Want, workspace_name
 
 FILE: Final = "torpor.yaml"

@@ -33,8 +33,8 @@ class RemotePath(RemoteRestore):
         *,
         into: str,
         aside: bool,
-        leave_git: bool,
         spec: WorkspaceSpec,
+        leave_git: bool = False,
     ) -> None:
         super().__init__(
             agent,

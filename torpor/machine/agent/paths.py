@@ -27,9 +27,9 @@ from torpor.machine.tree.naming import take_name
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.git_names import is_of_git
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.selection import select
-from torpor.shared.git_names import is_of_git
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import BeginPath, Checked, CheckRestore, RestorePlan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torpor.shared.git_names import is_of_git
+from torpor.shared.format.git_names import is_of_git
 
 
 @pytest.mark.parametrize(
