@@ -607,8 +607,14 @@ def _readable(
                 wanted = first if wanted == "." else wanted
                 with quiet(as_json=False):
                     restored = restore_path(
-                        workspace, wanted, os.path.join(kept, str(number)), machine="here"
+                        workspace,
+                        wanted,
+                        os.path.join(kept, str(number)),
+                        machine="here",
+                        leave_git=True,  # a command that is killed leaves these files there
                     )
+                for words in restored.warnings:
+                    say(f"torpor: warning: {plain(words)}", sys.stderr)
                 found.append(str(restored.restored_to))
             yield Side("the snapshot", begin_argv(), [kept]), found
 

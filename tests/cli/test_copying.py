@@ -119,12 +119,15 @@ def asleep(monkeypatch: pytest.MonkeyPatch, there: Path) -> Path:
     def nowhere() -> Side:
         raise WorkspaceAsleep("workspace mywork is asleep: `torpor wake mywork`")
 
-    def restored(workspace: str, path: str, into: str, machine: str) -> SimpleNamespace:
-        assert (workspace, machine) == ("mywork", "here")
+    def restored(
+        workspace: str, path: str, into: str, machine: str, leave_git: bool
+    ) -> SimpleNamespace:
+        assert (workspace, machine, leave_git) == ("mywork", "here", True)
         found = Path(into) / Path(path).name
         found.parent.mkdir()
         subprocess.run(["cp", "-a", there / path, found], check=True)
-        return SimpleNamespace(restored_to=str(found))
+        warnings = ["here/.git was left out"] if path == "here" else []
+        return SimpleNamespace(restored_to=str(found), warnings=warnings)
 
     answers(monkeypatch, nowhere)
     no_jobs = SimpleNamespace(open=list)
@@ -596,6 +599,7 @@ def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
     assert names_in(here) == {"mine/model", "a.py"}
     said = capsys.readouterr()
     assert "workspace mywork is asleep: its newest snapshot is read" in said.err
+    assert said.err.count("torpor: warning: here/.git was left out") == 1
     assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == {"a.py"}
     assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"
