@@ -25,6 +25,7 @@ def restore_path(
     snapshot: str = NEWEST,
     machine: str = "",
     move_aside: bool = False,
+    leave_git: bool = False,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> PathReport:
     """Restore one file or directory of a snapshot into a directory on a machine.
@@ -44,6 +45,8 @@ def restore_path(
             only machine.
         move_aside: If the directory already has that name, rename the old one to
             NAME.before-SNAPSHOT. Off: refuse.
+        leave_git: Leave out each .git below the path, and name it in the report: git would run here
+            what a machine wrote there.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore from all the same. Without them such a snapshot is refused.
     """
@@ -64,6 +67,7 @@ def restore_path(
             chosen,
             into=os.path.expanduser(into) if here else into,
             aside=move_aside,
+            leave_git=leave_git,
             spec=opened.spec,
         )
         with restore_run(restore):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import IO, Annotated, Any, Final, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -28,18 +27,23 @@ from torpor.shared.errors import (
     InvalidInput,
     MachineError,
     MachineUnreachable,
-    RunCancelled,
     TorporError,
     WorkspaceAsleep,
     WorkspaceAwake,
     WorkspaceBusy,
 )
+from torpor.shared.format.git_names import is_of_git
 from torpor.shared.plain_text import plain
-from torpor_cli import machines, tree_copy
+from torpor_cli import git_rules, machines, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
+from torpor_cli.question import confirm
 from torpor_cli.server import connected
-from torpor_cli.tree_copy import Broken, Refused, Report, Source, Stream, Target, Wishes
+from torpor_cli.tree_copy import Broken, Entry, Refused, Report, Source, Stream, Target, Wishes
+
+if TYPE_CHECKING:
+    from torpor.control.jobs.records import Job
+    from torpor.control.upkeep.differences import ListedEntry
 
 Flag = Annotated[bool, Parameter(negative=())]
 AnswerT = TypeVar("AnswerT")
@@ -59,8 +63,6 @@ _KEPT_BYTES: Final = 64 * 1024
 _SAID_S: Final = 0.5
 """So long its last words are waited for."""
 _NAMED: Final = 5
-_MODULE: Final = b"160000 "
-"""The mode of a submodule in a repository's index."""
 _MARK: Final = b"torpor-begins\n"
 _TO_READ: Final = b"\n" * 64
 """What a login's files may read. Python skips empty lines."""
@@ -73,9 +75,8 @@ _SCRIPTED: Final = (
     "import sys; exec(bytes.fromhex(next(filter(bytes.strip, sys.stdin.buffer)).decode()))"
 )
 _THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
-_NEVER: Final = re.compile(r"\.git|\.torpor-.*", re.IGNORECASE | re.DOTALL)
-"""Of a folder that is pushed or pulled, no name matches, nor one below what `cp` brings here. A
-machine that could write ``.git`` here would run programs here."""
+_OURS: Final = ".torpor-"
+"""How names of what torpor leaves beside files begin."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def cp(
 
     The path of a workspace is below its first directory, or begins with / or ~/. Of a sleeping
     workspace, the newest snapshot is read. A copy that was broken off goes on where it stopped.
+    While a job runs on the machine, no file there is replaced.
 
     Args:
         paths: The sources, then the target. WORKSPACE:PATH names what is in a workspace.
@@ -139,9 +141,16 @@ def cp(
     names = {found[0] for found in (*there, into) if found}
     if into and not any(there):
         side = _writable(into[0], machine)
+        with connected():
+            job = _job_at(into[0], machine)
+        wishes = Wishes(overwrite=overwrite, replace=job is None)
         asked = {"do": "receive", "path": into[1], "count": len(sources), "contents": False}
-        asked |= {"outside": outside, "wishes": Wishes(overwrite=overwrite)._asdict()}
-        return _told(_put(side, [_source(path) for path in sources], asked), side.who)
+        asked |= {"outside": outside, "wishes": wishes._asdict()}
+        report = _put(side, [_source(path) for path in sources], asked)
+        if job is not None and report.kept_count:
+            why = f"job {job.id} of workspace {into[0]} is {job.state}, and `torpor cp` replaces no"
+            say(f"torpor: {why} file under it", sys.stderr)
+        return _told(report, side.who)
     if into or not all(there) or len(names) != 1:
         raise InvalidInput(
             "a copy goes from this host to a workspace or from one workspace to this host: name "
@@ -172,8 +181,8 @@ def push(
 ) -> int:
     """Copy what differs of a folder here into the folder of its name in a workspace.
 
-    What the folder's .gitignore files name stays here, and .git. Nothing is copied while a job of
-    the workspace runs.
+    What the folder's .gitignore files name stays here, and .git. Nothing is copied to a machine
+    while a job runs there.
 
     Args:
         workspace: The workspace.
@@ -181,8 +190,9 @@ def push(
         to: The directory to copy into, below the workspace's first one, or from / or ~/ on.
         everything: Copy also what .gitignore names.
         delete: Delete there what is not here, but for what .gitignore names. A snapshot is taken
-            before.
-        overwrite: Replace also files that are newer there. A snapshot is taken before.
+            before, and what it lacks stays.
+        overwrite: Replace also files that are newer there. A snapshot is taken before, and what it
+            lacks stays.
         dry_run: Only say what would be copied and deleted.
         outside: Copy also into a directory that no snapshot of the workspace has.
         machine: The machine's id, where there are several.
@@ -193,22 +203,31 @@ def push(
     name = path.name
     names = _names(path, everything=everything)
     side = _writable(workspace, machine)
-    if not dry_run:
-        with connected():
-            check_no_job(workspace)
-            if delete or overwrite:
-                back_up(workspace, machine=machine)
-                check_no_job(workspace)  # one may have begun meanwhile
     wishes = Wishes(overwrite=overwrite, delete=delete, dry_run=dry_run)
     asked = {"do": "receive", "path": to or name, "count": 1, "contents": True}
     asked |= {"outside": outside, "wishes": wishes._asdict()}
-    report = _put(
-        side,
-        [Source(str(path), "", names)],
-        asked,
-        protected=lambda extra: _left_out(path, extra, everything=everything),
-    )
-    return _told(report, side.who, dry_run=dry_run)
+    stored = None
+    if not dry_run:
+        with connected():
+            check_no_job(workspace, machine)
+            if delete or overwrite:
+                look = _look(side, asked)
+                stored = _Stored(back_up(workspace, machine=machine), workspace, side, look)
+                check_no_job(workspace, machine)  # one may have begun meanwhile
+                wishes = wishes._replace(before_ns=look.now_ns)
+                asked |= {"wishes": wishes._asdict(), "where": look.where}
+
+    def protected(there: list[Entry]) -> set[str]:
+        extra = [entry.name for entry in there if entry.name not in sent]
+        spared = _left_out(path, extra, everything=everything)
+        rest = [entry for entry in there if entry.name not in spared]
+        return spared if stored is None else spared | stored.lacks(rest)
+
+    sent = set(names)
+    report = _put(side, [Source(str(path), "", names)], asked, protected=protected)
+    code = _told(report, side.who, dry_run=dry_run, delete=delete)
+    kept = 0 if stored is None else stored.told(sent)
+    return code or kept
 
 
 def pull(
@@ -246,7 +265,7 @@ def pull(
     wishes = Wishes(overwrite, delete, dry_run, inner_links=0, modes=_modes())
     agreed: set[str] = set()
 
-    def confirm(names: list[str]) -> None:
+    def agree(names: list[str]) -> None:
         if not yes and not agreed.issuperset(names):  # a connection that breaks asks no second time
             _ask_to_delete(path, names, workspace)
             agreed.update(names)
@@ -258,8 +277,9 @@ def pull(
             to,
             wishes,
             asked,
-            lambda names: _left_out(path, names, everything=everything),
-            confirm=confirm,
+            lambda names: _left_out(path, names, everything=everything, comes=True),
+            protected=lambda names: _left_out(path, names, everything=everything),
+            confirm=agree,
         )
     return _told(report, dry_run=dry_run)
 
@@ -306,9 +326,9 @@ def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Cop
     return Copied(report.files, report.bytes, report.unchanged, newer, report.newer_count)
 
 
-def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> None:
-    """Take a snapshot of what stands on the machine, before it is replaced or lost. Call it inside
-    ``connected``."""
+def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> str:
+    """Take a snapshot of what stands on the machine, before it is replaced or lost; its id. Call it
+    inside ``connected``."""
     import flows
     from torpor.control.upkeep.reports import BackupReport
 
@@ -318,19 +338,104 @@ def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> None
         raise WorkspaceAwake(
             f"the machine of workspace {workspace} has ended meanwhile: give the command again"
         )
+    return str(report.snapshot)
 
 
-def check_no_job(workspace: str) -> None:
+def check_no_job(workspace: str, machine: str = "") -> None:
     """WorkspaceBusy while a job of the workspace has not ended: its files would change under it.
-    Call it inside ``connected``."""
-    from tasks.workspace_blocks import open_workspace
-
-    for job in open_workspace(workspace).jobs.open():
+    With ``machine``, a job that runs on others counts for nothing. Call it inside ``connected``."""
+    if (job := _job_at(workspace, machine)) is not None:
         raise WorkspaceBusy(
             f"job {job.id} of workspace {workspace} is {job.state}, and its files would change "
             f"under it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel "
             f"{job.id}` ends it"
         )
+
+
+def _job_at(workspace: str, machine: str) -> Job | None:
+    from tasks.workspace_blocks import open_workspace
+
+    for job in open_workspace(workspace).jobs.open():
+        if not machine or job.attempt is None:
+            return job  # it may begin on any machine of the workspace
+        if machine in {job.attempt.machine, *(node.machine for node in job.others)}:
+            return job
+    return None
+
+
+# -- what a push may delete and replace
+
+
+class _Look(NamedTuple):
+    """Of the machine: what its clock says, the real path of the copy, and of the workspace's
+    directories, in their order."""
+
+    now_ns: int
+    where: str
+    roots: list[str]
+
+
+def _look(side: Side, asked: dict[str, Any]) -> _Look:
+    said = ask(side, {**asked, "do": "look"})
+    fits = isinstance(said, list) and [type(one) for one in said] == [int, str, list]
+    if not fits or not all(isinstance(root, str) for root in said[2]) or said[0] <= 0:
+        raise MachineError(f"{side.who}: the machine sent what is no part of a copy")
+    return _Look(*said)
+
+
+class _Stored:
+    """What a snapshot has of the directory that a folder is copied into, and what was kept there as
+    it lacks that: files that `exclude` of the workspace names, and what is younger."""
+
+    def __init__(self, snapshot: str, workspace: str, side: Side, look: _Look) -> None:
+        from flows.procedures.listing import list_entries
+
+        self._snapshot = snapshot
+        self._tops: list[tuple[str, str]] = []  # a directory of the workspace, and where below it
+        for name, root in zip(side.roots, look.roots, strict=False):
+            below = os.path.relpath(look.where, root)
+            if below.partition("/")[0] != "..":
+                self._tops.append((name, os.path.normpath(os.path.join(name, below))))
+        self._entries = {
+            os.path.normpath(entry.path): entry for entry in list_entries(workspace, snapshot)
+        }
+        self._absent: set[str] = set()
+        self._other: set[str] = set()
+
+    def lacks(self, there: list[Entry]) -> set[str]:
+        """Which of the names of a machine the snapshot does not have as they are."""
+        self._absent.clear()
+        self._other.clear()
+        for entry in there:
+            paths = [(root, os.path.join(top, entry.name)) for root, top in self._tops]
+            found = [(root, self._entries[path]) for root, path in paths if path in self._entries]
+            if not found:
+                self._absent.add(entry.name)
+            elif not any(self._is_same(entry, *one) for one in found):
+                self._other.add(entry.name)
+        return self._absent | self._other
+
+    def told(self, sent: set[str]) -> int:
+        """Say what was kept; the exit code. ``sent``: names that were to be replaced."""
+        for names, why in (
+            (self._absent, "does not have it: `exclude` of the workspace names it, or it is new"),
+            (self._other, "has another version of it"),
+        ):
+            if tops := _tops(names):
+                named = _some(tops[:_NAMED], len(tops))
+                words = f"kept, as snapshot {self._snapshot}, which was taken before, {why}"
+                say(plain(f"torpor: {words}: {named}"), sys.stderr)
+        return REFUSED if self._other or self._absent & sent else 0
+
+    def _is_same(self, entry: Entry, root: str, stored: ListedEntry) -> bool:
+        if stored.kind == "directory":
+            return entry.kind == "d"
+        if stored.kind == "symlink":
+            return (entry.kind, entry.target) == ("l", stored.target)
+        if stored.kind == "hard link":  # to a file of the same directory of the workspace
+            stored = self._entries[os.path.normpath(os.path.join(root, stored.target))]
+        same = (entry.kind, entry.size, entry.mtime_ns) == ("f", stored.bytes, stored.mtime_ns)
+        return same and not stored.changed_while_read
 
 
 # -- what is copied
@@ -375,44 +480,24 @@ def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ())
     if not path.is_dir():
         raise InvalidInput(f"{plain(str(path))} is no directory")
     skipped: list[str] = []
-    only = None if everything else _not_ignored(path, exclude, skipped)
+    only = None if everything else git_rules.not_ignored(path, exclude, skipped)
     found = [entry for _, entry in tree_copy.found_in(Source(str(path), "", only), skipped)]
     for words in skipped:
         say(f"torpor: warning: left out: {plain(words)}", sys.stderr)
     return sorted(entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name))
 
 
-def _not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[str] | None:
-    """The names that git lists below a folder, also of the repositories in it: each has .gitignore
-    files of its own. None for all of them."""
-    with _git(path) as git:
-        if git is None:
-            return None
-        argv = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        argv += [f"--exclude={pattern}" for pattern in exclude]
-        said = _said_by_git(argv, path).split(b"\0")
-    listed = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
-    found: list[str] = []
-    for name in listed:
-        inner = path / name
-        if inner.is_symlink() or not inner.is_dir():
-            found.append(name)
-        elif (inner / ".git").exists():
-            below = _not_ignored(inner, exclude, skipped) or []
-            found += [f"{name}/{one}" for one in below]
-        elif any(inner.iterdir()) and not any(one.startswith(f"{name}/") for one in listed):
-            skipped.append(f"{name} (a submodule that git has not fetched)")
-    return found
-
-
-def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
-    """Which names below a folder are neither copied nor deleted."""
+def _left_out(path: Path, names: list[str], *, everything: bool, comes: bool = False) -> set[str]:
+    """Which names below a folder are neither copied nor deleted. ``comes``: they are those of a
+    machine, and what could make programs run here is said."""
     never = {name for name in names if _is_never(name)}
+    if comes:
+        _say_never(never, "`torpor cp` with its name copies it all the same")
     rest = [name for name in names if name not in never]
     if everything or not rest or not path.is_dir():
         return never
     unread: set[str] = set()
-    ignored = _ignored(path, rest, unread)
+    ignored = git_rules.ignored(path, rest, unread)
     if unread:
         named = plain(_some(sorted(unread)[:_NAMED], len(unread)))
         say(
@@ -421,64 +506,6 @@ def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
             sys.stderr,
         )
     return never | ignored
-
-
-def _ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
-    """Which names below a folder its .gitignore files name, and those of the repositories in it;
-    and all names below what git cannot look into, which is added to ``unread``."""
-    with _git(path) as git:
-        if git is None:
-            return set()
-        staged = _said_by_git([*git, "ls-files", "-z", "--stage"], path).split(b"\0")
-        modules = {one.split(b"\t", 1)[1] for one in staged if one.startswith(_MODULE)}
-        inner, blocked = _apart(path, names, {os.fsdecode(name) for name in modules})
-        elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
-        own = [*inner, *(name for name in names if name not in elsewhere)]
-        argv = [*git, "check-ignore", "-z", "--stdin"]
-        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
-        said = _said_by_git(argv, path, asked, fine=(0, 1)) if own else b""
-    found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
-    for top, below in inner.items():
-        if top in found:  # with all that is in it
-            found.update(below)
-        else:
-            at = len(top) + 1
-            deeper: set[str] = set()
-            ignored = _ignored(path / top, [name[at:] for name in below], deeper)
-            found.update(f"{top}/{name}" for name in ignored)
-            unread.update(f"{top}/{name}" for name in deeper)
-    for top, below in blocked.items():
-        unread.add(top)
-        found.update(below)
-    return found & set(names)
-
-
-def _apart(
-    path: Path, names: list[str], modules: set[str]
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The names below repositories in the folder, by these; and the names below its symlinks, and
-    below submodules that are not fetched, by those."""
-    kinds: dict[str, dict[str, list[str]] | None] = {}
-    inner: dict[str, list[str]] = {}
-    blocked: dict[str, list[str]] = {}
-
-    def kind_of(above: str) -> dict[str, list[str]] | None:
-        if os.path.islink(path / above):
-            return blocked
-        if os.path.exists(path / above / ".git"):
-            return inner
-        return blocked if above in modules else None
-
-    for name in names:
-        parts = name.split("/")
-        for end in range(1, len(parts)):
-            above = "/".join(parts[:end])
-            if above not in kinds:
-                kinds[above] = kind_of(above)
-            if (kind := kinds[above]) is not None:
-                kind.setdefault(above, []).append(name)
-                break
-    return inner, blocked
 
 
 def _modes() -> int:
@@ -492,88 +519,39 @@ def _never_below(names: list[str]) -> set[str]:
     """Which names of a copy to this host are left out, and said: those that a machine could write
     programs into, where the user has not named them."""
     never = {name for name in names if _is_never(name.partition("/")[2])}
-    if tops := sorted(name for name in never if name.rpartition("/")[0] not in never):
-        named = plain(_some(tops[:_NAMED], len(tops)))
-        say(
-            f"torpor: warning: left out: {named}. What a machine writes there may run here: name "
-            "it as a source to copy it all the same",
-            sys.stderr,
-        )
+    _say_never(never, "name it as a source to copy it all the same")
     return never
 
 
-def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
-    """Ask the person at the terminal. RunCancelled after a no, InvalidInput where nobody is there.
-    Directories in which no file is deleted need no question."""
-    from tasks.questions import ask
+def _say_never(never: set[str], advice: str) -> None:
+    if tops := _tops(never):
+        named = plain(_some(tops[:_NAMED], len(tops)))
+        say(
+            f"torpor: warning: left out: {named}. What a machine writes there may run here: "
+            f"{advice}",
+            sys.stderr,
+        )
 
+
+def _tops(names: set[str]) -> list[str]:
+    """Those that are in no other one, sorted."""
+    return sorted(name for name in names if name.rpartition("/")[0] not in names)
+
+
+def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
+    """Ask the person at the terminal. Directories in which no file is deleted need no question."""
     files = [name for name in names if (folder / name).is_symlink() or not (folder / name).is_dir()]
-    if not files:
-        return
-    what = "1 file" if len(files) == 1 else f"{len(files):,} files"
-    named = _some(files[:_NAMED], len(files))
-    asked = plain(f"Delete {what} in {folder} that {workspace} does not have: {named}?")
-    agrees = ask(asked)
-    if agrees is None:
-        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
-    if not agrees:
-        raise RunCancelled("nothing was copied or deleted")
+    if files:
+        what = "1 file" if len(files) == 1 else f"{len(files):,} files"
+        named = _some(files[:_NAMED], len(files))
+        asked = f"Delete {what} in {folder} that {workspace} does not have: {named}?"
+        confirm(plain(asked), "nothing was copied or deleted")
 
 
 def _is_never(name: str) -> bool:
-    return any(_NEVER.fullmatch(part) for part in name.split("/"))
-
-
-@contextmanager
-def _git(path: Path) -> Iterator[list[str] | None]:
-    """How git is asked about a folder, also about one that is in no repository. None where this
-    host has no git and the folder needs none."""
-    if shutil.which("git") is None:
-        if found := next(path.rglob(".gitignore"), None):
-            raise InvalidInput(
-                f"{plain(str(found))} says what is not copied, and this host has no `git`, which "
-                "reads it: install git, or add --everything"
-            )
-        yield None
-        return
-    asked = subprocess.run(
-        ["git", "rev-parse", "--is-inside-work-tree"],
-        cwd=path,
-        env=_plain_environment(),
-        capture_output=True,
-        check=False,
-    )
-    if asked.stdout.strip() == b"true":
-        yield ["git"]
-        return
-    if any((above / ".git").exists() for above in (path, *path.parents)):
-        words = asked.stderr.decode(errors="replace").strip()
-        raise InvalidInput(f"git does not read {plain(str(path))}: {plain(words)}")
-    with tempfile.TemporaryDirectory(prefix="torpor-git-") as empty:
-        _said_by_git(["git", "init", "--quiet", empty], path)
-        yield ["git", f"--git-dir={empty}/.git", f"--work-tree={path}"]
-
-
-def _said_by_git(
-    argv: list[str], path: Path, stdin: bytes = b"", fine: tuple[int, ...] = (0,)
-) -> bytes:
-    done = subprocess.run(
-        argv,
-        cwd=path,
-        env=_plain_environment(),
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode not in fine:
-        words = done.stderr.decode(errors="replace").strip()
-        raise InvalidInput(f"git does not read {plain(str(path))}: {plain(words)}")
-    return done.stdout
-
-
-def _plain_environment() -> dict[str, str]:
-    """Without what would have git look at another repository, as in a hook of one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """Of a folder that is pushed or pulled, no such name is copied, nor one below what `cp` brings
+    here. A machine that could write ``.git`` here would run programs here."""
+    return is_of_git(name) or any(part.lower().startswith(_OURS) for part in name.split("/"))
 
 
 # -- the other side
@@ -629,8 +607,14 @@ def _readable(
                 wanted = first if wanted == "." else wanted
                 with quiet(as_json=False):
                     restored = restore_path(
-                        workspace, wanted, os.path.join(kept, str(number)), machine="here"
+                        workspace,
+                        wanted,
+                        os.path.join(kept, str(number)),
+                        machine="here",
+                        leave_git=True,  # a command that is killed leaves these files there
                     )
+                for words in restored.warnings:
+                    say(f"torpor: warning: {plain(words)}", sys.stderr)
                 found.append(str(restored.restored_to))
             yield Side("the snapshot", begin_argv(), [kept]), found
 
@@ -673,7 +657,7 @@ def _put(
     side: Side,
     sources: list[Source],
     asked: dict[str, Any],
-    protected: Callable[[list[str]], set[str]] = lambda names: set(),
+    protected: Callable[[list[Entry]], set[str]] = lambda there: set(),
 ) -> Report:
     return _copied(
         side,
@@ -690,13 +674,22 @@ def _get(
     asked: dict[str, Any],
     ignored: Callable[[list[str]], set[str]],
     names: set[str] | None = None,
+    *,
+    protected: Callable[[list[str]], set[str]] = lambda names: set(),
     confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
     return _copied(
         side,
         asked,
         lambda stream, moved: tree_copy.receive(
-            stream, to, wishes, moved=moved, ignored=ignored, names=names, confirm=confirm
+            stream,
+            to,
+            wishes,
+            moved=moved,
+            ignored=ignored,
+            protected=protected,
+            names=names,
+            confirm=confirm,
         ),
         f"copying from {side.who}",
     )
@@ -859,7 +852,7 @@ def _begin(stdin: IO[bytes], stdout: IO[bytes]) -> None:
 # -- what is said
 
 
-def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
+def _told(report: Report, who: str = "", *, dry_run: bool = False, delete: bool = False) -> int:
     """Say what was copied; the exit code."""
     where = f"{who}:{report.target}" if who else report.target
     does = "would copy" if dry_run else "copied"
@@ -872,18 +865,22 @@ def _told(report: Report, who: str = "", *, dry_run: bool = False) -> int:
         say(plain(f"would copy {_some(report.names, report.files)}"))
     if report.gone_count:
         deletes = "would delete" if dry_run else "deleted"
-        say(plain(f"{deletes} {_some(report.gone, report.gone_count)}"))
+        first = ", as far as the snapshot that is taken before has it" if dry_run and delete else ""
+        say(plain(f"{deletes} {_some(report.gone, report.gone_count)}{first}"))
     if report.newer_count:
         named = _some(report.newer, report.newer_count)
         say(
             plain(f"torpor: kept, as it is newer at the target: {named}. --overwrite replaces it"),
             sys.stderr,
         )
+    if report.kept_count:
+        named = _some(report.kept, report.kept_count)
+        say(plain(f"torpor: kept, and neither replaced nor deleted: {named}"), sys.stderr)
     if report.failed_count:
         named = _some(report.failed, report.failed_count)
         say(plain(f"torpor: not copied: {named}. The same command tries these again"), sys.stderr)
         return FAILED
-    return REFUSED if report.newer_count else 0
+    return REFUSED if report.newer_count or report.kept_count else 0
 
 
 def _some(names: list[str], count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
 
@@ -25,7 +25,7 @@ from torpor_cli.asleep import (
     put_back,
 )
 from torpor_cli.output import print_rows
-from torpor_cli.question import agrees, answer
+from torpor_cli.question import answer, check_attended, confirm
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tasks.workspace import OpenWorkspace
 
 Flag = Annotated[bool, Parameter(negative=())]
+_KEPT: Final = "nothing was deleted"
 
 
 class _Found(NamedTuple):
@@ -211,15 +212,12 @@ def _becomes(block: Workspace, found: _Found, *, snapshots: bool) -> dict[str, s
 def _ask(workspace: str, *, snapshots: bool) -> None:
     """InvalidInput if nobody can answer, RunCancelled after a no."""
     said = f"Delete workspace {workspace}"
-    if not sys.stdin.isatty():
-        raise InvalidInput(f"{said}? Nobody is at the terminal to answer: add --yes")
-    if snapshots:
-        asked = f"{said} with all of its snapshots, for good? Write its name: "
-        agreed = answer(asked) == workspace
-    else:
-        agreed = agrees(f"{said}?")
-    if not agreed:
-        raise RunCancelled("nothing was deleted")
+    if not snapshots:
+        confirm(f"{said}?", _KEPT)
+        return
+    check_attended(f"{said}?")
+    if answer(f"{said} with all of its snapshots, for good? Write its name: ") != workspace:
+        raise RunCancelled(_KEPT)
 
 
 def _delete_snapshots(opened: OpenWorkspace, found: _Found) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deployments.terminal import folded, say
+from deployments.terminal import say
 from torpor.shared.errors import TorporError
 from torpor.shared.plain_text import plain, plain_json, short
 from torpor_cli.following import Follower
@@ -114,10 +114,11 @@ def shown_progress(asks: bool = False) -> Iterator[Follower]:
     """Show what runs in this context do, and warnings, as lines of standard error. ``asks``: the
     flow may ask the person at the terminal."""
     from tasks.progress import followed_by
+    from torpor_cli.question import says_yes
 
     def asked(question: str) -> bool:
         with follower.silent():
-            return _asked(question)
+            return says_yes(question)
 
     with (
         Follower() as follower,
@@ -138,11 +139,6 @@ def _asked_here(answers: Callable[[str], bool], asks: bool) -> Iterator[None]:
 
     with answered_by(answers):
         yield
-
-
-def _asked(question: str) -> bool:
-    print(folded(f"{question} [y/N] ", sys.stderr), end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def quiet(as_json: bool, *, asks: bool = False) -> AbstractContextManager[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from deployments.terminal import folded
@@ -18,17 +18,34 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 5
 """Offers in the question."""
+_CHOICE: Final = " [y/N] "
 
 
 def agrees(question: str) -> bool:
-    """Whether the person at the terminal says yes."""
-    return answer(f"{question} [y/N] ").lower() in ("y", "yes")
+    """Whether the person at the terminal says yes. Lines that show progress make way. RunCancelled
+    where the input ends before an answer."""
+    from tasks.questions import ask
+
+    by_flow = ask(question)
+    return _is_yes(answer(f"{question}{_CHOICE}")) if by_flow is None else by_flow
+
+
+def says_yes(question: str) -> bool:
+    """As ``agrees``, for whoever shows the progress: no answer is a no."""
+    with suppress(EOFError):
+        return _is_yes(_read(f"{question}{_CHOICE}"))
+    return False
+
+
+def check_attended(question: str) -> None:
+    """InvalidInput if nobody can answer."""
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question} Nobody is at the terminal to answer: add --yes")
 
 
 def confirm(question: str, no: str) -> None:
     """Ask. InvalidInput if nobody can answer, RunCancelled with the words ``no`` after a no."""
-    if not sys.stdin.isatty():
-        raise InvalidInput(f"{question} Nobody is at the terminal to answer: add --yes")
+    check_attended(question)
     if not agrees(question):
         raise RunCancelled(no)
 
@@ -36,10 +53,18 @@ def confirm(question: str, no: str) -> None:
 def answer(question: str) -> str:
     """What the person at the terminal answers. RunCancelled where the input ends before."""
     try:
-        with _seen():
-            return input(f"{folded(question.rstrip(), sys.stdout)} ").strip()
+        return _read(question)
     except EOFError:
         raise RunCancelled("the input ended before an answer: nothing was done") from None
+
+
+def _read(question: str) -> str:
+    with _seen():
+        return input(f"{folded(question.rstrip(), sys.stdout)} ").strip()
+
+
+def _is_yes(text: str) -> bool:
+    return text.lower() in ("y", "yes")
 
 
 @contextmanager

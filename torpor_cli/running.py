@@ -552,7 +552,7 @@ def _bring(
         raise TorporError(
             f"not all results were brought. Snapshot {snapshot} has what the job left: `torpor "
             f"snapshots {name} {snapshot}` lists it, `torpor restore {name} PATH INTO --snapshot "
-            f"{snapshot}` brings it"
+            f"{snapshot} --leave-git` brings it"
         )
 
 
@@ -569,6 +569,7 @@ def _bring_one(
             snapshot=snapshot,
             machine="here",
             move_aside=True,
+            leave_git=True,
         )
     aside = f". What was there is {report.moved_aside} now" if report.moved_aside else ""
     say(
@@ -576,10 +577,14 @@ def _bring_one(
         f"{report.bytes / 1e6:,.1f} MB{aside}",
         sys.stderr,
     )
+    for words in report.warnings:
+        say(f"torpor: warning: {path}: {plain(words)}", sys.stderr)
 
 
 def _by_hand(name: str, path: str, into: Path) -> str:
-    command = shlex.join(["torpor", "restore", name, path, str(into), "--move-aside"])
+    command = shlex.join(
+        ["torpor", "restore", name, path, str(into), "--move-aside", "--leave-git"]
+    )
     return f"`{command}` brings it once it is stored"
 
 

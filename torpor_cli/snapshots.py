@@ -65,6 +65,7 @@ def restore(
     snapshot: str = "newest",
     machine: str = "here",
     move_aside: Flag = False,
+    leave_git: Flag = False,
     options: Options | None = None,
 ) -> None:
     """Restore one file or directory of a snapshot, to this host unless a machine is named.
@@ -76,6 +77,7 @@ def restore(
         snapshot: The snapshot.
         machine: here, the id of the workspace's machine, or user@host:port.
         move_aside: Rename what is in the way.
+        leave_git: Leave out each .git below the path: git would run what a machine wrote there.
     """
     run(
         "restore_path",
@@ -86,6 +88,7 @@ def restore(
         snapshot=snapshot,
         machine=machine,
         move_aside=move_aside,
+        leave_git=leave_git,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -14,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.variables import is_variable
 from torpor.shared.errors import InvalidInput
+from torpor.shared.format.git_names import is_of_git
 from torpor.shared.values import Want, workspace_name
 
 FILE: Final = "torpor.yaml"
 MOST_BYTES: Final = 1024 * 1024
 """Of the file. A longer one is another file by mistake."""
 _MOST_DEEP: Final = 8
+_NUMBER: Final = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?", re.I)
+"""A number that YAML 1.1 reads as everybody does."""
 _HABITS: Final = {
     "accelerators": "gpu, in resources",
     "accept_secrets": "the option --accept-secret alone: no file of a folder hands out credentials",
@@ -188,7 +192,7 @@ def path_below(text: str) -> str:
         raise InvalidInput(
             f"{text!r} is no path below the folder, such as outputs/: only those are brought"
         )
-    if any(part.lower() == ".git" for part in path.parts):
+    if is_of_git(text):
         raise InvalidInput(f"{text!r} is not brought: git runs what a machine writes into .git")
     return str(path)
 
@@ -226,11 +230,12 @@ class _Reading:
         if loc[:1] == ("env",) and len(loc) == 2 and not _is_null(node):
             return node.value  # a variable is a text, as it is written
         number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-        if number and not {":", "_"}.isdisjoint(node.value):
+        if number and not _NUMBER.fullmatch(node.value):
             raise self._fault(
                 loc,
-                f"YAML reads {node.value} as a number in another way than it looks (1:30 as 90): "
-                "write a number with digits and a point alone, and put a text in quotes",
+                f"YAML reads {node.value} as a number in another way than it looks (1:30 as 90, "
+                "010 as 8): write a number with digits and a point alone, without a 0 in front, "
+                "and put a text in quotes",
             )
         try:
             return loader.construct_object(node)

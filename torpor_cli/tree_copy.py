@@ -66,6 +66,7 @@ OLD_PART_S = 7 * 24 * 3600
 """What an earlier copy has left of any file is removed by the next copy into its directory."""
 _MODE = 0o777
 """What a copy keeps of a mode: no program gets its owner's rights by being copied."""
+_YOUNG = "somebody has changed it meanwhile"
 
 
 class Refused(Exception):
@@ -88,14 +89,17 @@ class Entry(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a receiver did. ``newer``: kept, as the target's is younger. ``gone``: deleted, or what
-    a dry run would delete. Of names, the first few."""
+    """What a receiver did. ``newer``: kept, as the target's is younger. ``kept``: what else was
+    neither replaced nor deleted, with the reason. ``gone``: deleted, or what a dry run would
+    delete. Of names, the first few."""
 
     files: int
     bytes: int
     unchanged: int
     newer: list[str]
     newer_count: int
+    kept: list[str]
+    kept_count: int
     failed: list[str]
     failed_count: int
     gone: list[str]
@@ -221,26 +225,25 @@ def send(
     sources: list[Source],
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
-    protected: Callable[[list[str]], set[str]] = lambda names: set(),
+    protected: Callable[[list[Entry]], set[str]] = lambda there: set(),
 ) -> Report:
-    """Send what the receiver lacks. ``protected``: which of the names that only the receiver has
-    are not to be deleted there."""
+    """Send what the receiver lacks. ``protected``: which names stay of what the receiver has, and
+    would delete, or replace although it is newer."""
     skipped: list[str] = []
     found = [one for source in sources for one in found_in(source, skipped)]
     stream.send_list([entry for _, entry in found])
     stream.send([skipped[:_SHOWN], len(skipped)])
     stream.flush()
+    there = [_checked(fields, _MODE) for fields in stream.expect_list()]
+    kept = protected(there) if there else set()
+    stream.send_list([index for index, entry in enumerate(there) if entry.name not in kept])
+    stream.flush()
     wanted = [_wish(one, found) for one in stream.expect_list()]
-    extra = stream.expect_list()
-    if not all(_is_name(name) for name in extra):
-        raise Refused(_NO_COPY)
     total = sum(found[index][1].size - offset for index, offset in wanted)
     done = 0
     for index, offset in wanted:
         path, entry = found[index]
         done = _send_file(stream, path, entry, offset, lambda now: moved(now, total), done)
-    kept = protected(extra)
-    stream.send_list([index for index, name in enumerate(extra) if name not in kept])
     stream.flush()
     return _report(stream.expect())
 
@@ -262,21 +265,8 @@ def _is_small(value: Any) -> bool:
     )
 
 
-def _is_name(value: Any) -> bool:
-    """Whether it may be a name below a folder."""
-    try:
-        return (
-            isinstance(value, str)
-            and os.fsencode(value) is not None
-            and "\0" not in value
-            and {"", ".", ".."}.isdisjoint(value.split("/"))
-        )
-    except ValueError:
-        return False
-
-
 def _report(value: Any) -> Report:
-    kinds = [int, int, int, list, int, list, int, list, int, list, str]
+    kinds = [int, int, int, *[list, int] * 4, list, str]
     if not isinstance(value, list) or [type(one) for one in value] != kinds:
         raise Refused(_NO_COPY)
     if not all(isinstance(name, str) for one in value if isinstance(one, list) for name in one):
@@ -394,6 +384,11 @@ class Wishes(NamedTuple):
     None: all links are taken as they are."""
     modes: int = _MODE
     """The bits of a mode that files and directories get."""
+    replace: bool = True
+    """Whether a file gives way to another one of its name."""
+    before_ns: int = 0
+    """Delete, and replace what is newer, only where it was last changed before this moment of the
+    target's clock: a snapshot that was begun then may lack what is younger. 0: at any moment."""
 
 
 def receive(
@@ -403,13 +398,15 @@ def receive(
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
     ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    protected: Callable[[list[str]], set[str]] = lambda names: set(),
     names: set[str] | None = None,
     confirm: Callable[[list[str]], None] = lambda names: None,
 ) -> Report:
-    """Bring the target to what the sender lists. ``ignored``: which names are neither copied nor
-    deleted. ``names``: what the sender was asked for: it may send nothing beside these; None: any
-    names, or any single one where the target renames it. ``confirm``: raises where these names are
-    not to be deleted, before anything is copied."""
+    """Bring the target to what the sender lists. ``ignored``: which names are not copied.
+    ``protected``: which names that only the target has are not deleted. ``names``: what the sender
+    was asked for: it may send nothing beside these; None: any names, or any single one where the
+    target renames it. ``confirm``: raises where these names are not to be deleted, before anything
+    is copied."""
     entries, failed = _listed(stream, target, wishes.modes, names)
     left_out = ignored([entry.name for entry in entries])
     chosen = _chosen(entries, left_out)
@@ -420,13 +417,18 @@ def receive(
     with _Disk(target.base, failed) as disk:
         plan = _Plan(disk, entries, chosen, wishes)
         extra = disk.not_listed({entry.name for entry in entries}) if wishes.delete else []
-        kept = ignored(extra) if extra else set()
-        extra = [name for name in extra if name not in kept]
-        if extra and not wishes.dry_run:
-            confirm(extra)
+        spared = protected([entry.name for entry in extra]) if extra else set()
+        extra = [entry for entry in extra if entry.name not in spared]
+        stream.send_list([*extra, *plan.over.values()])
+        stream.flush()
+        allowed = {index for index in stream.expect_list() if type(index) is int}
+        going = [entry for index, entry in enumerate(extra) if index in allowed]
+        at = enumerate(plan.over, len(extra))
+        plan.leave({index for position, index in at if position not in allowed})
+        if going and not wishes.dry_run:
+            confirm([entry.name for entry in going])
         wanted = [] if wishes.dry_run else plan.wanted
         stream.send_list(wanted)
-        stream.send_list(extra)
         stream.flush()
         if not wishes.dry_run:
             disk.remove_parts(
@@ -447,9 +449,7 @@ def receive(
                 del failed[faults:]
                 whole = True
             files += whole
-        may_go = stream.expect_list()
-        allowed = {index for index in may_go if type(index) is int}
-        going = [name for index, name in enumerate(extra) if index in allowed]
+        gone = [entry.name for entry in going]
         if not wishes.dry_run:
             for index in plan.links:
                 faults = len(failed)
@@ -460,7 +460,7 @@ def receive(
                 files += whole
             for entry in reversed(plan.folders):
                 disk.finish(entry)
-            going = [] if failed else disk.delete(going)
+            gone = [] if failed else disk.delete(going, wishes.before_ns, plan.kept)
         would = [*plan.wanted, *((index, 0) for index in plan.links)] if wishes.dry_run else []
         report = Report(
             files=len(would) or files,
@@ -468,10 +468,12 @@ def receive(
             unchanged=plan.unchanged,
             newer=plan.newer[:_SHOWN],
             newer_count=len(plan.newer),
+            kept=plan.kept[:_SHOWN],
+            kept_count=len(plan.kept),
             failed=failed[:_SHOWN],
             failed_count=len(failed),
-            gone=going[:_SHOWN],
-            gone_count=len(going),
+            gone=gone[:_SHOWN],
+            gone_count=len(gone),
             names=[entries[index].name for index, _ in would[:_SHOWN]],
             target=os.path.join(target.base, target.rename).rstrip("/"),
         )
@@ -546,7 +548,8 @@ def _checked(fields: Any, modes: int) -> Entry:
 
 
 class _Plan:
-    """What is to be done with each entry, after a look at the target."""
+    """What is to be done with each entry, after a look at the target. ``over``: what stands there
+    and is newer, by the number of the entry that replaces it."""
 
     def __init__(
         self, disk: _Disk, entries: list[Entry], chosen: list[int], wishes: Wishes
@@ -555,6 +558,8 @@ class _Plan:
         self.links: list[int] = []
         self.folders: list[Entry] = []
         self.newer: list[str] = []
+        self.kept: list[str] = []
+        self.over: dict[int, Entry] = {}
         self.unchanged = 0
         self.before: dict[int, os.stat_result | None] = {}
         for index in chosen:
@@ -579,17 +584,30 @@ class _Plan:
             if there is not None and disk.has(entry, there):
                 self.unchanged += 1
                 other = (there.st_mode ^ entry.mode) & wishes.modes & _MODE
-                if entry.kind == "f" and other and not wishes.dry_run:
+                if entry.kind == "f" and other and wishes.replace and not wishes.dry_run:
                     disk.finish(entry)
                 continue
-            if there is not None and there.st_mtime_ns > entry.mtime_ns and not wishes.overwrite:
-                self.newer.append(entry.name)
+            if there is not None and not wishes.replace:
+                self.kept.append(f"{entry.name} (it is there)")
                 continue
+            if there is not None and there.st_mtime_ns > entry.mtime_ns:
+                if not wishes.overwrite:
+                    self.newer.append(entry.name)
+                    continue
+                if wishes.before_ns and _is_young(there, wishes.before_ns):
+                    self.kept.append(f"{entry.name} ({_YOUNG})")
+                    continue
+                self.over[index] = disk.entry(entry.name, there)
             self.before[index] = there
             if entry.kind == "l":
                 self.links.append(index)
             else:
                 self.wanted.append((index, disk.begun(entry)))
+
+    def leave(self, numbers: set[int]) -> None:
+        """Replace none of these."""
+        self.wanted = [(index, offset) for index, offset in self.wanted if index not in numbers]
+        self.links = [index for index in self.links if index not in numbers]
 
 
 def leads_out(name: str, target: str, top: int | None = 0) -> bool:
@@ -812,28 +830,46 @@ class _Disk:
             return False
         return True
 
-    def not_listed(self, listed: set[str]) -> list[str]:
+    def entry(self, name: str, there: os.stat_result) -> Entry:
+        """What stands there, which is no directory."""
+        kind, to = "f", ""
+        if stat.S_ISLNK(there.st_mode):
+            folder, last = self._at(name)
+            kind, to = "l", os.readlink(last, dir_fd=folder)
+        return Entry(kind, name, there.st_mode & _MODE, there.st_size, there.st_mtime_ns, to)
+
+    def not_listed(self, listed: set[str]) -> list[Entry]:
         """What is here and not listed, deepest first; of a directory, what is in it, too. Parents
         of what is listed stay."""
         keep = listed | _above(listed)
         if self._fd < 0:
             return []
-        here = [entry.name for _, entry in _in_folder(self._base, "", [])]
-        return [name for name in reversed(here) if name not in keep]
+        here = [entry for _, entry in _in_folder(self._base, "", [])]
+        return [entry for entry in reversed(here) if entry.name not in keep]
 
-    def delete(self, names: list[str]) -> list[str]:
-        """Delete them; returns those that went. A directory in which something stays, stays."""
+    def delete(self, entries: list[Entry], before_ns: int, kept: list[str]) -> list[str]:
+        """Delete them; returns those that went. A directory in which something stays, stays. What
+        was changed since it was listed, or at ``before_ns`` or later, is added to ``kept``."""
         gone = []
-        for name in names:
+        unlinked: set[tuple[int, int]] = set()  # this, too, is a change of a file's other names
+        for entry in entries:
+            name = entry.name
             try:
                 folder, last = self._at(name)
                 info = os.stat(last, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode):
+                file = (info.st_dev, info.st_ino)
+                young = before_ns and file not in unlinked and _is_young(info, before_ns)
+                if entry.kind != "d" and (young or not self.has(entry, info)):
+                    kept.append(f"{name} ({_YOUNG})")
+                    continue
+                if entry.kind == "d":
                     self._forget()
                     folder, last = self._at(name)
                     os.rmdir(last, dir_fd=folder)
                 else:
                     os.unlink(last, dir_fd=folder)
+                    if info.st_nlink > 1:
+                        unlinked.add(file)
                 gone.append(name)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
@@ -873,6 +909,12 @@ class _Disk:
         if self._above_fd >= 0:
             os.close(self._above_fd)
         self._above, self._above_fd = None, -1
+
+
+def _is_young(there: os.stat_result, before_ns: int) -> bool:
+    """Whether it was changed at that moment or later. Whoever sets the time of a file (`cp -p`)
+    cannot set that of the change."""
+    return max(there.st_mtime_ns, there.st_ctime_ns) >= before_ns
 
 
 def _part_of(entry: Entry) -> str:
@@ -993,22 +1035,43 @@ def _serve_sending(stream: Stream, asked: dict[str, Any]) -> None:
 
 
 def _serve_receiving(stream: Stream, asked: dict[str, Any]) -> None:
+    target, where = _target_of(asked)
+    if asked.get("where", where) != where:
+        raise Refused(f"{asked['where']} has become {where}: nothing was copied")
+    receive(stream, target, Wishes(**asked["wishes"]))
+
+
+def _serve_looking(stream: Stream, asked: dict[str, Any]) -> None:
+    """Where a copy would go, without symlinks, with the workspace's directories, and the time."""
+    where = _target_of(asked)[1]
+    roots = [os.path.realpath(os.path.expanduser(root)) for root in asked["roots"]]
+    stream.send([time.time_ns(), where, roots])
+
+
+def _target_of(asked: dict[str, Any]) -> tuple[Target, str]:
+    """The target, and the same without symlinks. Refused for one that nothing may be copied to."""
     roots = asked["roots"]
     path = place(asked["path"], roots)
     target = target_for(path, asked["count"], contents=asked["contents"])
     where = os.path.join(target.base, target.rename)
-    if not asked["outside"] and not is_inside(where, roots):
+    inside = is_inside(where, roots)
+    if not asked["outside"] and not inside:
         raise Refused(
             f"{where} is in no directory of the workspace ({', '.join(roots)}), so no snapshot "
             "would have it: choose another target, or add --outside"
         )
-    wishes = Wishes(**asked["wishes"])
-    if wishes.delete and any(is_inside(os.path.expanduser(root), [where]) for root in roots):
+    delete = asked["wishes"].get("delete")
+    if delete and any(is_inside(os.path.expanduser(root), [where]) for root in roots):
         raise Refused(
             f"{where} holds a whole directory of the workspace, and --delete would delete all of "
             "it that is not copied: name a folder below it"
         )
-    receive(stream, target, wishes)
+    if delete and not inside:
+        raise Refused(
+            f"{where} is in no directory of the workspace, so no snapshot has what --delete would "
+            "delete there: leave --delete out, and delete it on the machine"
+        )
+    return target, os.path.realpath(where)
 
 
 def _serve_place(stream: Stream, asked: dict[str, Any]) -> None:
@@ -1022,6 +1085,7 @@ def _serve_jupyter(stream: Stream, asked: dict[str, Any]) -> None:
 _DOES: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
     "send": _serve_sending,
     "receive": _serve_receiving,
+    "look": _serve_looking,
     "place": _serve_place,
     "jupyter": _serve_jupyter,
 }

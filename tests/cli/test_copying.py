@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from torpor.control.upkeep.differences import ListedEntry
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
     InvalidInput,
@@ -26,6 +27,7 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
+from torpor.shared.values import SnapshotId
 from torpor_cli import copying
 from torpor_cli.copying import Side, begin_argv, cp, look_at, pull, push, send
 
@@ -40,22 +42,51 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-STORED = BackupReport("mywork", None, None, [], [])  # type: ignore[arg-type]
+STORED = BackupReport("mywork", SnapshotId("S1"), None, [], [])  # type: ignore[arg-type]
 
 
 @dataclass
 class Kept:
-    """What stands in the way of a push, and the snapshots that were taken before one."""
+    """What stands in the way of a push, and the snapshots that were taken before one. ``excluded``:
+    names that no snapshot has. ``meanwhile``: what somebody does on the machine after a snapshot
+    was taken."""
 
     there: Path
     jobs: list[Any] = field(default_factory=list)
     snapshots: list[set[str]] = field(default_factory=list)
+    entries: list[ListedEntry] = field(default_factory=list)
+    excluded: set[str] = field(default_factory=set)
+    meanwhile: Callable[[], object] = lambda: None
     report: Any = STORED
 
     def backup(self, workspace: str, machine: str) -> Any:
         assert workspace == "mywork"
         self.snapshots.append(names_in(self.there))
+        paths = [path for path in self.there.rglob("*") if not self.excluded & {*path.parts}]
+        self.entries = [listed(path) for path in paths]
+        self.meanwhile()
         return self.report
+
+    def list_entries(self, workspace: str, snapshot: str) -> list[ListedEntry]:
+        assert (workspace, snapshot) == ("mywork", "S1")
+        return self.entries
+
+
+def listed(path: Path) -> ListedEntry:
+    """What a snapshot has of it: of a file called ``same``, another name of here/old/z."""
+    info = path.lstat()
+    if path.name == "same":
+        return ListedEntry(
+            str(path), "hard link", 0, "", 0, 0, info.st_mtime_ns, "here/old/z", False
+        )
+    kind: Any = "symlink" if path.is_symlink() else "directory" if path.is_dir() else "file"
+    target = os.readlink(path) if path.is_symlink() else ""
+    return ListedEntry(str(path), kind, info.st_size, "", 0, 0, info.st_mtime_ns, target, False)
+
+
+def job_on(machine: str) -> SimpleNamespace:
+    attempt = SimpleNamespace(machine=machine) if machine else None
+    return SimpleNamespace(id="3f2a9c81d04e", state="running", attempt=attempt, others=[])
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +95,7 @@ def kept(there: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     opened = SimpleNamespace(jobs=SimpleNamespace(open=lambda: kept.jobs))
     monkeypatch.setattr("tasks.workspace_blocks.open_workspace", lambda workspace: opened)
     monkeypatch.setattr("flows.backup", kept.backup)
+    monkeypatch.setattr("flows.procedures.listing.list_entries", kept.list_entries)
     return kept
 
 
@@ -87,12 +119,15 @@ def asleep(monkeypatch: pytest.MonkeyPatch, there: Path) -> Path:
     def nowhere() -> Side:
         raise WorkspaceAsleep("workspace mywork is asleep: `torpor wake mywork`")
 
-    def restored(workspace: str, path: str, into: str, machine: str) -> SimpleNamespace:
-        assert (workspace, machine) == ("mywork", "here")
+    def restored(
+        workspace: str, path: str, into: str, machine: str, leave_git: bool
+    ) -> SimpleNamespace:
+        assert (workspace, machine, leave_git) == ("mywork", "here", True)
         found = Path(into) / Path(path).name
         found.parent.mkdir()
         subprocess.run(["cp", "-a", there / path, found], check=True)
-        return SimpleNamespace(restored_to=str(found))
+        warnings = ["here/.git was left out"] if path == "here" else []
+        return SimpleNamespace(restored_to=str(found), warnings=warnings)
 
     answers(monkeypatch, nowhere)
     no_jobs = SimpleNamespace(open=list)
@@ -239,11 +274,109 @@ def test_push_changes_no_files_under_a_job(
     here: Path, there: Path, kept: Kept, wish: dict[str, bool]
 ) -> None:
     written(here / "a")
-    kept.jobs = [SimpleNamespace(id="3f2a9c81d04e", state="running")]
+    kept.jobs = [job_on("m-1")]
     with pytest.raises(WorkspaceBusy, match="3f2a9c81d04e of workspace mywork is running"):
         push("mywork", **wish)  # type: ignore[arg-type]
     assert names_in(there) == set()
     assert push("mywork", dry_run=True) == 0
+
+
+def test_a_job_on_another_machine_keeps_no_push_from_this_one(
+    here: Path, there: Path, kept: Kept
+) -> None:
+    written(here / "a")
+    kept.jobs = [job_on("m-1")]
+    assert push("mywork", machine="m-2", delete=True) == 0
+    kept.jobs[0].others = [SimpleNamespace(machine="m-3")]
+    for machine in ("m-1", "m-3"):
+        with pytest.raises(WorkspaceBusy):
+            push("mywork", machine=machine)
+    kept.jobs = [job_on("")]
+    with pytest.raises(WorkspaceBusy):
+        push("mywork", machine="m-2")
+
+
+def test_cp_replaces_no_file_under_a_job_and_brings_new_ones(
+    here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.utime(written(there / "data" / "a", "read by the job"), ns=(1, 1))
+    written(here / "data" / "a")
+    written(here / "data" / "new")
+    kept.jobs = [job_on("m-1")]
+    assert cp("data", "mywork:", overwrite=True) == 3
+    assert (there / "data" / "a").read_text() == "read by the job"
+    assert (there / "data" / "new").read_text() == "text"
+    said = capsys.readouterr().err
+    assert "neither replaced nor deleted: data/a (it is there)" in said
+    assert "job 3f2a9c81d04e of workspace mywork is running, and `torpor cp` replaces no" in said
+    assert cp("data", "mywork:", machine="m-2") == 0
+    assert (there / "data" / "a").read_text() == "text"
+
+
+def test_push_delete_leaves_what_the_snapshot_before_it_lacks_and_names_it(
+    here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "a")
+    assert push("mywork") == 0
+    folder = there / "here"
+    for name in ("cache/x", "cache/deep/y", "old/z", "run.log", "read", "link/to"):
+        written(folder / name)
+    os.link(folder / "old" / "z", folder / "same")
+    (folder / "symlink").symlink_to("read")
+    kept.excluded = {"cache"}
+    assert push("mywork", delete=True, dry_run=True) == 0
+    assert "deep" in capsys.readouterr().out, "as no snapshot was taken"
+    assert push("mywork", delete=True) == 0
+    assert names_in(folder) == {"a", "cache/x", "cache/deep/y"}
+    said = capsys.readouterr().err
+    assert "kept, as snapshot S1, which was taken before, does not have it" in said
+    assert said.rstrip().endswith("is new: cache")
+
+    for name in ("run.log", "read", "gone"):
+        written(folder / name)
+
+    def meanwhile() -> None:
+        written(folder / "new" / "result")
+        before = (folder / "run.log").stat()
+        (folder / "run.log").write_text("more")
+        os.utime(folder / "run.log", ns=(before.st_atime_ns, before.st_mtime_ns))
+        written(folder / "read", "longer text")
+
+    kept.meanwhile = meanwhile
+    assert push("mywork", delete=True) == 3
+    assert names_in(folder) == {"a", "cache/x", "cache/deep/y", "new/result", "run.log", "read"}
+    said = capsys.readouterr().err
+    assert "run.log (somebody has changed it meanwhile)" in said, "though its time was set back"
+    assert "has another version of it: read" in said
+    assert "is new: cache, new\n" in said
+
+
+def test_push_overwrite_leaves_newer_files_that_the_snapshot_before_it_lacks(
+    here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = there / "here"
+    for name in ("a", "best.pt", "late"):
+        os.utime(written(here / name), ns=(1, 1))
+        written(folder / name, "there")
+    kept.excluded = {"best.pt"}
+    kept.meanwhile = lambda: written(folder / "late", "later")
+    assert push("mywork", overwrite=True) == 3
+    found = {name: (folder / name).read_text() for name in ("a", "best.pt", "late")}
+    assert found == {"a": "text", "best.pt": "there", "late": "later"}
+    said = capsys.readouterr().err
+    assert "is new: best.pt\n" in said
+    assert "late (somebody has changed it meanwhile)" in said
+
+
+def test_delete_is_refused_where_no_snapshot_has_what_it_deletes(
+    here: Path, tmp_path: Path, kept: Kept
+) -> None:
+    written(here / "a")
+    outside = written(tmp_path / "outside" / "b")
+    for dry_run in (False, True):
+        with pytest.raises(MachineError, match="so no snapshot has what --delete would delete"):
+            push("mywork", to=str(outside.parent), outside=True, delete=True, dry_run=dry_run)
+    assert (outside.exists(), kept.snapshots) == (True, [])
 
 
 def test_gitignore_counts_also_in_a_folder_without_a_repository(here: Path) -> None:
@@ -327,7 +460,7 @@ def test_a_host_without_git_is_told_of_the_file_that_needs_it(
 
 
 def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
-    here: Path, there: Path
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository(here)
     before = names_in(here)
@@ -335,15 +468,20 @@ def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
     written(there / "here" / "new.py")
     written(there / "here" / ".git" / "hooks" / "post-checkout")
     written(there / "here" / "sub" / ".GIT" / "config")
+    written(there / "here" / "sub" / "git~1" / "config")
+    written(there / "here" / ".g\u200cit")
     written(there / "here" / "outputs" / "model")
     (there / "here" / "passwd").symlink_to("/etc/passwd")
     assert pull("mywork") == 1, "the link leads out of the folder"
     assert names_in(here) == before | {".gitignore", "new.py"}
     assert not (here / "outputs").exists() and not (here / "sub").exists()
+    said = capsys.readouterr().err
+    assert "left out: .git, .g\u200cit, sub/.GIT, sub/git~1. What a machine" in said
     (there / "here" / "passwd").unlink()
     written(here / "mine.py")
     assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == before | {"new.py"}, "as .gitignore, mine.py is not there"
+    assert capsys.readouterr().err.count("left out") == 1, "and not what is here alone"
 
 
 def test_pull_deletes_nothing_here_where_gitignore_names_all_that_is_there(
@@ -461,6 +599,7 @@ def test_a_sleeping_workspace_is_read_out_of_its_newest_snapshot(
     assert names_in(here) == {"mine/model", "a.py"}
     said = capsys.readouterr()
     assert "workspace mywork is asleep: its newest snapshot is read" in said.err
+    assert said.err.count("torpor: warning: here/.git was left out") == 1
     assert pull("mywork", delete=True, yes=True) == 0
     assert names_in(here) == {"a.py"}
     assert "deleted mine/model, mine\n" in capsys.readouterr().out, "and nothing of its own"

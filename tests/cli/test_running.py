@@ -68,6 +68,7 @@ class Here:
         self.fails: dict[str, BaseException] = {}
         self.job = SimpleNamespace(id="3f2a9c81d04e", final="S2", newest="S2", saves=1)
         self.sleeping = Sleeping()
+        self.warnings: list[str] = []
         self.copied = copying.Copied(2, 20, 0, (), 0)
 
     def does(self, what: str, **given: Any) -> None:
@@ -114,7 +115,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
     def bring(**given: Any) -> Any:
         seen.does("bring", **given)
-        return SimpleNamespace(files=1, bytes=10, moved_aside="")
+        return SimpleNamespace(files=1, bytes=10, moved_aside="", warnings=seen.warnings)
 
     def send(folder: copying.Folder, workspace: str, into: str) -> copying.Copied:
         seen.does("send", folder=folder, workspace=workspace, into=into)
@@ -658,6 +659,7 @@ def test_two_runs_of_one_folder_do_not_meet(here: Here, monkeypatch: pytest.Monk
 def test_results_come_from_the_last_snapshot_of_the_job_and_overwrite_nothing(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    here.warnings = ["outputs/.git was left out"]
     _run("--yes", "--bring", "a/outputs/", "--bring", "a/outputs/x", *COMMAND)
     assert here.did.count("bring") == 1
     assert here.given["bring"] == {
@@ -667,8 +669,11 @@ def test_results_come_from_the_last_snapshot_of_the_job_and_overwrite_nothing(
         "snapshot": "S2",
         "machine": "here",
         "move_aside": True,
+        "leave_git": True,
     }
-    assert "a/outputs of snapshot S2 is here: 1 files" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a/outputs of snapshot S2 is here: 1 files" in said
+    assert "torpor: warning: a/outputs: outputs/.git was left out" in said
 
 
 def test_a_run_that_fails_before_its_job_has_ended_brings_no_earlier_results(
@@ -721,7 +726,10 @@ def test_ctrl_c_during_the_job_says_how_results_come_later(
     with pytest.raises(KeyboardInterrupt):
         _run("--yes", "--bring", "outputs", *COMMAND)
     said = capsys.readouterr().err
-    assert f"`torpor restore {here.name} outputs {here.folder} --move-aside` brings it" in said
+    assert (
+        f"`torpor restore {here.name} outputs {here.folder} --move-aside --leave-git` brings it"
+        in said
+    )
 
 
 # -- the command that the job runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,27 @@ def test_results_come_here_without_a_machine_of_the_workspace(
     (place / "results").mkdir(parents=True)
     (place / "results/model.bin").write_bytes(b"weights" * 100_000)
     (place / "results/newest").symlink_to("model.bin")
+    for name in (".git", ".GIT"):
+        (place / "results/sub" / name / "hooks").mkdir(parents=True)
+    (place / "results/sub/.git/hooks/post-checkout").write_text("hostile")
+    os.link(place / "results/sub/.git/hooks/post-checkout", place / "results/sub/hook")
     hibernate_plainly(world.opened)
     report = run_plainly(
         world.opened, restore_path, path="results", into="~/from torpor", machine="here"
     )
     there = tmp_path / "from torpor/results"
-    assert (report.machine, report.restored_to, report.files) == ("here", str(there), 1)
+    assert (report.machine, report.restored_to, report.files) == ("here", str(there), 2)
     assert (there / "newest").read_bytes() == b"weights" * 100_000
+    report = run_plainly(
+        world.opened, restore_path, path="results", into="~/mine", machine="here", leave_git=True
+    )
+    names = {str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*")}
+    assert names == {
+        f"results{name}" for name in ("", "/model.bin", "/newest", "/sub", "/sub/hook")
+    }
+    assert (tmp_path / "mine/results/sub/hook").read_text() == "hostile"
+    left_out = [words.partition(" ")[0] for words in report.warnings]
+    assert left_out == ["results/sub/.GIT", "results/sub/.git"]
     assert world.machines() == [] and world.opened.rentals.open() == []
     served = tmp_path / "state/torpor/here"
     assert served.stat().st_mode & 0o077 == 0, "the keys of its SSH server lie where others write"

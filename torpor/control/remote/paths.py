@@ -34,6 +34,7 @@ class RemotePath(RemoteRestore):
         into: str,
         aside: bool,
         spec: WorkspaceSpec,
+        leave_git: bool = False,
     ) -> None:
         super().__init__(
             agent,
@@ -48,6 +49,7 @@ class RemotePath(RemoteRestore):
         self._chosen = chosen
         self._into = into
         self._aside = aside
+        self._leave_git = leave_git
 
     def begin(self, *, resume: bool = False, rented: bool = False) -> RestorePlan:
         """Take the workspace on the machine; check the manifest, the target and the free space.
@@ -61,6 +63,7 @@ class RemotePath(RemoteRestore):
                 path=self._chosen.path.hex(),
                 into=self._into,
                 aside=self._aside,
+                leave_git=self._leave_git,
                 max_parts=self._parts,
                 part_bytes=self._part_bytes,
             )

@@ -8,10 +8,11 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 from blake3 import blake3
 
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.goal import Goal, shown
+from torpor.machine.agent.goal import Goal, first_few, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import read_wanted
 from torpor.machine.agent.restore import Begun, RestoreRun, move_aside
@@ -19,12 +20,15 @@ from torpor.machine.agent.runs import seal_of
 from torpor.machine.agent.writing import Writing
 from torpor.machine.pipeline.download import RestoreJournal
 from torpor.machine.tree.absence import is_there
+from torpor.machine.tree.changes import leave_out
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST
 from torpor.machine.tree.naming import take_name
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.git_names import is_of_git
+from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.selection import select
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import BeginPath, Checked, CheckRestore, RestorePlan
@@ -78,6 +82,9 @@ class PathRun(RestoreRun):
         wanted = read_wanted(request, seal, self.transfer(call))
         path = bytes.fromhex(request.path)
         manifest, name = select(wanted.manifest, request.root_number, path)
+        left_out: list[str] = []
+        if request.leave_git:
+            manifest, left_out = _without_git(manifest)
         check_manifest(manifest, f"what was chosen of snapshot {request.snapshot}")
         into = os.fsencode(absolute_root(request.into))
         own = blake3(self.id.encode()).hexdigest(8).encode()
@@ -99,6 +106,7 @@ class PathRun(RestoreRun):
         writing = Writing(goal, plan, journal, NO_FIRST, in_use, abilities=able)
         writing.prepare()
         answer = self._answer(goal, [placing.place], plan)
+        answer = msgspec.structs.replace(answer, left_out=first_few(left_out))
         return Begun(answer, wanted, goal, writing)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
@@ -111,6 +119,21 @@ class PathRun(RestoreRun):
         if self._placing is not None:
             _remove(self._placing.stage)
         super()._give_back()
+
+
+def _without_git(manifest: Manifest) -> tuple[Manifest, list[str]]:
+    """The manifest without what git may take for its own directory, but for what was chosen, and
+    the names of that."""
+    left_out: list[str] = []
+
+    def is_out(root: int, path: bytes) -> bool:
+        _, slash, last = path.rpartition(b"/")
+        if is_out := bool(slash) and is_of_git(os.fsdecode(last)):
+            left_out.append(shown(path))
+        return is_out
+
+    entries = leave_out(manifest.entries, is_out)
+    return msgspec.structs.replace(manifest, entries=entries), left_out
 
 
 def _check_nothing_there(placing: _Placing) -> None:

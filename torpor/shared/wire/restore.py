@@ -45,7 +45,7 @@ class RestorePlan(msgspec.Struct, frozen=True):
     ``complete``: an earlier run restored and compared everything; nothing is left to do, and
     nothing may be written. ``first``: how many names come first, with the directories that they are
     in; ``unmatched``: patterns that name nothing. ``moved_aside``: the new names of what was in the
-    targets.
+    targets. ``left_out``: what of the snapshot is not restored, as that was asked for.
     """
 
     complete: bool
@@ -57,6 +57,7 @@ class RestorePlan(msgspec.Struct, frozen=True):
     first: Count = 0
     unmatched: list[str] = []
     moved_aside: Names = []
+    left_out: Names = []
 
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
@@ -83,7 +84,8 @@ class BeginPath(OfSnapshot[RestorePlan], frozen=True):
     """Begin to restore one file or directory: ``path`` (hex: a name may be any bytes) below root
     ``root_number``, to ``into``. ``restore.part``, ``finish``, ``check`` and ``end`` follow. The
     check puts it there when every byte is equal, and never replaces anything. ``aside``: what has
-    the name there is renamed to NAME.before-SNAPSHOT first."""
+    the name there is renamed to NAME.before-SNAPSHOT first. ``leave_git``: nothing is restored of a
+    directory below the path that git may take for its own."""
 
     op = "restore.path"
     root_number: int
@@ -92,6 +94,7 @@ class BeginPath(OfSnapshot[RestorePlan], frozen=True):
     aside: bool
     max_parts: int
     part_bytes: int
+    leave_git: bool = False
 
 
 class Served(msgspec.Struct, frozen=True):

@@ -1,0 +1,21 @@
+"""Names that git takes for its own directory, on any file system: git runs what a machine writes
+there."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNSEEN: Final = dict.fromkeys(
+    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
+)
+"""Characters that HFS+ leaves out of a name. The list is that of git's `utf8.c`."""
+_OF_GIT: Final = re.compile(r"(\.git|git~1)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
+"""NTFS drops spaces and points at the end, has `git~1` as a short name of `.git`, and opens a
+stream of a file by `.git:NAME`."""
+
+
+def is_of_git(path: str) -> bool:
+    """Whether a part of the path is `.git`, or would be on HFS+ or NTFS: `.GIT`, `git~1`, `.git. `.
+    A backslash parts names on NTFS."""
+    return any(_OF_GIT.fullmatch(part.translate(_UNSEEN)) for part in re.split(r"[/\\]", path))

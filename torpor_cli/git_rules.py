@@ -1,0 +1,252 @@
+"""What the .gitignore files of a folder say, asked of git without the settings of a repository.
+
+A folder may hold a repository that a machine has written: by `torpor cp`, or in a snapshot that was
+restored here. git runs programs that `.git/config` names (`core.fsmonitor`, for example), whatever
+it is asked. So git is always given a git directory of ours, which is empty but for symlinks to the
+repository's index, its own exclude patterns, and the three settings that say which names are equal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from torpor.shared.errors import InvalidInput
+from torpor.shared.plain_text import plain
+
+_MODULE: Final = b"160000 "
+"""The mode of a submodule in a repository's index."""
+_NOTHING_RUNS: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+"""Also where the user's own settings name such programs: no folder is worth their time here."""
+_READ: Final = r"^(core\.(excludesfile|ignorecase|precomposeunicode)|extensions\.objectformat)$"
+"""The settings of a repository that are read, none of which names a program."""
+_NAMES: Final = ("core.ignorecase", "core.precomposeunicode")
+_OF_THE_USER: Final = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[str] | None:
+    """The names that git lists below a folder, also of the repositories in it: each has .gitignore
+    files of its own. None for all of them."""
+    with _git(path) as git:
+        if git is None:
+            return None
+        argv = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        argv += [f"--exclude={pattern}" for pattern in exclude]
+        said = git.says(argv).split(b"\0")
+        listed = sorted({os.fsdecode(name).rstrip("/") for name in said if name})
+        folders = [name for name in listed if _is_folder(path / name)]
+        repositories = {name for name in folders if git.is_repository(path / name)}
+    found = [name for name in listed if name not in set(folders)]
+    for name in folders:
+        if name in repositories:
+            below = not_ignored(path / name, exclude, skipped) or []
+            found += [f"{name}/{one}" for one in below]
+        elif any((path / name).iterdir()) and not any(x.startswith(f"{name}/") for x in listed):
+            skipped.append(f"{name} (a submodule that git has not fetched)")
+    return found
+
+
+def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
+    """Which names below a folder its .gitignore files name, and those of the repositories in it;
+    and all names below what git cannot look into, which is added to ``unread``. What a repository
+    tracks is not ignored."""
+    with _git(path) as git:
+        if git is None:
+            return set()
+        listing = git.says(["ls-files", "-z", "--stage"]).split(b"\0")
+        staged = [one.partition(b"\t") for one in listing]
+        tracked = {os.fsdecode(name) for _, _, name in staged}
+        modules = {os.fsdecode(name) for mode, _, name in staged if mode.startswith(_MODULE)}
+        inner, blocked = _apart(git, path, names, modules)
+        elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
+        own = [*inner, *(name for name in names if name not in elsewhere)]
+        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
+        argv = ["check-ignore", "-z", "--stdin", "--no-index"]
+        said = git.says(argv, asked, fine=(0, 1)) if own else b""
+    found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
+    for name in tracked:
+        while name:
+            found.discard(name)
+            name = name.rpartition("/")[0]
+    for top, below in inner.items():
+        if top in found:  # with all that is in it
+            found.update(below)
+        else:
+            at = len(top) + 1
+            deeper: set[str] = set()
+            names_below = ignored(path / top, [name[at:] for name in below], deeper)
+            found.update(f"{top}/{name}" for name in names_below)
+            unread.update(f"{top}/{name}" for name in deeper)
+    for top, below in blocked.items():
+        unread.add(top)
+        found.update(below)
+    return found & set(names)
+
+
+class _Git:
+    """git, asked about a folder with a git directory of ours, which is in ``made``."""
+
+    def __init__(self, made: str, path: Path) -> None:
+        self._made = made
+        self._path = path
+        self._begun = [*_NOTHING_RUNS, f"--git-dir={made}/.git"]
+        self._settings: list[str] = []
+        _said_by_git(["init", "--quiet", "--template=", made], Path(made), path)
+        found = self._repository_around()
+        if found is not None:
+            self._take_over(*found)
+        self._settings += [f"--work-tree={path if found is None else found[0]}"]
+
+    def says(self, argv: list[str], stdin: bytes = b"", fine: tuple[int, ...] = (0,)) -> bytes:
+        asked = [*self._begun, *self._settings, *argv]
+        return _said_by_git(asked, self._path, self._path, stdin, fine)
+
+    def is_repository(self, folder: Path) -> bool:
+        """Whether git takes the folder for a repository, or for another work tree of one."""
+        return self._resolved(folder) is not None
+
+    def _repository_around(self) -> tuple[Path, Path] | None:
+        """The repository that the folder is in, or is: its work tree and its git directory."""
+        broken = None
+        for above in (self._path, *self._path.parents):
+            if not os.path.lexists(above / ".git"):
+                continue
+            if (found := self._resolved(above)) is not None:
+                return above, found
+            broken = broken or above / ".git"
+            if not broken.is_dir():
+                break
+        if broken is not None:
+            raise InvalidInput(
+                f"git does not read {plain(str(self._path))}: {plain(str(broken))} is no repository"
+            )
+        return None
+
+    def _resolved(self, folder: Path) -> Path | None:
+        if not os.path.lexists(folder / ".git"):
+            return None
+        asked = [*self._begun, "rev-parse", "--resolve-git-dir", str(folder / ".git")]
+        said = _said_by_git(asked, Path(self._made), folder, fine=(0, 1, 128))
+        return folder / os.fsdecode(said[:-1]) if said else None
+
+    def _take_over(self, top: Path, found: Path) -> None:
+        """Have of the repository what says which files are tracked and which are ignored."""
+        ours = Path(self._made) / ".git"
+        common = found / os.fsdecode(_content(found / "commondir").rstrip(b"\n"))
+        config = self._config_of(common)
+        if (kind := config.get("extensions.objectformat", "sha1")) != "sha1":
+            shutil.rmtree(ours)
+            argv = ["init", "--quiet", "--template=", f"--object-format={kind}", self._made]
+            _said_by_git(argv, Path(self._made), self._path)
+        for name in _NAMES:
+            if name in config:
+                self._settings += ["-c", f"{name}={config[name]}"]
+        for one in found.iterdir():
+            if (one.name == "index" or one.name.startswith("sharedindex.")) and one.is_file():
+                (ours / one.name).symlink_to(one)
+        patterns = _content(common / "info" / "exclude")
+        if file := config.get("core.excludesfile"):
+            patterns = _content(top / os.path.expanduser(file)) + b"\n" + patterns
+        (ours / "info").mkdir(exist_ok=True)
+        (ours / "info" / "exclude").write_bytes(patterns)
+
+    def _config_of(self, common: Path) -> dict[str, str]:
+        """Those of its settings that are read, as the file has them: nothing that it includes."""
+        if not (common / "config").is_file():
+            return {}
+        argv = [*self._begun, "config", "--no-includes", "--file", str(common / "config")]
+        argv += ["--null", "--get-regexp", _READ]
+        said = _said_by_git(argv, Path(self._made), self._path, fine=(0, 1))
+        pairs = [os.fsdecode(one).partition("\n") for one in said.split(b"\0") if one]
+        return {name: value if newline else "true" for name, newline, value in pairs}
+
+
+@contextmanager
+def _git(path: Path) -> Iterator[_Git | None]:
+    """git, for a folder that may be in no repository. None where this host has no git and the
+    folder needs none."""
+    if shutil.which("git") is None:
+        if found := next(path.rglob(".gitignore"), None):
+            raise InvalidInput(
+                f"{plain(str(found))} says what is not copied, and this host has no `git`, which "
+                "reads it: install git, or add --everything"
+            )
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="torpor-git-") as made:
+        yield _Git(made, path)
+
+
+def _apart(
+    git: _Git, path: Path, names: list[str], modules: set[str]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The names below repositories in the folder, by these; and the names below its symlinks, and
+    below submodules that are not fetched, by those."""
+    kinds: dict[str, dict[str, list[str]] | None] = {}
+    inner: dict[str, list[str]] = {}
+    blocked: dict[str, list[str]] = {}
+
+    def kind_of(above: str) -> dict[str, list[str]] | None:
+        if os.path.islink(path / above):
+            return blocked
+        if git.is_repository(path / above):
+            return inner
+        return blocked if above in modules else None
+
+    for name in names:
+        parts = name.split("/")
+        for end in range(1, len(parts)):
+            above = "/".join(parts[:end])
+            if above not in kinds:
+                kinds[above] = kind_of(above)
+            if (kind := kinds[above]) is not None:
+                kind.setdefault(above, []).append(name)
+                break
+    return inner, blocked
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _content(file: Path) -> bytes:
+    """What a file holds; nothing where it is none. A pipe in its place would be waited for."""
+    return file.read_bytes().removeprefix(_BOM) if file.is_file() else b""
+
+
+def _said_by_git(
+    argv: list[str],
+    at: Path,
+    about: Path,
+    stdin: bytes = b"",
+    fine: tuple[int, ...] = (0,),
+) -> bytes:
+    done = subprocess.run(
+        ["git", *argv],
+        cwd=at,
+        env=_plain_environment(),
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode not in fine:
+        words = done.stderr.decode(errors="replace").strip()
+        raise InvalidInput(f"git does not read {plain(str(about))}: {plain(words)}")
+    return done.stdout
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without what would have git look at another repository, as in a hook of one."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name in _OF_THE_USER
+    }
+    return kept | {"GIT_OPTIONAL_LOCKS": "0"}
