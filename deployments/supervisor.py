@@ -53,12 +53,19 @@ POLL_S: Final = 1.0
 WRITE_S: Final = 30.0
 STEADY_S: Final = 60.0
 PAUSE_S: Final = 10.0
-"""What ran for STEADY_S is restarted at once when it ends; what ends sooner, after this pause."""
+MOST_PAUSE_S: Final = 120.0
+"""What did its work for STEADY_S is restarted at once when it ends. What ends sooner is restarted
+after the first pause, and each further time after twice the last one, up to the longest."""
 LOCK_S: Final = 5.0
 """Who looks whether a supervisor lives holds its lock for a moment."""
 ASK_S: Final = 60.0
 MOST_SILENT: Final = 5
 """Looks at a server that runs, ASK_S apart: one that answers none of them is ended."""
+MOST_TOLD: Final = 50
+"""Sentences of one check in the record."""
+TROUBLE_CHARACTERS: Final = 4000
+EVENT_CHARACTERS: Final = 400
+"""A trouble of now has the end of a log; an event, of which the record keeps 200, has its begin."""
 _POLL_S: Final = 0.2
 _LINE: Final = 300
 
@@ -69,11 +76,13 @@ _log = logging.getLogger("torpor.supervisor")
 
 class Check(NamedTuple):
     """Something to look at every ``every_s``. ``look`` does what is to be done, and returns a
-    sentence for each thing that a person should know."""
+    sentence for each thing that a person should know. ``asks``: it asks the server, so it waits for
+    that."""
 
     name: str
     every_s: float
     look: Callable[[], list[str]]
+    asks: bool = False
 
 
 @dataclass
@@ -97,9 +106,11 @@ class Part:
     ready: bool = False
     said_bytes: int = 0
     started: float = 0.0
+    works_since: float = 0.0
     due: float = 0.0
     asked: float = 0.0
     silent: int = 0
+    failures: int = 0
 
 
 @dataclass
@@ -125,8 +136,8 @@ class Supervisor:
                     self._fails(part, str(error))
                 else:
                     self._trouble(part.role, [f"could not be looked at: {error}"])
-        for name, every_s, check in self.checks if self.serves else ():
-            if self.monotonic() >= self._next.get(name, 0.0):
+        for name, every_s, check, asks in self.checks:
+            if (self.serves or not asks) and self.monotonic() >= self._next.get(name, 0.0):
                 self._check(name, check)
                 self._next[name] = self.monotonic() + every_s
         self.save()
@@ -138,8 +149,8 @@ class Supervisor:
 
     @property
     def has_checked(self) -> bool:
-        """Whether lost runs were looked for. Before that no worker may take a run."""
-        return bool(self._next)
+        """Whether the server was asked for lost runs. Before that no worker may take a run."""
+        return all(check.name in self._next for check in self.checks if check.asks)
 
     @property
     def starts(self) -> bool:
@@ -167,6 +178,7 @@ class Supervisor:
 
     def _is_ready(self, part: Part, child: Child) -> None:
         part.ready, part.asked, part.silent = True, self.monotonic(), 0
+        part.works_since = self.monotonic()
         running = self.record.running | {part.role: child.pid}
         self.record = structs.replace(self.record, running=running)
         self._trouble(part.role, [])
@@ -187,8 +199,11 @@ class Supervisor:
     def _ended(self, part: Part, how: str) -> None:
         if part.ready:
             self.say(part.role, how)
-            steady = self.monotonic() - part.started > STEADY_S
-            self._forget(part, 0.0 if steady else PAUSE_S)
+            if self.monotonic() - part.works_since > STEADY_S:
+                part.failures = 0
+                self._forget(part, 0.0)
+            else:
+                self._forget(part, self._pause_s(part))
         else:
             self._fails(part, how)
 
@@ -197,8 +212,16 @@ class Supervisor:
         if part.child is not None:
             _end(part.child, part.stop_s)
             why += f"; the last of {part.log}:\n{last_words(part.log)}"
-        self._forget(part, PAUSE_S)
-        self._trouble(part.role, [f"cannot be started; next try in {PAUSE_S:.0f} s: {why}"])
+        pause_s = self._pause_s(part)
+        self._forget(part, pause_s)
+        words = [f"cannot be started; next try in {pause_s:.0f} s: {why}"]
+        # Each try would be an event, and they would push all others out of the record.
+        self._trouble(part.role, words, is_event=part.role not in self.record.troubles)
+
+    def _pause_s(self, part: Part) -> float:
+        """How long to wait after one more end of this part."""
+        part.failures += 1
+        return min(PAUSE_S * 2.0 ** min(part.failures - 1, 10), MOST_PAUSE_S)
 
     def _forget(self, part: Part, wait_s: float) -> None:
         """The child is gone; the next one is due after ``wait_s``."""
@@ -213,19 +236,26 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - one check's fault must not end the others
             self._trouble(name, [f"could not be checked: {error}"])
 
-    def _trouble(self, who: str, what: list[str]) -> None:
+    def _trouble(self, who: str, what: list[str], *, is_event: bool = True) -> None:
         before = self.record.troubles.get(who, [])
+        if more := what[MOST_TOLD:]:
+            what = [*what[:MOST_TOLD], f"and {len(more)} more"]
+        what = [one[:TROUBLE_CHARACTERS] for one in what]
         if what == before:
             return
         others = {name: told for name, told in self.record.troubles.items() if name != who}
         self.record = structs.replace(self.record, troubles=others | ({who: what} if what else {}))
         for one in what:
             if one not in before:
-                self.say(who, one)
+                if is_event:
+                    self.say(who, one)
+                else:
+                    _log.warning("%s: %s", who, one)
 
     def say(self, who: str, what: str) -> None:
         _log.warning("%s: %s", who, what)
-        events = [*self.record.events, SupervisorEvent(self.unix(), who, what)]
+        event = SupervisorEvent(self.unix(), who, what[:EVENT_CHARACTERS])
+        events = [*self.record.events, event]
         self.record = structs.replace(self.record, events=events[-KEPT_EVENTS:])
 
     def save(self) -> None:
@@ -278,7 +308,7 @@ def parts_of(installation: Installation, used: Server, may_work: Callable[[], bo
 
 
 def checks_of(installation: Installation, used: Server, looking: Supervisor) -> list[Check]:
-    """What is looked at once the server answers, in this order."""
+    """What is looked at, in this order."""
 
     def lost_runs() -> list[str]:
         workers = any(part.child for part in looking.parts if part.role in worker.ROLES)
@@ -290,7 +320,11 @@ def checks_of(installation: Installation, used: Server, looking: Supervisor) -> 
         return []
 
     disks = partial(full_disks, [installation.folder])
-    return [Check("runs", 30.0, lost_runs), Check("disk", 60.0, disks), Check("logs", 60.0, logs)]
+    return [
+        Check("runs", 30.0, lost_runs, asks=True),
+        Check("disk", 60.0, disks),
+        Check("logs", 60.0, logs),
+    ]
 
 
 def _begin_store(installation: Installation) -> Child:

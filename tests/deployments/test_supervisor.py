@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -23,7 +24,16 @@ from deployments.down import down, own_server, runs
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server, server_of
-from deployments.supervisor import PAUSE_S, STEADY_S, Check, Part, Supervisor
+from deployments.supervisor import (
+    EVENT_CHARACTERS,
+    MOST_PAUSE_S,
+    MOST_TOLD,
+    PAUSE_S,
+    STEADY_S,
+    Check,
+    Part,
+    Supervisor,
+)
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.ports import free_ports
 from torpor.control.processes import is_running
@@ -84,7 +94,7 @@ class World:
         part.ask_s = 60.0
         return Supervisor(
             [part],
-            [Check("disk", 60.0, self.check)],
+            [Check("runs", 60.0, self.runs, asks=True), Check("disk", 60.0, self.check)],
             lambda record: record.write(self.folder),
             Supervision(os.getpid(), OWN.api_url, own=True),
             monotonic=lambda: self.now,
@@ -110,6 +120,10 @@ class World:
         if self.breaks:
             raise OSError(self.breaks)
         return self.found
+
+    def runs(self) -> list[str]:
+        assert self.answers, "the server is asked before it answers"
+        return []
 
     def told(self) -> list[str]:
         return told(self.folder, since_unix=0.0, now_unix=self.now)
@@ -156,19 +170,28 @@ def test_what_ran_well_is_restarted_at_once_and_what_ended_soon_after_a_pause(
     world.breaks = "the disk is gone"
     world.dies()
     _looks(world, looking, 100)
-    assert "server: cannot be started; next try in 10 s: the disk is gone" in world.told()
-    assert len(world.started) == 3 + 100 // PAUSE_S - 1
+    assert "server: cannot be started; next try in 80 s: the disk is gone" in world.told()
+    assert world.started[-1] - world.started[3] == 20.0 + 40.0
     world.breaks = ""
-    _looks(world, looking, 12)
+    _looks(world, looking, 82)
     assert not any(line.startswith("server: ") for line in world.told())
 
 
-def test_what_ends_right_after_each_start_is_not_started_without_pause(world: World) -> None:
+def test_what_ends_right_after_each_start_is_started_less_and_less_often(world: World) -> None:
+    """For a night, and what else has happened stays in the record, which stays small."""
     world.lives = world.answers = False
-    (world.folder / "server.log").write_text("no such module\n")
+    (world.folder / "server.log").write_text("x" * 3000 + "no such module\n")
     looking = world.supervisor()
-    _looks(world, looking, 100)
-    assert 3 < len(world.started) < 12
+    looking.say("worker", "process 1 has ended: " + "x" * 3000)
+    _looks(world, looking, 36_000)
+    pauses = [later - before for before, later in itertools.pairwise(world.started)]
+    first = [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S, 8 * PAUSE_S, MOST_PAUSE_S]
+    # It is seen to have ended by the look after its start.
+    assert [round(pause_s - 1.0) for pause_s in pauses[:5]] == first
+    assert max(pauses) == MOST_PAUSE_S + 1.0
+    events = looking.record.events
+    assert [event.who for event in events] == ["worker", "server"]
+    assert all(len(event.what) <= EVENT_CHARACTERS for event in events)
     (said,) = [line for line in world.told() if line.startswith("server: ")]
     assert "cannot be started; next try in" in said
     assert "has ended with status 1" in said
@@ -201,7 +224,7 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     looking = world.supervisor()
     _looks(world, looking, 2)
     assert world.told()[0] == "disk: disk full"
-    world.found, world.now = [], world.now + 58.0
+    world.found, world.now = [], world.now + 57.0
     looking.look()
     assert world.told()[0] == "disk: disk full"  # it was not due
     world.breaks, world.now = "statvfs failed", world.now + 1.0
@@ -212,14 +235,36 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     assert all("UTC" in line for line in world.told())  # what was, and nothing that is
 
 
-def test_nothing_is_checked_before_the_server_answers(world: World) -> None:
+def test_what_needs_no_server_is_checked_and_kept_running_while_none_answers(
+    world: World,
+) -> None:
+    """A full disk may be why it does not. Lost runs are asked for once it does."""
     world.found, world.answers = ["disk full"], False
     looking = world.supervisor()
+    begun: list[Process] = []
+
+    def begin() -> Any:
+        begun.append(Process(7))
+        return begun[-1]
+
+    log = world.folder / "embedded.log"
+    looking.parts = [*looking.parts, Part("store", begin, lambda _: True, log, 10.0)]
     _looks(world, looking, 3)
-    assert (world.told(), looking.has_checked) == ([], False)
+    assert (world.told()[0], looking.has_checked) == ("disk: disk full", False)
+    begun[0].status = 1
+    _looks(world, looking, 12)
+    assert (len(begun), looking.record.running) == (2, {"store": 7})
     world.answers = True
     looking.look()
-    assert (world.told()[0], looking.has_checked) == ("disk: disk full", True)
+    assert looking.has_checked
+
+
+def test_many_troubles_of_one_check_are_counted_in_the_record(world: World) -> None:
+    world.found = [f"run {number} crashed" for number in range(1000)]
+    looking = world.supervisor()
+    looking.look()
+    troubles = looking.record.troubles["disk"]
+    assert (len(troubles), troubles[-1]) == (MOST_TOLD + 1, f"and {1000 - MOST_TOLD} more")
 
 
 def test_a_record_that_cannot_be_written_ends_nothing(world: World) -> None:
