@@ -28,18 +28,18 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from deployments import server, worker
-from deployments.installation import Installation
+from deployments.installation import Installation, unwritten
 from deployments.lost_runs import end_lost_runs
 from deployments.parent import DOWN, REFUSED, described
 from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.control.own_server import recorded_port
 from torpor.control.processes import end_processes, ending_with_this_process
 from torpor.control.store import embedded
 from torpor.control.supervision import (
     KEPT_EVENTS,
     LOCK,
+    RECORD,
     STORE,
     Supervision,
     SupervisorEvent,
@@ -344,22 +344,31 @@ def main() -> int:
     try:
         with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
             if is_held(folder / DOWN):
-                print(f"torpor: `torpor down` ends what runs in {folder}", file=sys.stderr)
+                _print(f"`torpor down` ends what runs in {folder}")
                 return REFUSED
             _supervise(installation, server.server_of(installation, port))
             # The lock ends with the process, and not before it.
             os._exit(REFUSED if is_held(folder / DOWN) else 0)
-    except TorporError as error:
-        print(f"torpor: {error}", file=sys.stderr, flush=True)
+    except (TorporError, OSError) as error:
+        _print(f"{error}")
         return REFUSED if is_held(folder / LOCK) else 1
+
+
+def _print(words: str) -> None:
+    """Say why it ends, where that can be written: its status must not depend on a full disk."""
+    with contextlib.suppress(OSError):
+        print(f"torpor: {words}", file=sys.stderr, flush=True)
 
 
 def _supervise(installation: Installation, used: Server) -> None:
     folder, before = installation.folder, read_supervision(installation.folder)
     record = structs.replace(described(used), events=before.events if before else [])
-    if used.own and used.port != recorded_port(folder):  # a full disk would empty the file
-        installation.port_file.write_text(f"{used.port}\n")
-    record.write(folder)  # nothing of an earlier one runs
+    if used.own:
+        installation.note_port(used.port)
+    try:
+        record.write(folder)  # nothing of an earlier one runs
+    except OSError as error:  # nobody would find this one, nor could end it
+        raise unwritten(folder / RECORD, error) from error
     _tell_systemd()
     looking = Supervisor([], [], lambda record: record.write(folder), record)
     looking.checks = checks_of(installation, used, looking)

@@ -95,7 +95,7 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
     try:
         with Waiting("registering blocks, store and flows"):
             notes = register(installation, used, believe)
-        installation.registered_file.write_text(used.api_url)
+        installation.note_registered(used.api_url)
     except BaseException:
         if not installation.is_registered(used.api_url):  # else its workers look after machines
             parent.stop(began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -19,7 +20,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from deployments import parent, server, supervisor, worker
+from deployments import installation, parent, server, supervisor, worker
 from deployments.down import down, own_server, runs
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
@@ -39,6 +40,7 @@ from torpor.control.ports import free_ports
 from torpor.control.processes import is_running
 from torpor.control.supervision import (
     LOCK,
+    RECORD,
     Supervision,
     is_held,
     living,
@@ -359,6 +361,45 @@ def test_what_runs_with_another_server_version_or_login_is_left_alone(
         monkeypatch.setattr(parent.metadata, "version", lambda name: "99")
     with pytest.raises(InvalidInput, match=r"is up at http://127.0.0.1:9.*`torpor down` first"):
         parent.see_that_nothing_else_runs(made, wanted)
+
+
+def test_a_full_disk_at_the_start_is_named_and_empties_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd tries again, so its status is not the one that systemd leaves alone."""
+    made = Installation(tmp_path)
+    made.login()
+    made.port_file.write_text("9\n")
+    made.note_registered(OWN.api_url)
+    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuses(*_: object) -> None:
+        raise full
+
+    for argv, name in ((["--port", "10"], made.port_file.name), ([], RECORD)):
+        monkeypatch.setattr("sys.argv", ["supervisor", *argv])
+        with monkeypatch.context() as patch:
+            patch.setattr(installation.os, "fsync", refuses)
+            patch.setattr(Supervision, "write", refuses)
+            assert supervisor.main() == 1
+        said = capsys.readouterr().err
+        assert f"{tmp_path / name} cannot be written: No space left on device. Make room" in said
+    with monkeypatch.context() as patch, pytest.raises(TorporError, match="registered cannot be"):
+        patch.setattr(installation.os, "fsync", refuses)
+        made.note_registered("http://127.0.0.1:10/api")
+    assert (made.port_file.read_text(), made.is_registered(OWN.api_url)) == ("9\n", True)
+    assert not running(made, LOCK, server.ROLE, *worker.ROLES)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("no folder")
+    made = Installation(tmp_path / "home" / "state")
+    told = rf"{made.folder} cannot be written: .*TORPOR_STATE"
+    with pytest.raises(InvalidInput, match=told), made.locked():
+        raise AssertionError("it is locked in no folder")
 
 
 def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_the_server_last(
