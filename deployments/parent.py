@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from deployments import processes, server, worker
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import begin, flow_runs, last_words, running
 from deployments.server import Server
 from torpor.control.own_server import API_URL
@@ -51,12 +52,19 @@ _USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
 """What of the environment says who we are at a server of the user's own."""
 
 
+@cache
+def version_here() -> str:
+    """The version of this code. The number stays the same from commit to commit, so a digest of the
+    code is part of it: a supervisor that began before a `git pull` has another one."""
+    code, prefect = code_digest(CHECKOUT)[:12], metadata.version("prefect")
+    return f"{metadata.version('torpor')} (code {code}) with Prefect {prefect} in {CHECKOUT}"
+
+
 def described(used: Server) -> Supervision:
     """The record of a supervisor that this process would be."""
     words = [used.login] if used.own else [os.environ.get(name, "") for name in _USERS]
     login = hashlib.sha256("\0".join(words).encode()).hexdigest()
-    version = f"{metadata.version('torpor')} with Prefect {metadata.version('prefect')}"
-    return Supervision(os.getpid(), used.api_url, used.own, f"{version} in {CHECKOUT}", login)
+    return Supervision(os.getpid(), used.api_url, used.own, version_here(), login)
 
 
 def see_that_nothing_else_runs(installation: Installation, used: Server) -> None:

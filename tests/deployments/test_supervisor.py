@@ -22,7 +22,7 @@ from msgspec import structs
 
 from deployments import installation, parent, server, supervisor, worker
 from deployments.down import down, own_server, runs
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server, server_of
 from deployments.supervisor import (
@@ -358,9 +358,20 @@ def test_what_runs_with_another_server_version_or_login_is_left_alone(
     if other == "login":
         wanted = Server(OWN.api_url, own=True, login="torpor:another")
     if other == "version":
-        monkeypatch.setattr(parent.metadata, "version", lambda name: "99")
+        monkeypatch.setattr(parent, "version_here", lambda: "99")
     with pytest.raises(InvalidInput, match=r"is up at http://127.0.0.1:9.*`torpor down` first"):
         parent.see_that_nothing_else_runs(made, wanted)
+
+
+def test_another_code_of_the_same_number_is_another_version(tmp_path: Path) -> None:
+    """After a `git pull`, `up` names `torpor down`: what runs was started by the code before."""
+    (tmp_path / "deployments").mkdir()
+    (tmp_path / "deployments" / "server.py").write_text("PORT = 1")
+    before = code_digest(tmp_path)
+    assert code_digest(tmp_path) == before
+    (tmp_path / "deployments" / "server.py").write_text("PORT = 2")
+    assert code_digest(tmp_path) != before
+    assert code_digest(CHECKOUT)[:12] in parent.version_here()
 
 
 def test_a_full_disk_at_the_start_is_named_and_empties_no_file(
