@@ -47,7 +47,7 @@ def code_digest(checkout: Path) -> str:
             Path(folder) / name
             for folder, _, names in os.walk(checkout / package)
             for name in names
-            if name.endswith(".py")
+            if name.endswith(".py") and (Path(folder) / name).is_file()  # an editor's lock is none
         ]
         for file in sorted(files):
             found.update(os.fsencode(file.relative_to(checkout)) + b"\0" + file.read_bytes())

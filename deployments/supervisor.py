@@ -27,10 +27,10 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from deployments import server, worker
-from deployments.installation import Installation, unwritten
+from deployments import server, unit, worker
+from deployments.installation import CHECKOUT, Installation, unwritten
 from deployments.lost_runs import end_lost_runs
-from deployments.parent import DOWN, REFUSED, described
+from deployments.parent import DOWN, described
 from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
@@ -319,11 +319,15 @@ def checks_of(installation: Installation, used: Server, looking: Supervisor) -> 
             trim(log)
         return []
 
-    disks = partial(full_disks, [installation.folder])
+    def started_by() -> list[str]:
+        old = unit.outdated(installation)
+        return [old] if old else []
+
     return [
         Check("runs", 30.0, lost_runs, asks=True),
-        Check("disk", 60.0, disks),
+        Check("disk", 60.0, partial(full_disks, [installation.folder])),
         Check("logs", 60.0, logs),
+        Check("unit", 600.0, started_by),
     ]
 
 
@@ -336,7 +340,14 @@ def main() -> int:
     """Supervise until it is asked to end. A second supervisor of an installation is refused."""
     parser = argparse.ArgumentParser(prog="python -m deployments.supervisor")
     parser.add_argument("--port", type=int, help="of our own server")
-    port = parser.parse_args().port
+    parser.add_argument(
+        "--earlier-unit",
+        action="store_true",
+        help="of systemd, which starts again what ends with another status than 0, and may run no "
+        "`up` beside this",
+    )
+    options = parser.parse_args()
+    refused = 0 if options.earlier_unit else unit.REFUSED
     logging.basicConfig(format="%(asctime)s %(message)s")
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     installation = Installation.here()
@@ -345,13 +356,14 @@ def main() -> int:
         with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
             if is_held(folder / DOWN):
                 _print(f"`torpor down` ends what runs in {folder}")
-                return REFUSED
-            _supervise(installation, server.server_of(installation, port))
+                return refused
+            used = server.server_of(installation, options.port)
+            _supervise(installation, used, registers=options.earlier_unit)
             # The lock ends with the process, and not before it.
-            os._exit(REFUSED if is_held(folder / DOWN) else 0)
+            os._exit(refused if is_held(folder / DOWN) else 0)
     except (TorporError, OSError) as error:
         _print(f"{error}")
-        return REFUSED if is_held(folder / LOCK) else 1
+        return refused if is_held(folder / LOCK) else 1
 
 
 def _print(words: str) -> None:
@@ -360,7 +372,8 @@ def _print(words: str) -> None:
         print(f"torpor: {words}", file=sys.stderr, flush=True)
 
 
-def _supervise(installation: Installation, used: Server) -> None:
+def _supervise(installation: Installation, used: Server, *, registers: bool) -> None:
+    """``registers``: run an `up` beside it, once it lives."""
     folder, before = installation.folder, read_supervision(installation.folder)
     record = structs.replace(described(used), events=before.events if before else [])
     if used.own:
@@ -369,7 +382,10 @@ def _supervise(installation: Installation, used: Server) -> None:
         record.write(folder)  # nothing of an earlier one runs
     except OSError as error:  # nobody would find this one, nor could end it
         raise unwritten(folder / RECORD, error) from error
+    _log_to(installation.log(LOCK))
     _tell_systemd()
+    if registers:
+        _register()
     looking = Supervisor([], [], lambda record: record.write(folder), record)
     looking.checks = checks_of(installation, used, looking)
     looking.parts = parts_of(
@@ -388,6 +404,29 @@ def _supervise(installation: Installation, used: Server) -> None:
             _log.exception("a look has failed")
         asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else POLL_S)
     _end_all(installation, looking)
+
+
+def _log_to(log: Path) -> None:
+    """Print to ``log`` from now on, as every message says, also where systemd has started this. Its
+    journal has what was printed before."""
+    try:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        _log.warning("%s", unwritten(log, error))
+        return
+    if not os.path.samestat(os.fstat(fd), os.fstat(sys.stderr.fileno())):
+        _print(f"the supervisor lives, and prints to {log}")
+        for ours in (sys.stdout, sys.stderr):
+            os.dup2(fd, ours.fileno())
+    os.close(fd)
+
+
+def _register() -> None:
+    """Begin to register beside this process. What it prints is in this one's log."""
+    argv = [sys.executable, "-m", "deployments.up"]
+    subprocess.Popen(
+        argv, cwd=CHECKOUT, stdin=subprocess.DEVNULL, preexec_fn=ending_with_this_process()
+    )
 
 
 def _tell_systemd() -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from deployments import installation, parent, server, supervisor, worker
+from deployments import installation, parent, server, supervisor, unit, worker
 from deployments.down import down, own_server, runs
 from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
@@ -340,7 +340,7 @@ def test_a_supervisor_is_refused_where_another_lives_or_down_runs(
     monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["supervisor"])
     with Installation(tmp_path).locked(held):
-        assert supervisor.main() == parent.REFUSED
+        assert supervisor.main() == unit.REFUSED
     words = {LOCK: "another supervisor looks after", parent.DOWN: "`torpor down` ends what runs"}
     assert words[held] in capsys.readouterr().err
 
@@ -368,6 +368,7 @@ def test_another_code_of_the_same_number_is_another_version(tmp_path: Path) -> N
     (tmp_path / "deployments").mkdir()
     (tmp_path / "deployments" / "server.py").write_text("PORT = 1")
     before = code_digest(tmp_path)
+    (tmp_path / "deployments" / ".#server.py").symlink_to("me@host.1")  # an editor's lock
     assert code_digest(tmp_path) == before
     (tmp_path / "deployments" / "server.py").write_text("PORT = 2")
     assert code_digest(tmp_path) != before
@@ -522,24 +523,100 @@ def record_of(made: Installation) -> Supervision:
     return found
 
 
-def test_a_supervisor_that_is_halted_is_killed_and_systemd_starts_no_other(
+def test_a_supervisor_that_is_halted_is_killed(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts one that was killed again, which is refused for as long as `down` runs."""
     parent.start(alone, ELSEWHERE)
     os.kill(_pid(alone), signal.SIGSTOP)
+    monkeypatch.setattr(parent, "GONE_S", 0.5)
+    down(alone)
+    assert living(alone.folder) is None
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["asked", "no bus"])
+def test_systemd_starts_nothing_after_down_that_it_waited_to_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: bool,
+) -> None:
+    """Nothing runs while it waits. A supervisor that it starts before `down` has asked it to stop
+    is refused, and where it cannot be asked, `down` holds its lock for longer than it waits."""
+    made, said = Installation(tmp_path), tmp_path / "said"
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path / "units")
+    monkeypatch.setattr(unit, "RUNS_SYSTEMD", tmp_path)
+    unit.write_unit(made, tmp_path / "units", root=os.geteuid() == 0)
+    script = f"""#!{sys.executable}
+import fcntl, sys
+held = False
+try:
+    fcntl.flock(open({str(tmp_path / parent.DOWN)!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    held = True
+open({str(said)!r}, "a").write(f"{{held}} {{sys.argv[1:]}}\\n")
+sys.exit({"0" if answers else "'Failed to connect to bus'"})
+"""
+    (tmp_path / "systemctl").write_text(script)
+    (tmp_path / "systemctl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     waited: list[bool] = []
 
     def sleeps(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         if seconds == parent.RESTART_S:
-            waited.append(is_held(alone.folder / parent.DOWN))
+            waited.append(is_held(made.folder / parent.DOWN))
         else:
             sleep(seconds)
 
-    monkeypatch.setattr(parent, "GONE_S", 0.5)
     monkeypatch.setattr(parent.time, "sleep", sleeps)
-    down(alone)
-    assert (living(alone.folder), waited) == (None, [True])
+    down(made)
+    (asked,) = said.read_text().splitlines()
+    assert asked.startswith("True") and asked.endswith(f"'stop', '{unit.NAME}']")
+    printed = capsys.readouterr().out
+    if answers:
+        assert (waited, printed) == ([], "torpor was not up.\n")
+    else:
+        assert waited == [True] and parent.RESTART_S > unit.MOST_PAUSE_S
+        assert "(Failed to connect to bus): run `systemctl " in printed
+    said.unlink()
+    down(Installation(tmp_path / "another"))  # the unit is not its
+    assert not said.exists()
+
+
+def test_the_unit_of_an_earlier_version_starts_this_one_and_does_not_loop(
+    alone: Installation,
+) -> None:
+    """It starts again whatever ends with another status than 0, for ever."""
+    env = {**os.environ, "TORPOR_STATE": str(alone.folder), "PREFECT_API_URL": ELSEWHERE.api_url}
+    argv = [sys.executable, "-m", "deployments.up"]
+    pipe, log = subprocess.PIPE, alone.log(LOCK)
+    with subprocess.Popen([*argv, "--stay"], cwd=CHECKOUT, env=env, stderr=pipe) as it:
+        until(lambda: living(alone.folder), "it lives", every_s=0.05)
+        assert _pid(alone) == it.pid
+        assert (
+            subprocess.run([*argv, "--started"], cwd=CHECKOUT, env=env, check=False).returncode == 0
+        )
+        # Its own `up` finds no server of the user's. All of it is in the log that messages name.
+        until(lambda: "no Prefect server answers" in log.read_text(), "it registers", every_s=0.05)
+        down(alone)
+        assert it.wait(PATIENCE_S) == 0
+        assert it.stderr and f"prints to {log}" in it.stderr.read().decode()
+
+
+def test_up_goes_on_with_a_supervisor_that_was_faster(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd's, at the boot: the one that `up` has started is refused."""
+    made = Installation(world.folder)
+    world.held.close()
+
+    def begin(*_: object, **__: object) -> Process:
+        world.holds_the_lock()
+        parent.described(ELSEWHERE).write(world.folder)
+        return Process(2**22 + 1, unit.REFUSED)
+
+    monkeypatch.setattr(parent, "begin", begin)
+    monkeypatch.setattr(parent.time, "sleep", lambda _: None)
+    assert parent.start(made, ELSEWHERE) is None
 
 
 def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
@@ -549,7 +626,7 @@ def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
     port = free_ports(1)[0]
     env = {**os.environ, "TORPOR_STATE": str(alone.folder), "NOTIFY_SOCKET": f"@torpor-{port}"}
     env.pop("PREFECT_API_URL", None)
-    argv = [sys.executable, "-m", parent.SUPERVISOR, "--port", str(port)]
+    argv = [sys.executable, "-m", unit.SUPERVISOR, "--port", str(port)]
     alone.port_file.write_text(f"{port}\n")
     os.utime(alone.port_file, (1.0, 1.0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -572,13 +649,13 @@ def test_systemd_starts_no_supervisor_again_that_down_has_ended(
 ) -> None:
     """By its status: one that something else has asked to end is started again."""
     env = {**os.environ, "TORPOR_STATE": str(alone.folder), "PREFECT_API_URL": ELSEWHERE.api_url}
-    with subprocess.Popen([sys.executable, "-m", parent.SUPERVISOR], cwd=CHECKOUT, env=env) as it:
+    with subprocess.Popen([sys.executable, "-m", unit.SUPERVISOR], cwd=CHECKOUT, env=env) as it:
         until(lambda: living(alone.folder), "it lives", every_s=0.05)
         if by_down:
             down(alone)
         else:
             it.terminate()
-        assert it.wait(PATIENCE_S) == (parent.REFUSED if by_down else 0)
+        assert it.wait(PATIENCE_S) == (unit.REFUSED if by_down else 0)
 
 
 @pytest.mark.parametrize(
