@@ -35,8 +35,11 @@ def down(installation: Installation, *, machines: bool = False) -> None:
             stop_machines(installation)
         named = {**dict.fromkeys(worker.ROLES, "workers"), parent.RUNS: "flow runs"}
         named |= {STORE: "store", server.ROLE: "Prefect server"}
-        names = [name for name in dict.fromkeys(named.values()) if name in map(named.get, ended)]
+        ran = {named.get(role) for role in ended.roles}
+        names = [name for name in dict.fromkeys(named.values()) if name in ran]
         print(f"torpor is down: ended {', '.join(names)}." if names else "torpor was not up.")
+        if ended.note:
+            print(f"  note      {ended.note}")
         for machine in running_machines(installation):
             print(
                 f"  machine {machine.id} still runs, as a rented one would; "

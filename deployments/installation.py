@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import sys
@@ -13,13 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torpor.control.own_server import LOGIN_FILE, PORT_FILE, state_folder
-from torpor.shared.errors import InvalidInput
+from torpor.control.own_server import (
+    FOLDER_VARIABLE,
+    LOGIN_FILE,
+    PORT_FILE,
+    recorded_port,
+    state_folder,
+)
+from torpor.shared.errors import InvalidInput, TorporError
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 """Where the flows are: the clone, or the packages of an installed wheel."""
 BELIEVE: Final = "--believe-records"
 BELIEVE_HELP: Final = "sign every record of every store, whoever wrote it: after a key was lost"
+_PACKAGES: Final = ("blocks", "deployments", "flows", "gpu_kernels", "tasks", "torpor")
+"""Whose code the server, the workers and the flows run."""
 _POLL_S: Final = 0.2
 
 
@@ -27,6 +36,22 @@ def prefect_file() -> Path:
     """The file of the deployments: in the clone, or among the packages of a wheel."""
     beside = CHECKOUT / "prefect.yaml"
     return beside if beside.exists() else Path(__file__).with_name("prefect.yaml")
+
+
+def code_digest(checkout: Path) -> str:
+    """A digest of every Python file of torpor's packages in that checkout. A `git pull` changes it,
+    and so does another wheel of the same version."""
+    found = hashlib.sha256()
+    for package in _PACKAGES:
+        files = [
+            Path(folder) / name
+            for folder, _, names in os.walk(checkout / package)
+            for name in names
+            if name.endswith(".py") and (Path(folder) / name).is_file()  # an editor's lock is none
+        ]
+        for file in sorted(files):
+            found.update(os.fsencode(file.relative_to(checkout)) + b"\0" + file.read_bytes())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -97,6 +122,11 @@ class Installation:
         """The address of the PostgreSQL that our own Prefect server uses instead."""
         return self.folder / "database"
 
+    def note_port(self, port: int) -> None:
+        """Keep the port of our own server. TorporError where it cannot be written."""
+        if port != recorded_port(self.folder):
+            write_whole(self.port_file, f"{port}\n")
+
     @property
     def registered_file(self) -> Path:
         """The address of the server where everything was registered: workers find their pools."""
@@ -107,6 +137,12 @@ class Installation:
             return self.registered_file.read_text() == api_url
         except OSError:
             return False
+
+    def note_registered(self, api_url: str) -> None:
+        """Keep that everything is registered at this server. TorporError where it cannot be
+        written: what was registered before then stays known."""
+        if not self.is_registered(api_url):
+            write_whole(self.registered_file, api_url)
 
     @property
     def temporary(self) -> Path:
@@ -124,12 +160,19 @@ class Installation:
         wait_s: float = 0.0,
     ) -> Iterator[None]:
         """Hold the lock of that name exclusively. It ends with its process. InvalidInput if it is
-        still held after ``wait_s``."""
+        still held after ``wait_s``, or where this account cannot write in the folder."""
         deadline = time.monotonic() + wait_s
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.folder.stat().st_mode & 0o077:
-            self.folder.chmod(0o700)  # somebody else has made it
-        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.folder.stat().st_mode & 0o077:
+                self.folder.chmod(0o700)  # somebody else has made it
+            fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidInput(
+                f"{error.filename or self.folder} cannot be written: {error.strerror}. Make room, "
+                f"give this account the right to write there, or name another folder in "
+                f"{FOLDER_VARIABLE}"
+            ) from error
         try:
             while True:
                 try:
@@ -149,20 +192,37 @@ def secret_file(file: Path, make: Callable[[], str]) -> str:
     """The line in a file that only this user can read. Made at the first use, and safe on disk."""
     with contextlib.suppress(FileNotFoundError):
         return file.read_text().strip()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.new")
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as opened:
-        opened.write(f"{make()}\n")
-        opened.flush()
-        os.fsync(fd)
-    unfinished.rename(file)  # appears whole or not at all: an empty login would be none
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(file, f"{make()}\n")  # an empty login would be none
     return file.read_text().strip()
+
+
+def write_whole(file: Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file: it holds all of the old text or all of the new one, also after
+    a crash of the host. TorporError names the file where it cannot be written."""
+    unfinished = file.with_name(f"{file.name}.new")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(fd, "w") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(fd)
+        unfinished.rename(file)
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise unwritten(file, error) from error
+
+
+def unwritten(file: Path, error: OSError) -> TorporError:
+    """That a file cannot be written, and what to do."""
+    return TorporError(
+        f"{file} cannot be written: {error.strerror}. Make room on its disk, or give this account "
+        "the right to write there"
+    )
 
 
 def cache_folder(otherwise: Path) -> Path:

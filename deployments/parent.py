@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from deployments import processes, server, worker
-from deployments.installation import CHECKOUT, Installation
+from deployments import processes, server, unit, worker
+from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import begin, flow_runs, last_words, running
 from deployments.server import Server
 from torpor.control.own_server import API_URL
@@ -35,28 +36,38 @@ from torpor.shared.errors import InvalidInput, TorporError
 DOWN: Final = "down"
 """A lock that `down` holds while it asks the supervisor to end: end the flow runs too, and start no
 other supervisor."""
-REFUSED: Final = 3
-"""The status of a supervisor that systemd must not start again: another one lives, or `down` has
-asked. One that a stray SIGTERM has ended is started again."""
 GONE_S: Final = 90.0
 """How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
 RUNS: Final = "runs"
 """The role of flow runs, in what end() returns."""
 KILLED_S: Final = 10.0
-RESTART_S: Final = 10.0
-"""systemd starts a supervisor again that was killed, 2 s later."""
+RESTART_S: Final = unit.MOST_PAUSE_S + 15.0
+"""Where systemd waits to start a supervisor again, it does so within this time."""
 _POLL_S: Final = 0.2
-SUPERVISOR: Final = "deployments.supervisor"
 _USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
 """What of the environment says who we are at a server of the user's own."""
+
+
+class Ended(NamedTuple):
+    """What end() has ended: the roles of what ran. ``note``: what a person has to do."""
+
+    roles: list[str]
+    note: str = ""
+
+
+@cache
+def version_here() -> str:
+    """The version of this code. The number stays the same from commit to commit, so a digest of the
+    code is part of it: a supervisor that began before a `git pull` has another one."""
+    code, prefect = code_digest(CHECKOUT)[:12], metadata.version("prefect")
+    return f"{metadata.version('torpor')} (code {code}) with Prefect {prefect} in {CHECKOUT}"
 
 
 def described(used: Server) -> Supervision:
     """The record of a supervisor that this process would be."""
     words = [used.login] if used.own else [os.environ.get(name, "") for name in _USERS]
     login = hashlib.sha256("\0".join(words).encode()).hexdigest()
-    version = f"{metadata.version('torpor')} with Prefect {metadata.version('prefect')}"
-    return Supervision(os.getpid(), used.api_url, used.own, f"{version} in {CHECKOUT}", login)
+    return Supervision(os.getpid(), used.api_url, used.own, version_here(), login)
 
 
 def see_that_nothing_else_runs(installation: Installation, used: Server) -> None:
@@ -89,7 +100,7 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
     log = installation.log(LOCK)
     process: subprocess.Popen[bytes] | None = None
     if not is_held(installation.folder / LOCK):
-        argv, env = [sys.executable, "-m", SUPERVISOR], server.environment(installation, used)
+        argv, env = [sys.executable, "-m", unit.SUPERVISOR], server.environment(installation, used)
         if used.own:
             argv += ["--port", str(used.port)]
             del env[API_URL]  # or it would be a server of the user's
@@ -99,6 +110,8 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
         while not _serves(installation, used, process):
             if process is None:
                 see_that_it_lives(installation)
+            elif process.poll() == unit.REFUSED and is_held(installation.folder / LOCK):
+                process = None  # another one was faster, such as systemd's at the boot
             elif process.poll() is not None:
                 why = f"the supervisor has ended; the last of {log}:\n{last_words(log)}"
                 raise TorporError(why)  # noqa: TRY301
@@ -164,8 +177,9 @@ def see_that_they_run(installation: Installation, roles: Iterable[str], ready_s:
         time.sleep(_POLL_S)
 
 
-def end(installation: Installation) -> list[str]:
-    """End the supervisor, its children and all flow runs; returns the roles of those that ran."""
+def end(installation: Installation) -> Ended:
+    """End the supervisor, its children and all flow runs. None begins again by itself before the
+    host does: systemd no longer waits to start a supervisor that was killed or could not begin."""
     ran = [*children_of(installation.folder)]
     ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
     with installation.locked(DOWN, wait_s=KILLED_S):
@@ -173,7 +187,14 @@ def end(installation: Installation) -> list[str]:
             ran += _end_earlier(installation)
         _end_supervisor(installation)
         _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
-    return ran
+        note = ""
+        if why := unit.stop(installation):
+            time.sleep(RESTART_S)  # the supervisor that systemd starts is refused meanwhile
+            note = (
+                f"systemd could not be asked whether it starts torpor again ({why}): run "
+                f"`{unit.stop_command()}` in a session of your own"
+            )
+    return Ended(ran, note)
 
 
 def _end_earlier(installation: Installation) -> list[str]:
@@ -206,8 +227,6 @@ def _end_supervisor(installation: Installation) -> None:
                 "process of this host: end it on the host, or in the container, where it runs"
             )
         time.sleep(_POLL_S)
-    if halted:
-        time.sleep(RESTART_S)  # the one that systemd starts is refused
 
 
 def _end_flow_runs(installation: Installation) -> None:

@@ -67,7 +67,7 @@ from deployments.parent import see_that_they_run
 from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
 from deployments.stacks import ready_made
-from deployments.worker import EARLIER_COMMAND, POOLS, RUN_COMMAND
+from deployments.worker import POOLS, RUN_COMMAND, WATCH_COMMAND
 from deployments.written import Written
 from tasks.front_page import make_front_page
 from tasks.overview import watching
@@ -336,7 +336,7 @@ def with_command(template: dict[str, Any]) -> dict[str, Any]:
     one, Prefect imports itself twice for each run, once to find out the command: 3 s. A run gets a
     session of its own, as without one, so that signals to its worker do not reach it."""
     command = template.get("variables", {}).get("properties", {}).get("command", {})
-    if command and command.get("default") in (None, "", EARLIER_COMMAND):
+    if command and command.get("default") in (None, "", WATCH_COMMAND):
         command["default"] = RUN_COMMAND
     return template
 
@@ -367,6 +367,8 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours
+                variables = {"command": WATCH_COMMAND}
+                one["work_pool"] = {**one["work_pool"], "job_variables": variables}
             there = found.get(name)
             if there is None:
                 missing.append(one)
@@ -502,9 +504,18 @@ def _pull_steps() -> list[dict[str, Any]]:
 
 
 def _lacks(one: dict[str, Any], there: DeploymentResponse) -> bool:
-    """Whether its work pool or queue was deleted, or a parameter that prefect.yaml gives it."""
-    given = one.get("parameters", {}).keys()
-    return there.work_pool_name is None or bool(given - there.parameters.keys())
+    """Whether its work pool or queue was deleted, or a parameter or a variable of its job that
+    torpor gives it."""
+    given, variables = one.get("parameters", {}).keys(), _job_variables(one).keys()
+    return there.work_pool_name is None or bool(
+        given - there.parameters.keys() or variables - there.job_variables.keys()
+    )
+
+
+def _job_variables(one: dict[str, Any]) -> dict[str, Any]:
+    """What a deployment asks of its work pool for each run."""
+    variables: dict[str, Any] = one.get("work_pool", {}).get("job_variables", {})
+    return variables
 
 
 def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUpdate:
@@ -522,6 +533,9 @@ def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUp
     ours = one.get("parameters", {})
     if ours.keys() - there.parameters.keys():
         changes["parameters"] = {**ours, **there.parameters}
+    variables = _job_variables(one)
+    if variables.keys() - there.job_variables.keys():
+        changes["job_variables"] = {**variables, **there.job_variables}
     return DeploymentUpdate(**changes)
 
 

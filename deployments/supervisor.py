@@ -27,19 +27,19 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from deployments import server, worker
-from deployments.installation import Installation
+from deployments import server, unit, worker
+from deployments.installation import CHECKOUT, Installation, unwritten
 from deployments.lost_runs import end_lost_runs
-from deployments.parent import DOWN, REFUSED, described
+from deployments.parent import DOWN, described
 from deployments.processes import flow_runs, last_words, mark, printed_since, trim
 from deployments.server import Server
 from torpor.control.disk_space import full_disks
-from torpor.control.own_server import recorded_port
 from torpor.control.processes import end_processes, ending_with_this_process
 from torpor.control.store import embedded
 from torpor.control.supervision import (
     KEPT_EVENTS,
     LOCK,
+    RECORD,
     STORE,
     Supervision,
     SupervisorEvent,
@@ -53,12 +53,19 @@ POLL_S: Final = 1.0
 WRITE_S: Final = 30.0
 STEADY_S: Final = 60.0
 PAUSE_S: Final = 10.0
-"""What ran for STEADY_S is restarted at once when it ends; what ends sooner, after this pause."""
+MOST_PAUSE_S: Final = 120.0
+"""What did its work for STEADY_S is restarted at once when it ends. What ends sooner is restarted
+after the first pause, and each further time after twice the last one, up to the longest."""
 LOCK_S: Final = 5.0
 """Who looks whether a supervisor lives holds its lock for a moment."""
 ASK_S: Final = 60.0
 MOST_SILENT: Final = 5
 """Looks at a server that runs, ASK_S apart: one that answers none of them is ended."""
+MOST_TOLD: Final = 50
+"""Sentences of one check in the record."""
+TROUBLE_CHARACTERS: Final = 4000
+EVENT_CHARACTERS: Final = 400
+"""A trouble of now has the end of a log; an event, of which the record keeps 200, has its begin."""
 _POLL_S: Final = 0.2
 _LINE: Final = 300
 
@@ -69,11 +76,13 @@ _log = logging.getLogger("torpor.supervisor")
 
 class Check(NamedTuple):
     """Something to look at every ``every_s``. ``look`` does what is to be done, and returns a
-    sentence for each thing that a person should know."""
+    sentence for each thing that a person should know. ``asks``: it asks the server, so it waits for
+    that."""
 
     name: str
     every_s: float
     look: Callable[[], list[str]]
+    asks: bool = False
 
 
 @dataclass
@@ -97,9 +106,11 @@ class Part:
     ready: bool = False
     said_bytes: int = 0
     started: float = 0.0
+    works_since: float = 0.0
     due: float = 0.0
     asked: float = 0.0
     silent: int = 0
+    failures: int = 0
 
 
 @dataclass
@@ -125,8 +136,8 @@ class Supervisor:
                     self._fails(part, str(error))
                 else:
                     self._trouble(part.role, [f"could not be looked at: {error}"])
-        for name, every_s, check in self.checks if self.serves else ():
-            if self.monotonic() >= self._next.get(name, 0.0):
+        for name, every_s, check, asks in self.checks:
+            if (self.serves or not asks) and self.monotonic() >= self._next.get(name, 0.0):
                 self._check(name, check)
                 self._next[name] = self.monotonic() + every_s
         self.save()
@@ -138,8 +149,8 @@ class Supervisor:
 
     @property
     def has_checked(self) -> bool:
-        """Whether lost runs were looked for. Before that no worker may take a run."""
-        return bool(self._next)
+        """Whether the server was asked for lost runs. Before that no worker may take a run."""
+        return all(check.name in self._next for check in self.checks if check.asks)
 
     @property
     def starts(self) -> bool:
@@ -167,6 +178,7 @@ class Supervisor:
 
     def _is_ready(self, part: Part, child: Child) -> None:
         part.ready, part.asked, part.silent = True, self.monotonic(), 0
+        part.works_since = self.monotonic()
         running = self.record.running | {part.role: child.pid}
         self.record = structs.replace(self.record, running=running)
         self._trouble(part.role, [])
@@ -187,8 +199,11 @@ class Supervisor:
     def _ended(self, part: Part, how: str) -> None:
         if part.ready:
             self.say(part.role, how)
-            steady = self.monotonic() - part.started > STEADY_S
-            self._forget(part, 0.0 if steady else PAUSE_S)
+            if self.monotonic() - part.works_since > STEADY_S:
+                part.failures = 0
+                self._forget(part, 0.0)
+            else:
+                self._forget(part, self._pause_s(part))
         else:
             self._fails(part, how)
 
@@ -197,8 +212,16 @@ class Supervisor:
         if part.child is not None:
             _end(part.child, part.stop_s)
             why += f"; the last of {part.log}:\n{last_words(part.log)}"
-        self._forget(part, PAUSE_S)
-        self._trouble(part.role, [f"cannot be started; next try in {PAUSE_S:.0f} s: {why}"])
+        pause_s = self._pause_s(part)
+        self._forget(part, pause_s)
+        words = [f"cannot be started; next try in {pause_s:.0f} s: {why}"]
+        # Each try would be an event, and they would push all others out of the record.
+        self._trouble(part.role, words, is_event=part.role not in self.record.troubles)
+
+    def _pause_s(self, part: Part) -> float:
+        """How long to wait after one more end of this part."""
+        part.failures += 1
+        return min(PAUSE_S * 2.0 ** min(part.failures - 1, 10), MOST_PAUSE_S)
 
     def _forget(self, part: Part, wait_s: float) -> None:
         """The child is gone; the next one is due after ``wait_s``."""
@@ -213,19 +236,26 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - one check's fault must not end the others
             self._trouble(name, [f"could not be checked: {error}"])
 
-    def _trouble(self, who: str, what: list[str]) -> None:
+    def _trouble(self, who: str, what: list[str], *, is_event: bool = True) -> None:
         before = self.record.troubles.get(who, [])
+        if more := what[MOST_TOLD:]:
+            what = [*what[:MOST_TOLD], f"and {len(more)} more"]
+        what = [one[:TROUBLE_CHARACTERS] for one in what]
         if what == before:
             return
         others = {name: told for name, told in self.record.troubles.items() if name != who}
         self.record = structs.replace(self.record, troubles=others | ({who: what} if what else {}))
         for one in what:
             if one not in before:
-                self.say(who, one)
+                if is_event:
+                    self.say(who, one)
+                else:
+                    _log.warning("%s: %s", who, one)
 
     def say(self, who: str, what: str) -> None:
         _log.warning("%s: %s", who, what)
-        events = [*self.record.events, SupervisorEvent(self.unix(), who, what)]
+        event = SupervisorEvent(self.unix(), who, what[:EVENT_CHARACTERS])
+        events = [*self.record.events, event]
         self.record = structs.replace(self.record, events=events[-KEPT_EVENTS:])
 
     def save(self) -> None:
@@ -278,7 +308,7 @@ def parts_of(installation: Installation, used: Server, may_work: Callable[[], bo
 
 
 def checks_of(installation: Installation, used: Server, looking: Supervisor) -> list[Check]:
-    """What is looked at once the server answers, in this order."""
+    """What is looked at, in this order."""
 
     def lost_runs() -> list[str]:
         workers = any(part.child for part in looking.parts if part.role in worker.ROLES)
@@ -289,8 +319,16 @@ def checks_of(installation: Installation, used: Server, looking: Supervisor) -> 
             trim(log)
         return []
 
-    disks = partial(full_disks, [installation.folder])
-    return [Check("runs", 30.0, lost_runs), Check("disk", 60.0, disks), Check("logs", 60.0, logs)]
+    def started_by() -> list[str]:
+        old = unit.outdated(installation)
+        return [old] if old else []
+
+    return [
+        Check("runs", 30.0, lost_runs, asks=True),
+        Check("disk", 60.0, partial(full_disks, [installation.folder])),
+        Check("logs", 60.0, logs),
+        Check("unit", 600.0, started_by),
+    ]
 
 
 def _begin_store(installation: Installation) -> Child:
@@ -302,7 +340,14 @@ def main() -> int:
     """Supervise until it is asked to end. A second supervisor of an installation is refused."""
     parser = argparse.ArgumentParser(prog="python -m deployments.supervisor")
     parser.add_argument("--port", type=int, help="of our own server")
-    port = parser.parse_args().port
+    parser.add_argument(
+        "--earlier-unit",
+        action="store_true",
+        help="of systemd, which starts again what ends with another status than 0, and may run no "
+        "`up` beside this",
+    )
+    options = parser.parse_args()
+    refused = 0 if options.earlier_unit else unit.REFUSED
     logging.basicConfig(format="%(asctime)s %(message)s")
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     installation = Installation.here()
@@ -310,23 +355,37 @@ def main() -> int:
     try:
         with installation.locked(LOCK, "another supervisor looks after", LOCK_S):
             if is_held(folder / DOWN):
-                print(f"torpor: `torpor down` ends what runs in {folder}", file=sys.stderr)
-                return REFUSED
-            _supervise(installation, server.server_of(installation, port))
+                _print(f"`torpor down` ends what runs in {folder}")
+                return refused
+            used = server.server_of(installation, options.port)
+            _supervise(installation, used, registers=options.earlier_unit)
             # The lock ends with the process, and not before it.
-            os._exit(REFUSED if is_held(folder / DOWN) else 0)
-    except TorporError as error:
-        print(f"torpor: {error}", file=sys.stderr, flush=True)
-        return REFUSED if is_held(folder / LOCK) else 1
+            os._exit(refused if is_held(folder / DOWN) else 0)
+    except (TorporError, OSError) as error:
+        _print(f"{error}")
+        return refused if is_held(folder / LOCK) else 1
 
 
-def _supervise(installation: Installation, used: Server) -> None:
+def _print(words: str) -> None:
+    """Say why it ends, where that can be written: its status must not depend on a full disk."""
+    with contextlib.suppress(OSError):
+        print(f"torpor: {words}", file=sys.stderr, flush=True)
+
+
+def _supervise(installation: Installation, used: Server, *, registers: bool) -> None:
+    """``registers``: run an `up` beside it, once it lives."""
     folder, before = installation.folder, read_supervision(installation.folder)
     record = structs.replace(described(used), events=before.events if before else [])
-    if used.own and used.port != recorded_port(folder):  # a full disk would empty the file
-        installation.port_file.write_text(f"{used.port}\n")
-    record.write(folder)  # nothing of an earlier one runs
+    if used.own:
+        installation.note_port(used.port)
+    try:
+        record.write(folder)  # nothing of an earlier one runs
+    except OSError as error:  # nobody would find this one, nor could end it
+        raise unwritten(folder / RECORD, error) from error
+    _log_to(installation.log(LOCK))
     _tell_systemd()
+    if registers:
+        _register()
     looking = Supervisor([], [], lambda record: record.write(folder), record)
     looking.checks = checks_of(installation, used, looking)
     looking.parts = parts_of(
@@ -345,6 +404,29 @@ def _supervise(installation: Installation, used: Server) -> None:
             _log.exception("a look has failed")
         asked = signal.sigtimedwait(_AWAITED, _POLL_S if looking.starts else POLL_S)
     _end_all(installation, looking)
+
+
+def _log_to(log: Path) -> None:
+    """Print to ``log`` from now on, as every message says, also where systemd has started this. Its
+    journal has what was printed before."""
+    try:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        _log.warning("%s", unwritten(log, error))
+        return
+    if not os.path.samestat(os.fstat(fd), os.fstat(sys.stderr.fileno())):
+        _print(f"the supervisor lives, and prints to {log}")
+        for ours in (sys.stdout, sys.stderr):
+            os.dup2(fd, ours.fileno())
+    os.close(fd)
+
+
+def _register() -> None:
+    """Begin to register beside this process. What it prints is in this one's log."""
+    argv = [sys.executable, "-m", "deployments.up"]
+    subprocess.Popen(
+        argv, cwd=CHECKOUT, stdin=subprocess.DEVNULL, preexec_fn=ending_with_this_process()
+    )
 
 
 def _tell_systemd() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import shutil
 import subprocess
@@ -17,9 +18,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from deployments import boot, database, parent, server, services, worker
+from deployments import database, parent, server, services, unit, worker
 from deployments.api import Api
 from deployments.installation import BELIEVE, BELIEVE_HELP, CHECKOUT, Installation
 from deployments.processes import last_words, mark
@@ -41,7 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
+    # Units of earlier versions ask for these two, and systemd would start them again for ever.
+    parser.add_argument("--stay", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.started:
+        return 0  # the one that stays registers by itself
+    if options.stay:
+        stay(options.port)
     try:
         up(Installation.here(), options.port, believe=options.believe_records)
     except TorporError as error:
@@ -98,7 +106,7 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
     try:
         with Waiting("registering blocks, store and flows"):
             notes = register(installation, used, believe)
-        installation.registered_file.write_text(used.api_url)
+        installation.note_registered(used.api_url)
     except BaseException:
         if not installation.is_registered(used.api_url):  # else its workers look after machines
             parent.stop(began)
@@ -120,12 +128,22 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
             served = services.check_served(used)
         for words in served:
             _say("work pools", words)
-    if began is not None and (start := boot.starts(installation)):
+    if old := unit.outdated(installation):
+        notes += f"  note      {old}\n"
+    elif began is not None and (start := unit.start_command(installation)):
         notes += (
             "  note      systemd starts again only what it has started itself: `torpor down`, then "
             f"`{start}`\n"
         )
     return notes
+
+
+def stay(port: int | None) -> NoReturn:
+    """Become the supervisor, as the unit of an earlier version asks. It registers by itself once it
+    lives: such a unit may have no second line that does."""
+    argv = [sys.executable, "-m", unit.SUPERVISOR, "--earlier-unit"]
+    argv += [] if port is None else ["--port", str(port)]
+    os.execv(argv[0], argv)  # noqa: S606 - no shell
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:

@@ -38,13 +38,16 @@ POOLS: Final = (
         queues=("critical", "high", "normal", "low"),
     ),
 )
-EARLIER_COMMAND: Final = "setsid python3 -m prefect.engine"
-RUN_COMMAND: Final = f"env PREFECT_CLIENT_MAX_RETRIES=9 {EARLIER_COMMAND}"
+WATCH_COMMAND: Final = "setsid python3 -m prefect.engine"
+RUN_COMMAND: Final = f"env PREFECT_CLIENT_MAX_RETRIES=9 {WATCH_COMMAND}"
 """What a worker runs for each flow run, with the Python that comes first in its PATH: its own.
 
 Prefect waits 2, 4, 8 ... seconds between requests, a fifth more or less. A flow run asks a server
 that is away for 14 to 20 minutes with 9 retries: it outlives a supervisor that was killed. The
-worker itself asks for a minute, as it would else sleep for minutes after the server is back."""
+worker itself asks for a minute, as it would else sleep for minutes after the server is back.
+
+So does a run of `watch`, by a command of its deployment's own: one that slept for minutes would
+hold the only slot, and the runs that its schedule makes meanwhile would be cancelled."""
 ROLES: Final = tuple(pool.role for pool in POOLS)
 READY_S: Final = 300.0
 """3 to 10 s, measured."""

@@ -8,21 +8,24 @@ the server or of a deployment, registering writes as the first time.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import prefect
 from prefect.client.schemas.responses import DeploymentResponse
 
-from deployments.installation import CHECKOUT, Installation, prefect_file
+from deployments.installation import (
+    CHECKOUT,
+    Installation,
+    code_digest,
+    prefect_file,
+    write_whole,
+)
 from torpor.shared.values import learned
 
 _NAME: Final = "registered.json"
-_PACKAGES: Final = ("blocks", "deployments", "flows", "gpu_kernels", "tasks", "torpor")
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -48,10 +51,7 @@ class Written(msgspec.Struct, frozen=True):
     ) -> None:
         """Note that all of this code is registered, as the server has it now."""
         written = cls(_code(api_url), {name: _digest(one) for name, one in there.items()})
-        file = installation.folder / _NAME
-        unfinished = file.with_name(f"{file.name}.new")
-        unfinished.write_bytes(msgspec.json.encode(written))
-        unfinished.rename(file)
+        write_whole(installation.folder / _NAME, msgspec.json.encode(written).decode())
 
     def holds(self, name: str, there: DeploymentResponse) -> bool:
         """Whether the server has it as it was written."""
@@ -69,13 +69,8 @@ def _digest(there: DeploymentResponse) -> str:
 
 def _code(api_url: str) -> str:
     """Of every file that says what is registered, of Prefect and Python, and of where."""
-    found = hashlib.sha256()
-    for word in (api_url, str(CHECKOUT), prefect.__version__, sys.version, sys.executable):
-        found.update(word.encode() + b"\\0")
-    files = [prefect_file()]
-    for package in _PACKAGES:
-        for folder, _, names in os.walk(CHECKOUT / package):
-            files += [Path(folder) / name for name in names if name.endswith(".py")]
-    for file in sorted(files):
-        found.update(os.fsencode(file) + b"\\0" + file.read_bytes())
+    found = hashlib.sha256(prefect_file().read_bytes())
+    where = (api_url, str(CHECKOUT), prefect.__version__, sys.version, sys.executable)
+    for word in (*where, code_digest(CHECKOUT)):
+        found.update(word.encode() + b"\0")
     return found.hexdigest()

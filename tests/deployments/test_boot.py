@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from deployments import boot, parent
+from deployments import boot, supervisor, unit
 from deployments.installation import Installation
+from deployments.parent import described as record
+from deployments.server import Server
+from deployments.supervisor import Supervisor
 from torpor.control.own_server import FOLDER_VARIABLE
 
 
@@ -22,25 +26,28 @@ def test_systemd_accepts_the_unit(
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(python))
-    unit = boot.write_unit(Installation(tmp_path / "50% state"), tmp_path, root)
-    text = unit.read_text()
+    file = unit.write_unit(Installation(tmp_path / "50% state"), tmp_path, root)
+    text = file.read_text()
     assert f"{FOLDER_VARIABLE}={tmp_path}/50%% state" in text
     assert f"WantedBy={'multi-user' if root else 'default'}.target" in text
     # Its process is the supervisor itself. A flow run never ends with it.
     assert "Type=notify" in text and '/python" -m deployments.supervisor\n' in text
     assert "KillMode=process\nOOMPolicy=continue\nRestart=always\n" in text
-    assert f"RestartPreventExitStatus={parent.REFUSED}\n" in text
+    assert f"RestartPreventExitStatus={unit.REFUSED}\n" in text
+    assert "RestartSec=10\nRestartSteps=5\nRestartMaxDelaySec=60\n" in text
     if not shutil.which("systemd-analyze"):
         return  # a host without systemd has no use for the unit
     which = "--system" if root else "--user"
     done = subprocess.run(
-        ["systemd-analyze", which, "verify", str(unit)],
+        ["systemd-analyze", which, "verify", str(file)],
         capture_output=True,
         text=True,
         check=False,
         env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )
-    assert unit.name not in done.stderr, done.stderr
+    # Versions before 254 know no growing pause, and say that they ignore it.
+    said = [line for line in done.stderr.splitlines() if "'Restart" not in line]
+    assert file.name not in "".join(said), done.stderr
 
 
 def test_an_installation_with_a_unit_is_started_by_systemd(
@@ -48,17 +55,56 @@ def test_an_installation_with_a_unit_is_started_by_systemd(
 ) -> None:
     """Else nobody starts its supervisor again: `up` says so."""
     made = Installation(tmp_path / "50% state")
-    monkeypatch.setattr(boot, "unit_folder", lambda _: tmp_path / "units")
-    assert boot.starts(made) == ""
-    boot.write_unit(made, tmp_path / "units", root=True)
-    assert boot.starts(made).startswith("systemctl ")
-    assert boot.starts(Installation(tmp_path / "another")) == ""
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path / "units")
+    assert unit.start_command(made) == ""
+    unit.write_unit(made, tmp_path / "units", root=True)
+    assert unit.start_command(made).startswith("systemctl ")
+    assert unit.start_command(Installation(tmp_path / "another")) == ""
+
+
+def test_a_unit_of_an_earlier_version_is_told_with_the_command_that_writes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its lines, but the PATH of who wrote it, and the name of the same interpreter."""
+    made, root = Installation(tmp_path / "50% state"), os.geteuid() == 0
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path)
+    assert unit.outdated(made) == ""
+    file = unit.write_unit(made, tmp_path, root)
+    monkeypatch.setenv("PATH", "/opt/another/bin")
+    assert unit.outdated(made) == ""
+    text = file.read_text()
+    file.write_text(text.replace("[Install]", "Nice=5\n\n[Install]"))  # its user's own line
+    assert unit.outdated(made) == ""
+    earlier = text.replace("-m deployments.supervisor", "-m deployments.up --stay")
+    for old in (earlier, text.replace("RestartSec=10", "RestartSec=2")):
+        file.write_text(old)
+        assert "run `torpor boot`" in unit.outdated(made)
+        assert unit.start_command(made).startswith("systemctl ")
+        assert unit.outdated(Installation(tmp_path / "another")) == ""
+    server = Server("http://127.0.0.1:9/api", own=False)
+    checks = supervisor.checks_of(made, server, Supervisor([], [], lambda _: None, record(server)))
+    (check,) = [one for one in checks if one.name == "unit"]
+    assert check.look() == [unit.outdated(made)]
+    unit.write_unit(made, tmp_path, root)
+    assert (unit.outdated(made), check.look()) == ("", [])
+
+
+def test_a_unit_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path / "home" / "units")
+    monkeypatch.setattr(unit, "RUNS_SYSTEMD", tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert boot.main() == 1
+    assert f"{tmp_path}/home/units/torpor.service cannot be written" in capsys.readouterr().err
 
 
 def test_without_systemd_cron_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(boot, "RUNS_SYSTEMD", tmp_path / "none")
+    monkeypatch.setattr(unit, "RUNS_SYSTEMD", tmp_path / "none")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "50% state"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     assert boot.main() == 0
@@ -71,8 +117,8 @@ def test_with_a_server_of_the_users_own_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The unit would not know it, and start a server of torpor's own at boot."""
-    monkeypatch.setattr(boot, "unit_folder", lambda _: tmp_path / "units")
-    monkeypatch.setattr(boot, "RUNS_SYSTEMD", tmp_path)
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path / "units")
+    monkeypatch.setattr(unit, "RUNS_SYSTEMD", tmp_path)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
     assert boot.main() == 1

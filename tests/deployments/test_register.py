@@ -17,7 +17,7 @@ from blocks import ObjectStore
 from deployments import register
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
-from deployments.worker import EARLIER_COMMAND, RUN_COMMAND
+from deployments.worker import RUN_COMMAND, WATCH_COMMAND
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
 from torpor.shared.errors import TorporError
@@ -83,7 +83,7 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
         "description": "It has `more`.",
         "tags": ["torpor"],
         "parameters": {"destroy": True, "more": 2},
-        "work_pool": {"name": "torpor"},
+        "work_pool": {"name": "torpor", "job_variables": {"command": "run", "env": {}}},
         "concurrency_limit": {"limit": 8, "collision_strategy": "ENQUEUE"},
     }
     (tmp_path / "prefect.yaml").write_text(json.dumps({"deployments": [new]}))
@@ -100,7 +100,9 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
         "parameters",
         "parameter_openapi_schema",
         "pull_steps",
+        "job_variables",
     }
+    assert after["job_variables"] == {"command": "run", "env": {"HTTPS_PROXY": "http://proxy"}}
     assert after["parameters"] == {"destroy": False, "more": 2}
     assert [*after["parameter_openapi_schema"]["properties"]] == ["destroy", "more"]
 
@@ -161,7 +163,7 @@ def test_a_parameter_that_a_flow_no_longer_has_is_removed_also_from_a_user_s_own
 
 @pytest.mark.parametrize(
     ("theirs", "then"),
-    [(None, RUN_COMMAND), (EARLIER_COMMAND, RUN_COMMAND), ("mine", "mine")],
+    [(None, RUN_COMMAND), (WATCH_COMMAND, RUN_COMMAND), ("mine", "mine")],
 )
 def test_a_pool_that_is_there_gets_a_command_if_it_has_none_and_keeps_what_is_its_users(
     prefect_server: Server, monkeypatch: pytest.MonkeyPatch, theirs: str | None, then: str

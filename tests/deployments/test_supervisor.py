@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
 import socket
@@ -18,17 +20,27 @@ import psutil
 import pytest
 from msgspec import structs
 
-from deployments import parent, server, supervisor, worker
+from deployments import installation, parent, server, supervisor, unit, worker
 from deployments.down import down, own_server, runs
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server, server_of
-from deployments.supervisor import PAUSE_S, STEADY_S, Check, Part, Supervisor
+from deployments.supervisor import (
+    EVENT_CHARACTERS,
+    MOST_PAUSE_S,
+    MOST_TOLD,
+    PAUSE_S,
+    STEADY_S,
+    Check,
+    Part,
+    Supervisor,
+)
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.ports import free_ports
 from torpor.control.processes import is_running
 from torpor.control.supervision import (
     LOCK,
+    RECORD,
     Supervision,
     is_held,
     living,
@@ -84,7 +96,7 @@ class World:
         part.ask_s = 60.0
         return Supervisor(
             [part],
-            [Check("disk", 60.0, self.check)],
+            [Check("runs", 60.0, self.runs, asks=True), Check("disk", 60.0, self.check)],
             lambda record: record.write(self.folder),
             Supervision(os.getpid(), OWN.api_url, own=True),
             monotonic=lambda: self.now,
@@ -110,6 +122,10 @@ class World:
         if self.breaks:
             raise OSError(self.breaks)
         return self.found
+
+    def runs(self) -> list[str]:
+        assert self.answers, "the server is asked before it answers"
+        return []
 
     def told(self) -> list[str]:
         return told(self.folder, since_unix=0.0, now_unix=self.now)
@@ -156,19 +172,28 @@ def test_what_ran_well_is_restarted_at_once_and_what_ended_soon_after_a_pause(
     world.breaks = "the disk is gone"
     world.dies()
     _looks(world, looking, 100)
-    assert "server: cannot be started; next try in 10 s: the disk is gone" in world.told()
-    assert len(world.started) == 3 + 100 // PAUSE_S - 1
+    assert "server: cannot be started; next try in 80 s: the disk is gone" in world.told()
+    assert world.started[-1] - world.started[3] == 20.0 + 40.0
     world.breaks = ""
-    _looks(world, looking, 12)
+    _looks(world, looking, 82)
     assert not any(line.startswith("server: ") for line in world.told())
 
 
-def test_what_ends_right_after_each_start_is_not_started_without_pause(world: World) -> None:
+def test_what_ends_right_after_each_start_is_started_less_and_less_often(world: World) -> None:
+    """For a night, and what else has happened stays in the record, which stays small."""
     world.lives = world.answers = False
-    (world.folder / "server.log").write_text("no such module\n")
+    (world.folder / "server.log").write_text("x" * 3000 + "no such module\n")
     looking = world.supervisor()
-    _looks(world, looking, 100)
-    assert 3 < len(world.started) < 12
+    looking.say("worker", "process 1 has ended: " + "x" * 3000)
+    _looks(world, looking, 36_000)
+    pauses = [later - before for before, later in itertools.pairwise(world.started)]
+    first = [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S, 8 * PAUSE_S, MOST_PAUSE_S]
+    # It is seen to have ended by the look after its start.
+    assert [round(pause_s - 1.0) for pause_s in pauses[:5]] == first
+    assert max(pauses) == MOST_PAUSE_S + 1.0
+    events = looking.record.events
+    assert [event.who for event in events] == ["worker", "server"]
+    assert all(len(event.what) <= EVENT_CHARACTERS for event in events)
     (said,) = [line for line in world.told() if line.startswith("server: ")]
     assert "cannot be started; next try in" in said
     assert "has ended with status 1" in said
@@ -201,7 +226,7 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     looking = world.supervisor()
     _looks(world, looking, 2)
     assert world.told()[0] == "disk: disk full"
-    world.found, world.now = [], world.now + 58.0
+    world.found, world.now = [], world.now + 57.0
     looking.look()
     assert world.told()[0] == "disk: disk full"  # it was not due
     world.breaks, world.now = "statvfs failed", world.now + 1.0
@@ -212,14 +237,36 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     assert all("UTC" in line for line in world.told())  # what was, and nothing that is
 
 
-def test_nothing_is_checked_before_the_server_answers(world: World) -> None:
+def test_what_needs_no_server_is_checked_and_kept_running_while_none_answers(
+    world: World,
+) -> None:
+    """A full disk may be why it does not. Lost runs are asked for once it does."""
     world.found, world.answers = ["disk full"], False
     looking = world.supervisor()
+    begun: list[Process] = []
+
+    def begin() -> Any:
+        begun.append(Process(7))
+        return begun[-1]
+
+    log = world.folder / "embedded.log"
+    looking.parts = [*looking.parts, Part("store", begin, lambda _: True, log, 10.0)]
     _looks(world, looking, 3)
-    assert (world.told(), looking.has_checked) == ([], False)
+    assert (world.told()[0], looking.has_checked) == ("disk: disk full", False)
+    begun[0].status = 1
+    _looks(world, looking, 12)
+    assert (len(begun), looking.record.running) == (2, {"store": 7})
     world.answers = True
     looking.look()
-    assert (world.told()[0], looking.has_checked) == ("disk: disk full", True)
+    assert looking.has_checked
+
+
+def test_many_troubles_of_one_check_are_counted_in_the_record(world: World) -> None:
+    world.found = [f"run {number} crashed" for number in range(1000)]
+    looking = world.supervisor()
+    looking.look()
+    troubles = looking.record.troubles["disk"]
+    assert (len(troubles), troubles[-1]) == (MOST_TOLD + 1, f"and {1000 - MOST_TOLD} more")
 
 
 def test_a_record_that_cannot_be_written_ends_nothing(world: World) -> None:
@@ -293,7 +340,7 @@ def test_a_supervisor_is_refused_where_another_lives_or_down_runs(
     monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["supervisor"])
     with Installation(tmp_path).locked(held):
-        assert supervisor.main() == parent.REFUSED
+        assert supervisor.main() == unit.REFUSED
     words = {LOCK: "another supervisor looks after", parent.DOWN: "`torpor down` ends what runs"}
     assert words[held] in capsys.readouterr().err
 
@@ -311,9 +358,60 @@ def test_what_runs_with_another_server_version_or_login_is_left_alone(
     if other == "login":
         wanted = Server(OWN.api_url, own=True, login="torpor:another")
     if other == "version":
-        monkeypatch.setattr(parent.metadata, "version", lambda name: "99")
+        monkeypatch.setattr(parent, "version_here", lambda: "99")
     with pytest.raises(InvalidInput, match=r"is up at http://127.0.0.1:9.*`torpor down` first"):
         parent.see_that_nothing_else_runs(made, wanted)
+
+
+def test_another_code_of_the_same_number_is_another_version(tmp_path: Path) -> None:
+    """After a `git pull`, `up` names `torpor down`: what runs was started by the code before."""
+    (tmp_path / "deployments").mkdir()
+    (tmp_path / "deployments" / "server.py").write_text("PORT = 1")
+    before = code_digest(tmp_path)
+    (tmp_path / "deployments" / ".#server.py").symlink_to("me@host.1")  # an editor's lock
+    assert code_digest(tmp_path) == before
+    (tmp_path / "deployments" / "server.py").write_text("PORT = 2")
+    assert code_digest(tmp_path) != before
+    assert code_digest(CHECKOUT)[:12] in parent.version_here()
+
+
+def test_a_full_disk_at_the_start_is_named_and_empties_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd tries again, so its status is not the one that systemd leaves alone."""
+    made = Installation(tmp_path)
+    made.login()
+    made.port_file.write_text("9\n")
+    made.note_registered(OWN.api_url)
+    monkeypatch.setenv("TORPOR_STATE", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(supervisor.signal, "pthread_sigmask", lambda *_: None)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuses(*_: object) -> None:
+        raise full
+
+    for argv, name in ((["--port", "10"], made.port_file.name), ([], RECORD)):
+        monkeypatch.setattr("sys.argv", ["supervisor", *argv])
+        with monkeypatch.context() as patch:
+            patch.setattr(installation.os, "fsync", refuses)
+            patch.setattr(Supervision, "write", refuses)
+            assert supervisor.main() == 1
+        said = capsys.readouterr().err
+        assert f"{tmp_path / name} cannot be written: No space left on device. Make room" in said
+    with monkeypatch.context() as patch, pytest.raises(TorporError, match="registered cannot be"):
+        patch.setattr(installation.os, "fsync", refuses)
+        made.note_registered("http://127.0.0.1:10/api")
+    assert (made.port_file.read_text(), made.is_registered(OWN.api_url)) == ("9\n", True)
+    assert not running(made, LOCK, server.ROLE, *worker.ROLES)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("no folder")
+    made = Installation(tmp_path / "home" / "state")
+    told = rf"{made.folder} cannot be written: .*TORPOR_STATE"
+    with pytest.raises(InvalidInput, match=told), made.locked():
+        raise AssertionError("it is locked in no folder")
 
 
 def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_the_server_last(
@@ -425,34 +523,110 @@ def record_of(made: Installation) -> Supervision:
     return found
 
 
-def test_a_supervisor_that_is_halted_is_killed_and_systemd_starts_no_other(
+def test_a_supervisor_that_is_halted_is_killed(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts one that was killed again, which is refused for as long as `down` runs."""
     parent.start(alone, ELSEWHERE)
     os.kill(_pid(alone), signal.SIGSTOP)
+    monkeypatch.setattr(parent, "GONE_S", 0.5)
+    down(alone)
+    assert living(alone.folder) is None
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["asked", "no bus"])
+def test_systemd_starts_nothing_after_down_that_it_waited_to_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: bool,
+) -> None:
+    """Nothing runs while it waits. A supervisor that it starts before `down` has asked it to stop
+    is refused, and where it cannot be asked, `down` holds its lock for longer than it waits."""
+    made, said = Installation(tmp_path), tmp_path / "said"
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path / "units")
+    monkeypatch.setattr(unit, "RUNS_SYSTEMD", tmp_path)
+    unit.write_unit(made, tmp_path / "units", root=os.geteuid() == 0)
+    script = f"""#!{sys.executable}
+import fcntl, sys
+held = False
+try:
+    fcntl.flock(open({str(tmp_path / parent.DOWN)!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    held = True
+open({str(said)!r}, "a").write(f"{{held}} {{sys.argv[1:]}}\\n")
+sys.exit({"0" if answers else "'Failed to connect to bus'"})
+"""
+    (tmp_path / "systemctl").write_text(script)
+    (tmp_path / "systemctl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     waited: list[bool] = []
 
     def sleeps(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         if seconds == parent.RESTART_S:
-            waited.append(is_held(alone.folder / parent.DOWN))
+            waited.append(is_held(made.folder / parent.DOWN))
         else:
             sleep(seconds)
 
-    monkeypatch.setattr(parent, "GONE_S", 0.5)
     monkeypatch.setattr(parent.time, "sleep", sleeps)
-    down(alone)
-    assert (living(alone.folder), waited) == (None, [True])
+    down(made)
+    (asked,) = said.read_text().splitlines()
+    assert asked.startswith("True") and asked.endswith(f"'stop', '{unit.NAME}']")
+    printed = capsys.readouterr().out
+    if answers:
+        assert (waited, printed) == ([], "torpor was not up.\n")
+    else:
+        assert waited == [True] and parent.RESTART_S > unit.MOST_PAUSE_S
+        assert "(Failed to connect to bus): run `systemctl " in printed
+    said.unlink()
+    down(Installation(tmp_path / "another"))  # the unit is not its
+    assert not said.exists()
+
+
+def test_the_unit_of_an_earlier_version_starts_this_one_and_does_not_loop(
+    alone: Installation,
+) -> None:
+    """It starts again whatever ends with another status than 0, for ever."""
+    env = {**os.environ, "TORPOR_STATE": str(alone.folder), "PREFECT_API_URL": ELSEWHERE.api_url}
+    argv = [sys.executable, "-m", "deployments.up"]
+    pipe, log = subprocess.PIPE, alone.log(LOCK)
+    with subprocess.Popen([*argv, "--stay"], cwd=CHECKOUT, env=env, stderr=pipe) as it:
+        until(lambda: living(alone.folder), "it lives", every_s=0.05)
+        assert _pid(alone) == it.pid
+        assert (
+            subprocess.run([*argv, "--started"], cwd=CHECKOUT, env=env, check=False).returncode == 0
+        )
+        # Its own `up` finds no server of the user's. All of it is in the log that messages name.
+        until(lambda: "no Prefect server answers" in log.read_text(), "it registers", every_s=0.05)
+        down(alone)
+        assert it.wait(PATIENCE_S) == 0
+        assert it.stderr and f"prints to {log}" in it.stderr.read().decode()
+
+
+def test_up_goes_on_with_a_supervisor_that_was_faster(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd's, at the boot: the one that `up` has started is refused."""
+    made = Installation(world.folder)
+    world.held.close()
+
+    def begin(*_: object, **__: object) -> Process:
+        world.holds_the_lock()
+        parent.described(ELSEWHERE).write(world.folder)
+        return Process(2**22 + 1, unit.REFUSED)
+
+    monkeypatch.setattr(parent, "begin", begin)
+    monkeypatch.setattr(parent.time, "sleep", lambda _: None)
+    assert parent.start(made, ELSEWHERE) is None
 
 
 def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the unit's `up` begins: it must neither start another, nor choose another port."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)  # of the tests' own server
     port = free_ports(1)[0]
     env = {**os.environ, "TORPOR_STATE": str(alone.folder), "NOTIFY_SOCKET": f"@torpor-{port}"}
-    env.pop("PREFECT_API_URL", None)
-    argv = [sys.executable, "-m", parent.SUPERVISOR, "--port", str(port)]
+    argv = [sys.executable, "-m", unit.SUPERVISOR, "--port", str(port)]
     alone.port_file.write_text(f"{port}\n")
     os.utime(alone.port_file, (1.0, 1.0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -475,13 +649,13 @@ def test_systemd_starts_no_supervisor_again_that_down_has_ended(
 ) -> None:
     """By its status: one that something else has asked to end is started again."""
     env = {**os.environ, "TORPOR_STATE": str(alone.folder), "PREFECT_API_URL": ELSEWHERE.api_url}
-    with subprocess.Popen([sys.executable, "-m", parent.SUPERVISOR], cwd=CHECKOUT, env=env) as it:
+    with subprocess.Popen([sys.executable, "-m", unit.SUPERVISOR], cwd=CHECKOUT, env=env) as it:
         until(lambda: living(alone.folder), "it lives", every_s=0.05)
         if by_down:
             down(alone)
         else:
             it.terminate()
-        assert it.wait(PATIENCE_S) == (parent.REFUSED if by_down else 0)
+        assert it.wait(PATIENCE_S) == (unit.REFUSED if by_down else 0)
 
 
 @pytest.mark.parametrize(

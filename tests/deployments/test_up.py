@@ -78,6 +78,8 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     # Switching a schedule on empties its parameters, so its runs have those of the deployment.
     assert schedule["parameters"] == watching["parameters"] == {}
     watch = _deployment(torpor_up, "watch/watch")
+    assert watch["job_variables"] == {"command": worker.WATCH_COMMAND}
+    assert _deployment(torpor_up, "hibernate/hibernate")["job_variables"] == {}
     assert watch["parameters"] == {"dry_run": False, "metrics": str(installation.metrics)}
     backup = _deployment(torpor_up, "backup/backup-all")
     changed = {**backup["parameters"], "keep_daily": 30}

@@ -23,7 +23,7 @@ STORE: Final = "store"
 KEPT_EVENTS: Final = 200
 SILENT_S: Final = 900.0
 """A supervisor whose looks take long is silent for ten minutes at most."""
-_NAME: Final = "supervision.json"
+RECORD: Final = "supervision.json"
 
 
 class SupervisorEvent(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class Supervision(msgspec.Struct, frozen=True):
     events: list[SupervisorEvent] = []
 
     def write(self, folder: Path) -> None:
-        unfinished = folder / f"{_NAME}.new"
+        unfinished = folder / f"{RECORD}.new"
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
-        unfinished.rename(folder / _NAME)
+        unfinished.rename(folder / RECORD)
 
 
 def installation_folder() -> Path | None:
@@ -80,7 +80,7 @@ def is_held(lock: Path) -> bool:
 def read_supervision(folder: Path) -> Supervision | None:
     """The newest record; None if there is none, or none that can be read."""
     try:
-        return msgspec.json.decode((folder / _NAME).read_bytes(), type=learned(Supervision))
+        return msgspec.json.decode((folder / RECORD).read_bytes(), type=learned(Supervision))
     except (OSError, msgspec.MsgspecError):
         return None
 
