@@ -16,7 +16,6 @@ from tasks.reconciliation import (
 )
 from tasks.run_table import shown
 from tasks.runner import runner
-from tasks.watch import look_at_left
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reconciliation import Reconciliation, choose_findings, choose_gone
@@ -48,8 +47,9 @@ def reconcile(
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an
             unfinished restore is ended. One with a whole restore is handed over and hibernated, and
-            so is an empty one that was rented for the first job of a workspace. One that is in use
-            is only handed over.
+            so is an empty one that was rented for the first job of a workspace. One that is in use,
+            or of which nobody can say so, is only handed over. One on which a run or a job works,
+            or may work, stays as it is.
         gone: Ids of rentals, from this flow's table, whose machines are gone for certain, although
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in
@@ -85,16 +85,27 @@ def reconcile(
             ended.append(machine.id)
     for machine, rental in settled:
         try:
-            used = look_at_left(opened, machine).used
-            if not settle(opened, machine, rental):
-                ended.append(machine.id)
-            elif used:
-                runner().log.info("machine %s was handed over: it is in use", machine.id)
-            else:
-                _hibernate(workspace, opened, machine.id)
+            became, why = settle(opened, machine, rental)
         except TorporError as error:
-            runner().log.error("machine %s stays as it was left: %s", machine.id, error)
+            runner().log.error("machine %s %s: %s", machine.id, _as_it_is(opened, rental), error)
             faults.append(error)
+            continue
+        if became == "ended":
+            ended.append(machine.id)
+        elif became == "in use":
+            runner().log.info(
+                "machine %s was handed over and not hibernated: %s. `torpor hibernate %s --machine "
+                "%s` stores and ends it",
+                machine.id, why, opened.spec.name, machine.id,
+            )  # fmt: skip
+        else:
+            try:
+                _hibernate(workspace, opened, machine.id)
+            except TorporError as error:
+                runner().log.error(
+                    "machine %s was handed over, and not hibernated: %s", machine.id, error
+                )
+                faults.append(error)
     for rental in closed:
         close_rental(opened, rental)
     if abandoned:
@@ -128,9 +139,34 @@ def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine
     return chosen
 
 
+def _as_it_is(opened: OpenWorkspace, rental: Rental) -> str:
+    """What an error has left of a machine that was to be ended or handed over, by its record."""
+    try:
+        now = opened.rentals.of(rental.label)
+    except TorporError as error:
+        return f"is in a state that the store does not say ({error})"
+    if now is None:
+        return "has ended, and then"
+    if now.state == "handed over":
+        return "was handed over, and not hibernated"
+    if now.state == "abandoned":
+        return (
+            "was not ended, and may cost money until `torpor reconcile "
+            f"{opened.spec.name} --abandoned` ends it"
+        )
+    return "stays as it was left"
+
+
 def _hibernate(workspace: Workspace | str, opened: OpenWorkspace, machine: MachineId) -> None:
-    """It was handed over, and nobody was told of it."""
+    """Start the hibernation of a machine that was handed over, and that nobody was told of. Who
+    begins to use it meanwhile keeps it."""
     name = workspace if isinstance(workspace, str) else workspace._block_document_name
-    key = f"left-{machine}"
-    runs = runner().start(hibernate, key, workspace=name or opened.spec.name, machine=machine)
-    runner().log.info("machine %s was handed over: %s", machine, runs or "it was hibernated")
+    runs = runner().start(
+        hibernate,
+        f"left-{machine}",
+        workspace=name or opened.spec.name,
+        machine=machine,
+        only_if_unused=True,
+    )
+    done = f"{runs} hibernates it unless somebody uses it" if runs else "it was hibernated"
+    runner().log.info("machine %s was handed over: %s", machine, done)

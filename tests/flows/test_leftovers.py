@@ -18,7 +18,7 @@ from tasks.alert_server import LiveRun
 from tasks.plain_runner import PlainRunner
 from tasks.watch import LeftLook
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.activity import sample
+from tests.fixtures.activity import sampled
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
@@ -26,7 +26,6 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
-from torpor.machine.sampler.ring import Ring, boot_clock_s, boot_id
 from torpor.shared.values import (
     RESERVED,
     Endpoint,
@@ -135,7 +134,9 @@ def _left_by_a_kill(lab: Lab, *, whole: bool) -> MachineId:
     else:
         rental = standing(lab.opened)[1]
     not_handed_over(lab.opened, rental, created_unix=time.time() - 1800)
-    return rental.machine or MachineId("")
+    machine = rental.machine or MachineId("")
+    sampled(lab.market.near[machine].home)
+    return machine
 
 
 def _look(lab: Lab, server: AlertMemory, **spec: Any) -> tuple[WatchReport, list[tuple[str, str]]]:
@@ -172,6 +173,7 @@ def _left_for_a_first_job(lab: Lab) -> Machine:
     machine, rental = standing(lab.opened)
     then_unix = time.time() - 1800
     not_handed_over(lab.opened, rental, created_unix=then_unix, job="3f2a9c81d04e")
+    sampled(lab.market.near[machine.id].home)
     return machine
 
 
@@ -201,9 +203,7 @@ def test_what_a_killed_run_rented_for_a_first_job_and_a_person_uses_is_only_hand
 ) -> None:
     server = AlertMemory()
     machine = _left_for_a_first_job(lab).id
-    ring = Ring(lab.market.near[machine].home)
-    ring.append(sample(1, at_s=boot_clock_s(), boot=boot_id(), flags=PERSON))
-    ring.close()
+    sampled(lab.market.near[machine].home, flags=PERSON)
     for _ in range(2):
         _look(lab, server)
         server.since(600)
@@ -234,6 +234,7 @@ def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
     wake_plainly(stored.opened, snapshot=older.snapshot)
     (rental,) = stored.opened.rentals.open()
     not_handed_over(stored.opened, rental, created_unix=time.time() - 1800)
+    sampled(stored.market.near[rental.machine or MachineId("")].home)
     server = AlertMemory()
     for _ in range(2):
         _look(stored, server, when_left=rule)
@@ -256,9 +257,7 @@ def test_a_machine_in_use_whose_older_record_was_put_back_is_handed_over_again(
     machine = _left_by_a_kill(stored, whole=True)
     (stored.workspace(machine) / "late").touch()
     if shows == "somebody was logged in":
-        ring = Ring(stored.market.near[machine].home)
-        ring.append(sample(1, at_s=boot_clock_s(), boot=boot_id(), flags=PERSON))
-        ring.close()
+        sampled(stored.market.near[machine].home, flags=PERSON)
     held = tasks.watch.held_and_saving
     monkeypatch.setattr(
         tasks.watch,
