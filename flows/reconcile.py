@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks import Workspace
 from flows.hibernate import hibernate
-from flows.procedures.unfinished import settle
+from flows.procedures.unfinished import became_of, settle
 from tasks.flow import flow
 from tasks.machines import end_abandoned, renting
 from tasks.reconciliation import (
@@ -47,9 +47,9 @@ def reconcile(
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an
             unfinished restore is ended. One with a whole restore is handed over and hibernated, and
-            so is an empty one that was rented for the first job of a workspace. One that is in use,
-            or of which nobody can say so, is only handed over. One on which a run or a job works,
-            or may work, stays as it is.
+            so is one of a workspace that has no snapshot yet; they are only handed over where they
+            are in use, or nobody can say so. One on which a run or a job works, or may work, stays
+            as it is, and so does one that is in use and whose restore is not whole.
         gone: Ids of rentals, from this flow's table, whose machines are gone for certain, although
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in
@@ -79,7 +79,7 @@ def reconcile(
                 check_silent(opened, machine)
             end_unfinished(opened, machine, rental)
         except TorporError as error:  # and the others are ended all the same
-            runner().log.error("machine %s was not ended: %s", machine.id, error)
+            runner().log.error("machine %s was not ended by this run: %s", machine.id, error)
             faults.append(error)
         else:
             ended.append(machine.id)
@@ -87,7 +87,9 @@ def reconcile(
         try:
             became, why = settle(opened, machine, rental)
         except TorporError as error:
-            runner().log.error("machine %s %s: %s", machine.id, _as_it_is(opened, rental), error)
+            runner().log.error(
+                "machine %s %s: %s", machine.id, became_of(opened, rental.label), error
+            )
             faults.append(error)
             continue
         if became == "ended":
@@ -131,30 +133,17 @@ def reconcile(
 def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine, Rental]]:
     """InvalidInput for what no wake has left: it holds no restore."""
     for machine, rental in chosen:
+        if rental.state == "abandoned":
+            raise InvalidInput(
+                f"machine {machine.id} in `left` is of an attempt that failed and holds nothing: "
+                "nothing was ended. Name it in `end`, or switch `abandoned` on"
+            )
         if not rental.unfinished or rental.label.workspace.startswith(RESERVED):
             raise InvalidInput(
                 f"machine {machine.id} in `left` is of no wake or replicate: nothing was ended. "
                 "Name it in `end`"
             )
     return chosen
-
-
-def _as_it_is(opened: OpenWorkspace, rental: Rental) -> str:
-    """What an error has left of a machine that was to be ended or handed over, by its record."""
-    try:
-        now = opened.rentals.of(rental.label)
-    except TorporError as error:
-        return f"is in a state that the store does not say ({error})"
-    if now is None:
-        return "has ended, and then"
-    if now.state == "handed over":
-        return "was handed over, and not hibernated"
-    if now.state == "abandoned":
-        return (
-            "was not ended, and may cost money until `torpor reconcile "
-            f"{opened.spec.name} --abandoned` ends it"
-        )
-    return "stays as it was left"
 
 
 def _hibernate(workspace: Workspace | str, opened: OpenWorkspace, machine: MachineId) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 from flows.procedures.restore import restore_run
 from tasks.autosave import line_held
@@ -31,9 +31,10 @@ from torpor.shared.errors import (
     MachineInUse,
     RestoreUnfinished,
     SnapshotMissing,
+    TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import Machine, MachineId, SnapshotId, StoredSnapshot
+from torpor.shared.values import Label, Machine, MachineId, SnapshotId, StoredSnapshot
 
 
 def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
@@ -68,6 +69,8 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
     return None
 
 
+ENDED: Final = "has ended"
+ONLY_HANDED_OVER: Final = "was handed over, and not hibernated"
 Settled = Literal["ended", "handed over", "in use"]
 
 
@@ -77,8 +80,8 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
 
     ``ended``: nobody used it, and it held an unfinished restore and nothing else. ``handed over``:
     nobody uses it, and it holds a whole restore, which only a verified snapshot may end. So is one
-    that was rented for the first job of a workspace without snapshots: it was to stay empty, and
-    what somebody may have written there is stored. ``in use``: the same, and somebody uses it, or
+    of a workspace without snapshots, on which nothing was to be restored: what somebody may have
+    written there is stored. ``in use``: the same, and somebody uses it, or
     nobody can say so.
 
     All others are left as they are: WorkspaceBusy while a run works on it or a job goes on with it,
@@ -90,7 +93,7 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
         tenancy = held.take_up(held.tenancy(machine, rental))
         look = see_who_uses(opened, tenancy.machine)
         _check_nobody_works(opened, machine, look)
-        never_stored = bool(rental.job) and not snapshot_ids(opened.store, opened.spec.name)
+        never_stored = not snapshot_ids(opened.store, opened.spec.name)
         wanted = None if never_stored else pick_snapshot(opened, NEWEST)
         try:
             _hand_over(opened, tenancy, wanted, spares_used=True)
@@ -104,6 +107,25 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
     if look.unsure:
         return "in use", f"whether somebody uses it is not known: {look.unsure}"
     return "handed over", "nobody uses it"
+
+
+def became_of(opened: OpenWorkspace, label: Label) -> str:
+    """What has become of a machine that was to be ended or handed over, by its record: words after
+    its name."""
+    try:
+        now = opened.under(label.workspace).rentals.of(label)
+    except TorporError as error:
+        return f"may be in use or cost money: its record cannot be read ({error})"
+    if now is None:
+        return ENDED
+    if now.state == "handed over":
+        return ONLY_HANDED_OVER
+    if now.state == "abandoned":
+        return (
+            "was not ended, and may cost money until `torpor reconcile "
+            f"{opened.spec.name} --abandoned` ends it"
+        )
+    return "stays as it was left"
 
 
 def _job_of(opened: OpenWorkspace, machine: Machine, rental: Rental) -> str:

@@ -26,6 +26,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
+from torpor.shared.errors import MachineInUse
 from torpor.shared.values import (
     RESERVED,
     Endpoint,
@@ -122,7 +123,7 @@ def test_the_machine_of_a_killed_benchmark_drill_or_node_ends(lab: Lab, prefix: 
     server.since(600)
     report, ((subject, _),) = _look(lab, server)
     assert subject == f"torpor: machine {rental.machine} of workspace demo is worked on by no run"
-    assert report.left[0].next_step == "it was ended, or hibernated"
+    assert report.left[0].next_step == "it was ended"
     assert lab.machines() == [] and under.rentals.open() == []
 
 
@@ -204,9 +205,14 @@ def test_what_a_killed_run_rented_for_a_first_job_and_a_person_uses_is_only_hand
     server = AlertMemory()
     machine = _left_for_a_first_job(lab).id
     sampled(lab.market.near[machine].home, flags=PERSON)
+    steps = []
     for _ in range(2):
-        _look(lab, server)
+        steps += [one.next_step for one in _look(lab, server)[0].left]
         server.since(600)
+    assert steps[-1] == (
+        "it was handed over, and not hibernated: somebody uses it, or nobody can say so. `torpor "
+        f"hibernate demo --machine {machine}` stores and ends it"
+    )
     (rental,) = lab.opened.rentals.open()
     assert (rental.machine, rental.state) == (machine, "handed over")
     assert rental.job == "3f2a9c81d04e"  # `watch` hibernates it once nobody uses it
@@ -378,3 +384,45 @@ def test_a_run_from_weeks_ago_does_not_stand_for_one_that_was_killed(
     with PlainRunner(lab.opened, alerts=server):
         (left,) = watch.fn(dry_run=True).left
     assert left.act == act
+
+
+@pytest.mark.parametrize(
+    ("look", "live", "is_stored", "step"),
+    [
+        (None, [], True, "none: wait for the run that has just asked for it"),
+        (LeftLook(False), None, True, "none: the next watch asks the server again"),
+        (LeftLook(True), None, True, "none: wait for that run"),
+        (LeftLook(False), [], True, "wake its workspace, which continues with it"),
+        (LeftLook(False), [], False, "run reconcile with it in `left`, which hands it over"),
+    ],
+)
+def test_the_next_step_of_a_machine_that_is_only_reported_can_be_taken(
+    look: LeftLook | None, live: list[LiveRun] | None, is_stored: bool, step: str
+) -> None:
+    """A workspace without a snapshot cannot be woken."""
+    found = judge_left(DEMO, MACHINE, RENTAL, look, live, "report", False, is_stored=is_stored)
+    assert found.next_step.startswith(step)
+
+
+def test_a_run_that_ends_what_was_left_is_named_with_what_it_does(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = AlertMemory()
+    machine = _left_by_a_kill(stored, whole=True)
+    _look(stored, server)
+    server.since(600)
+    monkeypatch.setattr(PlainRunner, "start", lambda *_, **__: "run one")
+    assert _look(stored, server)[0].left[0].next_step == (
+        "run one ends it, and stores it before where its restore is whole, unless it is in use"
+    )
+
+    def fails(*_: object, **__: object) -> str:
+        stored.opened.rentals.change(stored.opened.rentals.open()[0], state="handed over")
+        raise MachineInUse("somebody has logged in")
+
+    monkeypatch.setattr(PlainRunner, "start", fails)
+    server.since(600)
+    with PlainRunner(stored.opened, alerts=server), pytest.raises(MachineInUse):
+        watch.fn(dry_run=False)
+    assert f"machine {machine} was handed over, and not hibernated: somebody" in caplog.text
+    assert "stays as it was left" not in caplog.text

@@ -508,3 +508,19 @@ def test_a_machine_whose_job_has_ended_is_that_of_no_job_any_more(
     _reconcile(stored, left=[machine])
     (now,) = stored.opened.rentals.open()
     assert (now.state, now.job) == ("handed over", "")
+
+
+def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
+    """The workspace has no snapshot, so nothing was to be restored there."""
+    left, _ = _left(lab)
+    sampled(lab.market.near[left.id].home)
+    assert _reconcile(lab, left=[left.id]).findings == []
+    assert lab.machines() == [] and len(lab.snapshots()) == 1
+
+
+def test_a_failed_attempt_named_in_left_is_told_what_ends_it(lab: Lab) -> None:
+    left, rental = _left(lab)
+    lab.opened.rentals.change(rental, state="abandoned", why="no SSH server answered")
+    with pytest.raises(InvalidInput, match="or switch `abandoned` on"):
+        _reconcile(lab, left=[left.id])
+    assert _reconcile(lab, abandoned=True).ended == [left.id]
