@@ -444,10 +444,10 @@ class _Awake:
             raise
         else:
             hours = (time.time() - self.since_unix) / 3600
-            cost = f"{self.price_usd_h * hours:.2f} $ at most" if self.price_usd_h else "little"
+            cost = f", and cost {self.price_usd_h * hours:.2f} $ at most" * bool(self.price_usd_h)
             say(
-                f"torpor: workspace {name} sleeps again: machine {mine} has ended. It cost {cost}, "
-                f"for {hours * 60:.0f} min",
+                f"torpor: workspace {name} sleeps again: machine {mine} has ended after "
+                f"{hours * 60:.0f} min{cost}",
                 sys.stderr,
             )
 

@@ -510,7 +510,10 @@ def test_no_command_runs_with_files_that_are_newer_on_the_machine_unless_a_perso
     assert here.given["hibernate"] == {"workspace": here.name, "machine": "m-1"}
     said = " ".join(capsys.readouterr().err.split())
     assert "machine m-1, which this command has rented, is stored and ended" in said
-    assert f"workspace {here.name} sleeps again: machine m-1 has ended. It cost 0.00 $" in said
+    assert (
+        f"workspace {here.name} sleeps again: machine m-1 has ended after 0 min, and cost 0.00 $"
+        in said
+    )
     assert "is awake" not in said
     answers = ["y", "n"]
     monkeypatch.setattr("builtins.input", lambda asked: answers.pop(0))
