@@ -99,6 +99,8 @@ def idle_in_s(activity: Activity, rules: IdleRules, gpus: int = 0) -> float | No
     newest = activity.samples[-1] if activity.samples else None
     if newest is None or sampler_fault(activity) or activity.job_s is not None or activity.runs:
         return None
+    if rules.people and newest.flags & JUPYTER_SILENT:
+        return None
     window_s = rules.minutes * 60.0
     seen = _seen(activity, window_s)
     if not (seen and _worked(newest, rules)):
