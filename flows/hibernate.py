@@ -23,6 +23,7 @@ from tasks.guards import (
     NothingBegan,
     NothingLost,
     StaysIdle,
+    StaysUnused,
     check_guards,
 )
 from tasks.machines import check_rented, chosen_machine, open_session, rental_of
@@ -50,6 +51,7 @@ def hibernate(
     only_if_idle: bool = False,
     accept_lost: list[str] = [],  # noqa: B006 - as above
     dry_run: bool = False,
+    only_if_unused: bool = False,
 ) -> HibernateReport | AsleepReport | HibernatePreview:
     """Store a workspace, verify it, and destroy its machine.
 
@@ -70,6 +72,9 @@ def hibernate(
             workspace. ~/* accepts whatever was written in a home.
         dry_run: Store and destroy nothing. Say what would be stored and what left behind, which
             programs would be frozen, and what is saved.
+        only_if_unused: Keep the machine if anybody is or was logged in to it, or a job or a server
+            runs on it, or nobody can say so, now and again right before it is destroyed.
+            `reconcile` sets it for a machine that no run has told anybody of.
     """
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
@@ -80,7 +85,9 @@ def hibernate(
             check_rented(live)
         with open_session(opened, live, sleeps=True) as session:
             if dry_run:
-                keeps = _works(opened, live, session) if destroy and only_if_idle else []
+                asked = ((StaysIdle, only_if_idle), (StaysUnused, only_if_unused))
+                wanted = [guard for guard, is_asked in asked if destroy and is_asked]
+                keeps = _works(opened, live, session, wanted)
                 return _preview(opened, session, live, keeps, destroys=destroy)
             if not destroy:
                 return back_up(opened, session, live)[0]
@@ -88,6 +95,8 @@ def hibernate(
                 NoJob(opened),
                 NothingLost(opened.spec.name, repeated=only_if_idle),
             ]
+            if only_if_unused:
+                guards.append(StaysUnused(opened, live, session))
             if only_if_idle:
                 guards.append(StaysIdle(opened, live, session))
             else:
@@ -149,13 +158,20 @@ def _preview(
     )
 
 
-def _works(opened: OpenWorkspace, machine: Machine, session: Agent) -> list[str]:
-    """Why a hibernate that is only for an idle machine would keep this one."""
-    try:
-        StaysIdle(opened, machine, session)
-    except MachineInUse as error:
-        return [str(error)]
-    return []
+def _works(
+    opened: OpenWorkspace,
+    machine: Machine,
+    session: Agent,
+    wanted: Sequence[type[StaysIdle | StaysUnused]],
+) -> list[str]:
+    """Why a hibernate that has these guards would keep the machine."""
+    keeps = []
+    for guard in wanted:
+        try:
+            guard(opened, machine, session)
+        except MachineInUse as error:
+            keeps.append(str(error))
+    return keeps
 
 
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:

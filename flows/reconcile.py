@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blocks import Workspace
 from flows.hibernate import hibernate
-from flows.procedures.unfinished import settle
+from flows.procedures.unfinished import became_of, settle
 from tasks.flow import flow
 from tasks.machines import end_abandoned, renting
 from tasks.reconciliation import (
@@ -16,7 +16,6 @@ from tasks.reconciliation import (
 )
 from tasks.run_table import shown
 from tasks.runner import runner
-from tasks.watch import look_at_left
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reconciliation import Reconciliation, choose_findings, choose_gone
@@ -48,8 +47,9 @@ def reconcile(
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an
             unfinished restore is ended. One with a whole restore is handed over and hibernated, and
-            so is an empty one that was rented for the first job of a workspace. One that is in use
-            is only handed over.
+            so is one of a workspace that has no snapshot yet; they are only handed over where they
+            are in use, or nobody can say so. One on which a run or a job works, or may work, stays
+            as it is, and so does one that is in use and whose restore is not whole.
         gone: Ids of rentals, from this flow's table, whose machines are gone for certain, although
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in
@@ -79,22 +79,35 @@ def reconcile(
                 check_silent(opened, machine)
             end_unfinished(opened, machine, rental)
         except TorporError as error:  # and the others are ended all the same
-            runner().log.error("machine %s was not ended: %s", machine.id, error)
+            runner().log.error("machine %s was not ended by this run: %s", machine.id, error)
             faults.append(error)
         else:
             ended.append(machine.id)
     for machine, rental in settled:
         try:
-            used = look_at_left(opened, machine).used
-            if not settle(opened, machine, rental):
-                ended.append(machine.id)
-            elif used:
-                runner().log.info("machine %s was handed over: it is in use", machine.id)
-            else:
-                _hibernate(workspace, opened, machine.id)
+            became, why = settle(opened, machine, rental)
         except TorporError as error:
-            runner().log.error("machine %s stays as it was left: %s", machine.id, error)
+            runner().log.error(
+                "machine %s %s: %s", machine.id, became_of(opened, rental.label), error
+            )
             faults.append(error)
+            continue
+        if became == "ended":
+            ended.append(machine.id)
+        elif became == "in use":
+            runner().log.info(
+                "machine %s was handed over and not hibernated: %s. `torpor hibernate %s --machine "
+                "%s` stores and ends it",
+                machine.id, why, opened.spec.name, machine.id,
+            )  # fmt: skip
+        else:
+            try:
+                _hibernate(workspace, opened, machine.id)
+            except TorporError as error:
+                runner().log.error(
+                    "machine %s was handed over, and not hibernated: %s", machine.id, error
+                )
+                faults.append(error)
     for rental in closed:
         close_rental(opened, rental)
     if abandoned:
@@ -120,6 +133,11 @@ def reconcile(
 def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine, Rental]]:
     """InvalidInput for what no wake has left: it holds no restore."""
     for machine, rental in chosen:
+        if rental.state == "abandoned":
+            raise InvalidInput(
+                f"machine {machine.id} in `left` is of an attempt that failed and holds nothing: "
+                "nothing was ended. Name it in `end`, or switch `abandoned` on"
+            )
         if not rental.unfinished or rental.label.workspace.startswith(RESERVED):
             raise InvalidInput(
                 f"machine {machine.id} in `left` is of no wake or replicate: nothing was ended. "
@@ -129,8 +147,15 @@ def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine
 
 
 def _hibernate(workspace: Workspace | str, opened: OpenWorkspace, machine: MachineId) -> None:
-    """It was handed over, and nobody was told of it."""
+    """Start the hibernation of a machine that was handed over, and that nobody was told of. Who
+    begins to use it meanwhile keeps it."""
     name = workspace if isinstance(workspace, str) else workspace._block_document_name
-    key = f"left-{machine}"
-    runs = runner().start(hibernate, key, workspace=name or opened.spec.name, machine=machine)
-    runner().log.info("machine %s was handed over: %s", machine, runs or "it was hibernated")
+    runs = runner().start(
+        hibernate,
+        f"left-{machine}",
+        workspace=name or opened.spec.name,
+        machine=machine,
+        only_if_unused=True,
+    )
+    done = f"{runs} hibernates it unless somebody uses it" if runs else "it was hibernated"
+    runner().log.info("machine %s was handed over: %s", machine, done)

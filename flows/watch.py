@@ -127,7 +127,16 @@ def watch(
     if not dry_run:  # what was left is acted on once it is remembered for how long
         sure = {name: of for name, of in asked.named.items() if name not in look.doubtful}
         reconcile_abandoned(report.findings, sure, asked.differences, faults)
-        left = [act_on_left(one, asked.named[one.workspace][0], delivered, faults) for one in left]
+        left = [
+            act_on_left(
+                one,
+                asked.workspaces[one.workspace],
+                asked.named[one.workspace][0],
+                delivered,
+                faults,
+            )
+            for one in left
+        ]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())

@@ -14,7 +14,7 @@ from typing import Protocol
 from tasks.jobs import check_no_job
 from tasks.questions import ask
 from tasks.snapshot import log_losses
-from tasks.watch import check_idle, check_nothing_began
+from tasks.watch import check_idle, check_nothing_began, check_unused
 from tasks.workspace import OpenWorkspace
 from torpor.control.losses import OWN_FILES, Lost
 from torpor.control.remote.agent import Agent
@@ -142,6 +142,21 @@ class StaysIdle:
 
     def check(self, ending: EndingMachine) -> None:
         check_idle(self._opened, ending.machine, self._session, self._since_s)
+
+
+class StaysUnused:
+    """Keeps a machine that somebody uses or has used, or of which nobody can say so, now or at any
+    later time."""
+
+    needs_machine = True
+
+    def __init__(self, opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
+        self._opened = opened
+        self._session = session
+        check_unused(opened, machine, session)
+
+    def check(self, ending: EndingMachine) -> None:
+        check_unused(self._opened, ending.machine, self._session)
 
 
 class NothingBegan:

@@ -12,6 +12,7 @@ from tasks.budgets import newest_stored_bytes
 from tasks.jobs import rentals_of
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.decide import is_over
 from torpor.control.jobs.policy import Spent, why_over
 from torpor.control.jobs.records import Approval, Job, Stop, job_id
 from torpor.control.money.costs import costs, dollars, price
@@ -60,7 +61,7 @@ class Limits:
         self._kept_s: dict[SnapshotId | None, float] = {}  # by the newest save: its manifest is big
 
     def look(self, job: Job) -> None:
-        if not (job.most_hours or job.most_usd) or job.state == "hibernating":
+        if not (job.most_hours or job.most_usd) or _ends(job):
             return
         try:
             now_unix = time.time()
@@ -113,9 +114,16 @@ def paid_usd_h(opened: OpenWorkspace, left_usd: float) -> float:
     return max(0.0, left_usd) * 3600 / reserve_s(newest_stored_bytes(opened))
 
 
+def _ends(job: Job) -> bool:
+    """Whether its last attempt is over, and its machine is hibernated. A job on several nodes that
+    has lost one is hibernated too, and goes on: all of its nodes are rented again."""
+    return job.state == "hibernating" and bool(job.attempts) and is_over(job)
+
+
 def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     """Let the job use more than it was submitted with; returns it as it then is. InvalidInput where
-    it is over, or about to be stopped: nobody reads the approval any more, and it is withdrawn.
+    it is over, or about to be stopped: nobody reads the approval any more, and it is withdrawn. It
+    holds while the nodes of a job are renewed.
     An earlier one that the job's driver has not read yet holds beside it."""
     try:
         earlier = opened.jobs.approved(job.id)
@@ -140,7 +148,7 @@ def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
         opened.jobs.withdraw_approval(job.id)
         raise InvalidInput(f"job {job.id} is {'gone' if now is None else now.outcome}")
     stop = opened.jobs.stop_asked(job.id)
-    if stop is not None or now.state == "hibernating":
+    if stop is not None or _ends(now):
         opened.jobs.withdraw_approval(job.id)
         why = stop.why if stop is not None else now.state
         raise InvalidInput(

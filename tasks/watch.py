@@ -23,7 +23,13 @@ from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from torpor.control.alerts.delivery import Alert
 from torpor.control.alerts.watch import of_lost
-from torpor.control.idleness import OWN_WORK, Verdict, idle_in_s, judge_idleness
+from torpor.control.idleness import (
+    OWN_WORK,
+    Verdict,
+    idle_in_s,
+    judge_idleness,
+    sampler_fault,
+)
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.provider import Deadlines
 from torpor.control.reconciliation import Finding
@@ -45,7 +51,7 @@ from torpor.shared.values import (
     made_at,
     names_of,
 )
-from torpor.shared.wire.activity import NOBODY, PERSON, Activity
+from torpor.shared.wire.activity import JUPYTER_SILENT, NOBODY, PERSON, Activity
 
 MACHINE_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
@@ -60,6 +66,11 @@ OWN_WORK_S: Final = 1800.0
 """How long a hibernation of an idle machine waits for torpor's own work there, most often a backup.
 If it gave up at once, the machine would cost money until watch starts the next one."""
 OWN_WORK_POLL_S: Final = 5.0
+
+LOOK_AGAIN_S: Final = (30.0, 60.0)
+"""Before the next looks at a machine of which the first one does not say who uses it. Its sampler,
+which the first login may have started, has written by then, and a run whose control side is gone
+has ended."""
 
 
 class AllMachines(msgspec.Struct, frozen=True):
@@ -303,19 +314,42 @@ class LeftLook(msgspec.Struct, frozen=True):
     """``works``: the agent works for a run now; None where it did not say, with the ``error``.
     ``used``: a job or a server is on the machine, a person is or was, or it saves itself: it may
     have been handed over, whatever its record says, which may be an older one that was put back in
-    the store. ``holds``: the snapshot that it has restored whole, where that is not the workspace's
-    newest."""
+    the store. ``unsure``: why nobody can say whether a person uses it; empty where that is known.
+    ``holds``: the snapshot that it has restored whole, where that is not the workspace's newest."""
 
     works: bool | None
     used: bool = False
     error: str = ""
     holds: SnapshotId | None = None
+    unsure: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a later look would say no more: no run works there, and its use is known."""
+        return self.works is False and (self.used or not self.unsure)
 
 
 @step("look at what was left", run_name="look at {machine.id}", retries=ONCE)
 def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     """Ask the agent of a machine that was never handed over whether a run works there: it holds
     the workspace's lock as long as that run is attached."""
+    return _look_at_left(opened, machine)
+
+
+@step("see who uses what was left", run_name="see who uses {machine.id}", retries=ONCE)
+def see_who_uses(opened: OpenWorkspace, machine: Machine) -> LeftLook:
+    """As ``look_at_left``, and again after LOOK_AGAIN_S while that says that a run works there, or
+    does not say who uses it."""
+    look = _look_at_left(opened, machine)
+    for wait_s in LOOK_AGAIN_S:
+        if look.is_settled:
+            break
+        time.sleep(wait_s)
+        look = _look_at_left(opened, machine)
+    return look
+
+
+def _look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
     if machine.state != "running" or machine.endpoint is None:
         return LeftLook(None, error=f"it is {machine.state}")
     try:
@@ -332,12 +366,53 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
             held = None
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         return LeftLook(None, error=plain(str(trouble(error))))
+    used = saving or bool(_use(activity))
+    return LeftLook(activity.runs, used, holds=held, unsure=_unsure(activity))
+
+
+def _use(activity: Activity) -> str:
+    """Who uses a machine, or has used it, as far as it says; empty for nobody."""
+    if activity.job_s is not None:
+        return "the command of a job runs on it"
+    if activity.served_s is not None:
+        return "a server runs on it"
     newest = activity.samples[-1:]
-    people = any(
-        (one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) or one.flags & PERSON for one in newest
-    )
-    used = people or saving or activity.job_s is not None or activity.served_s is not None
-    return LeftLook(activity.runs, used, holds=held)
+    if any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) or one.flags & PERSON for one in newest):
+        return "somebody is or was logged in to it"
+    return ""
+
+
+def _unsure(activity: Activity) -> str:
+    """Why nobody can say whether a person uses a machine; empty where that is known."""
+    if fault := sampler_fault(activity):
+        return fault
+    if activity.samples[-1].flags & JUPYTER_SILENT:
+        return "a Jupyter server runs and does not say what it does"
+    return ""
+
+
+@step("see that nobody began to use it", retries=ONCE)
+def check_not_used(opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
+    """MachineInUse if somebody uses a machine that holds an unfinished restore and nothing else. It
+    held no work before: whoever is not known to use it keeps nobody from ending it."""
+    if why := _use(_read(opened, session)):
+        raise MachineInUse(
+            f"machine {machine.id} holds an unfinished restore, and was left as it is: {why}. "
+            f"`torpor wake {opened.spec.name}` goes on with it"
+        )
+
+
+@step("see that nobody uses it", retries=ONCE)
+def check_unused(opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
+    """MachineInUse unless it is known that no person is or was on the machine, and that neither the
+    command of a job nor a server runs there."""
+    activity = _read(opened, session)
+    why = _use(activity) or _unsure(activity)
+    if why:
+        raise MachineInUse(
+            f"machine {machine.id} of workspace {opened.spec.name} was kept: {why}. Hibernate it "
+            f"when nobody needs it: `torpor hibernate {opened.spec.name} --machine {machine.id}`"
+        )
 
 
 def seen_left(look: StepFuture[LeftLook]) -> LeftLook:

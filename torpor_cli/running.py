@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,7 +22,7 @@ from deployments.terminal import say
 from torpor.shared.errors import (
     InvalidInput,
     JobFailed,
-    RunCancelled,
+    NewerFiles,
     TorporError,
 )
 from torpor.shared.plain_text import plain
@@ -142,9 +144,22 @@ def run(
                 _show(name, block, is_new, sent, argv, gets, wanted, usd, chosen)
                 return
             _say_sent(sent, name, block, is_new)
-            with _left_awake(name) as awake:
-                _wake(name, block, is_new, wanted, job, usd, awake, _given(gets), chosen, yes=yes)
-                _send(sent, name, block, chosen, yes=yes)
+            with _left_awake(name, job, chosen) as awake:
+                for_question = _given(gets)
+                agreed = _wake(
+                    name,
+                    block,
+                    is_new,
+                    wanted,
+                    job,
+                    usd,
+                    awake,
+                    sent,
+                    for_question,
+                    chosen,
+                    yes=yes,
+                )
+                _send(sent, name, block, chosen, agreed, yes=yes)
         failure: TorporError | None = None
         try:
             report = flow_runs.run(
@@ -167,8 +182,15 @@ def run(
         except TorporError as error:
             report, failure = None, error
             if not isinstance(error, JobFailed):  # which ends with the machine
-                say(f"torpor: `torpor status` shows whether {name} is awake", sys.stderr)
+                with connected():
+                    if _never_began(name, job):
+                        awake.sleep_again(name, job, chosen)
+                    else:
+                        say(f"torpor: `torpor status` shows whether {name} is awake", sys.stderr)
         except KeyboardInterrupt:
+            with connected():
+                if _never_began(name, job):
+                    awake.say(name)
             for path in brought:
                 into = folder / PurePosixPath(path).parent
                 say(f"torpor: {path} was not brought: {_by_hand(name, path, into)}", sys.stderr)
@@ -364,44 +386,103 @@ def _show(
 
 class _Awake:
     """The machine that this command has rented or found awake; empty before. ``price_usd_h``: 0
-    where it is not known. ``rents``: one may be handed over of which nothing was returned yet."""
+    where it is not known. ``since_unix``: when this command began to rent one, which may be handed
+    over although nothing was returned yet; 0 where it rents none."""
 
     machine: str = ""
     price_usd_h: float = 0.0
-    rents: bool = False
+    since_unix: float = 0.0
 
     def ask(self, name: str) -> None:
         for machine in _logins(name):
             self.machine, self.price_usd_h = machine.id, machine.price_usd_h
 
-
-@contextmanager
-def _left_awake(name: str) -> Iterator[_Awake]:
-    """Say what costs money where this context ends early, by Ctrl-C as well."""
-    awake = _Awake()
-    try:
-        yield awake
-    except BaseException:
-        if awake.rents and not awake.machine:
+    def say(self, name: str) -> None:
+        """Say what costs money, and what ends it."""
+        if self.since_unix and not self.machine:
             try:
-                awake.ask(name)
+                self.ask(name)
             except TorporError as error:
                 say(
                     f"torpor: warning: whether a machine of workspace {name} is awake is not known "
                     f"({error}): `torpor status` shows it",
                     sys.stderr,
                 )
-        if awake.machine:
-            price = awake.price_usd_h
+        if self.machine:
+            price = self.price_usd_h
             cost = f"costs {price:.3f} $/h" if price else "may cost money"
             say(
-                f"torpor: warning: no job was begun. Machine {awake.machine} of workspace {name} "
+                f"torpor: warning: no job was begun. Machine {self.machine} of workspace {name} "
                 f"is awake, and {cost}: the same command goes on with it, `torpor hibernate {name}`"
                 " stores and ends it. Where its schedule is on, `watch` does so once the machine is"
                 " idle",
                 sys.stderr,
             )
+
+    def sleep_again(self, name: str, job: str, options: Options) -> None:
+        """Hibernate the machine that this command has rented for the ``job``, which did not begin:
+        nobody waits for it. One that was awake before stays."""
+        import flows
+
+        try:
+            mine = (self.machine or _rented_for(name, job)) if self.since_unix else ""
+            if not mine:
+                self.say(name)
+                return
+            say(
+                f"torpor: no job was begun: machine {mine}, which this command has rented, is "
+                "stored and ended",
+                sys.stderr,
+            )
+            with quiet(options.json):
+                flows.hibernate(workspace=name, machine=mine)
+        except Exception as error:  # noqa: BLE001 - why no job was begun is what counts
+            say(f"torpor: warning: workspace {name} was not hibernated: {error}", sys.stderr)
+            self.say(name)
+        except BaseException:
+            self.say(name)
+            raise
+        else:
+            hours = (time.time() - self.since_unix) / 3600
+            cost = f", and cost {self.price_usd_h * hours:.2f} $ at most" * bool(self.price_usd_h)
+            say(
+                f"torpor: workspace {name} sleeps again: machine {mine} has ended after "
+                f"{hours * 60:.0f} min{cost}",
+                sys.stderr,
+            )
+
+
+@contextmanager
+def _left_awake(name: str, job: str, options: Options) -> Iterator[_Awake]:
+    """Where this context fails, hibernate what was rented in it. After Ctrl-C, say what costs money
+    and what ends it: whoever waits no longer waits for no hibernation."""
+    awake = _Awake()
+    try:
+        yield awake
+    except Exception:
+        awake.sleep_again(name, job, options)
         raise
+    except BaseException:
+        awake.say(name)
+        raise
+
+
+def _rented_for(name: str, job: str) -> str:
+    """The machine that was handed over for the job; empty where there is none."""
+    from tasks.workspace_blocks import open_workspace
+
+    for rental in open_workspace(name).rentals.open():
+        if rental.job == job and rental.state == "handed over":
+            return str(rental.machine or "")
+    return ""
+
+
+def _never_began(name: str, job: str) -> bool:
+    """Whether it is known that the job has no record: nothing of it runs, or will."""
+    try:
+        return _jobs(name).of(job) is None
+    except TorporError:
+        return False
 
 
 def _wake(
@@ -412,15 +493,18 @@ def _wake(
     job: str,
     usd: float,
     awake: _Awake,
+    sent: Folder,
     given: str,
     options: Options,
     *,
     yes: bool,
-) -> None:
+) -> int:
     """Have the workspace on one machine, with all that was there in a snapshot. Asks before it
     rents, and before it uses a machine that is awake. ``given``: what the command gets, for the
     question. What is rented is on record for the ``job``: its money counts from then on, and by it
-    `watch` knows that nobody waits for a machine whose job never began."""
+    `watch` knows that nobody waits for a machine whose job never began. NewerFiles, before anything
+    is rented, where the newest snapshot has files that were changed later than those that are to be
+    ``sent``; returns how many of them a person agrees to use."""
     import flows
     from flows.procedures.listing import list_snapshots
     from torpor_cli import setup, sleeping
@@ -437,6 +521,8 @@ def _wake(
                 f"{', '.join(machine.id for machine in logins)}. A job runs on one: hibernate the "
                 "others first"
             )
+        asleep = not (logins or is_new)
+        agreed = _agree_on_stored(sent, name, block, yes=yes) if asleep else 0
         if logins:
             jobs.say_awake(name, change)
         else:
@@ -468,9 +554,9 @@ def _wake(
         awake.machine, awake.price_usd_h = logins[0].id, logins[0].price_usd_h
         # What was changed there and is replaced by this folder's files.
         back_up(name, as_json=options.json)
-        return
+        return agreed
     wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
-    awake.rents = True
+    awake.since_unix = time.time()
     with quiet(options.json):
         if list_snapshots(name):
             woken: Any = flows.wake(**wanted)  # no OffersReport, but in a dry run
@@ -478,12 +564,68 @@ def _wake(
         else:
             awake.machine = flows.create(**wanted).id
     awake.ask(name)
+    return agreed
 
 
-def _send(sent: Folder, name: str, block: Workspace, options: Options, *, yes: bool) -> None:
+def _agree_on_stored(sent: Folder, name: str, block: Workspace, *, yes: bool) -> int:
+    """Of how many files the newest snapshot has a version that was changed later than here, which a
+    person agrees to use. NewerFiles where nobody does. Where the snapshot cannot be read, the wake
+    says why."""
+    from flows.procedures.listing import list_entries, list_snapshots
+
+    try:
+        entries = list_entries(name) if list_snapshots(name) else []
+    except TorporError:
+        return 0
+    stored = {entry.path: entry for entry in entries if entry.kind == "file"}
+    newer = []
+    for one in sent.names:
+        there = stored.get(f"{block.paths[0].rstrip('/')}/{one}")
+        here = os.lstat(sent.path / one)
+        if there is None or there.mtime_ns <= here.st_mtime_ns or not stat.S_ISREG(here.st_mode):
+            continue
+        newer.append(plain(one))
+    first = f"`torpor wake {name}`, and then "
+    _agree(newer[:_SHOWN], len(newer), "in the newest snapshot", first, name, block, yes=yes)
+    return len(newer)
+
+
+def _agree(
+    some: Sequence[str],
+    count: int,
+    where: str,
+    first: str,
+    name: str,
+    block: Workspace,
+    *,
+    yes: bool,
+) -> None:
+    """NewerFiles where files were changed later than here, unless a person agrees to use those.
+    ``first``: what comes before a push."""
+    if not count:
+        return
+    named = ", ".join(some) + (f" and {count - len(some):,} more" if count > len(some) else "")
+    say(
+        f"torpor: {count:,} files of the folder were changed later {where} than here, and are not "
+        f"sent: {named}",
+        sys.stderr,
+    )
+    attended = not yes and sys.stdin.isatty()
+    if not (attended and agrees(f"Run the command with the version {where} of these?")):
+        raise NewerFiles(
+            f"the command would use files that are not this folder's: {named}. {first}`torpor push "
+            f"{name} --to {shlex.quote(block.paths[0])} --overwrite` sends the folder's, "
+            "`touch FILE` has the next run send it, and what .gitignore names stays as it is "
+            "there"
+        )
+
+
+def _send(
+    sent: Folder, name: str, block: Workspace, options: Options, agreed: int, *, yes: bool
+) -> None:
     """Send the folder, and store what was sent: a machine that is lost right after would otherwise
-    have the command begin again with the files of an earlier run. RunCancelled where a file was
-    changed later on the machine than here, unless a person agrees to use that version."""
+    have the command begin again with the files of an earlier run. NewerFiles where more files than
+    a person has ``agreed`` to were changed later on the machine than here, unless he agrees now."""
     from torpor_cli import copying
 
     with quiet(options.json):
@@ -493,22 +635,8 @@ def _send(sent: Folder, name: str, block: Workspace, options: Options, *, yes: b
         f"{copied.unchanged:,} were there",
         sys.stderr,
     )
-    if copied.newer_count:
-        more = copied.newer_count - len(copied.newer)
-        named = ", ".join(copied.newer) + (f" and {more:,} more" if more else "")
-        say(
-            f"torpor: {copied.newer_count:,} files of the folder were changed later on the machine "
-            f"than here, and were not sent: {named}",
-            sys.stderr,
-        )
-        attended = not yes and sys.stdin.isatty()
-        if not (attended and agrees("Run the command with the machine's version of these?")):
-            raise RunCancelled(
-                f"the command would use files that are not this folder's: {named}. `torpor push "
-                f"{name} --to {shlex.quote(block.paths[0])} --overwrite` sends the folder's, "
-                "`touch FILE` has the next run send it, and what .gitignore names stays as it is "
-                "there"
-            )
+    if copied.newer_count > agreed:
+        _agree(copied.newer, copied.newer_count, "on the machine", "", name, block, yes=yes)
     back_up(name, as_json=options.json)
     check_no_job(name)
 

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Final, Literal
 
-from flows.procedures.restore import restore_run_before_handover
+from flows.procedures.restore import restore_run
 from tasks.autosave import line_held
+from tasks.hold import workspace_held
+from tasks.jobs import check_no_job
 from tasks.machines import hand_over, make_paths, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
+from tasks.watch import LeftLook, check_not_used, see_who_uses
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.agent import Session
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
 from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     CreateFailed,
+    HandedOver,
+    InvalidInput,
     MachineError,
+    MachineInUse,
     RestoreUnfinished,
-    RunCancelled,
     SnapshotMissing,
+    TorporError,
+    WorkspaceBusy,
 )
-from torpor.shared.values import Machine, MachineId, SnapshotId, StoredSnapshot
+from torpor.shared.values import Label, Machine, MachineId, SnapshotId, StoredSnapshot
 
 
 def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
@@ -42,8 +54,11 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
                 if not _is_of_job(opened, rental):
                     continue
                 _hand_over(opened, tenancy, wanted)
-            except (RunCancelled, RestoreUnfinished) as ended:
-                runner().log.info("machine %s was ended: %s", machine.id, ended)
+            except RestoreUnfinished as cause:
+                if opened.rentals.of(rental.label) is None:
+                    runner().log.info("machine %s was ended: %s", machine.id, cause)
+                else:  # the next look of the job tries again
+                    runner().log.warning("machine %s was not ended: %s", machine.id, cause)
             except (MachineError, CreateFailed) as error:
                 fault = error
             else:
@@ -54,24 +69,92 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
     return None
 
 
-def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
-    """End a machine that a killed run left, if it holds an unfinished restore and nothing else.
-    Returns whether it holds a whole restore: then it was handed over, and only a verified snapshot
-    ends it. WorkspaceBusy while a run works on it, HandedOver if another one has taken it up;
-    MachineError or CreateFailed where it does not answer: then it is left. A machine that was
-    rented for the first job of a workspace without snapshots was to stay empty: it is handed over,
-    too, so that what somebody may have written there is stored."""
-    opened = replace(opened, job=rental.job)
-    never_stored = bool(rental.job) and not snapshot_ids(opened.store, opened.spec.name)
-    wanted = None if never_stored else pick_snapshot(opened, NEWEST)
+ENDED: Final = "has ended"
+ONLY_HANDED_OVER: Final = "was handed over, and not hibernated"
+Settled = Literal["ended", "handed over", "in use"]
+
+
+def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Settled, str]:
+    """Decide what becomes of a machine that a killed run left, by what its agent says: what came of
+    it, and why.
+
+    ``ended``: nobody used it, and it held an unfinished restore and nothing else. ``handed over``:
+    nobody uses it, and it holds a whole restore, which only a verified snapshot may end. So is one
+    of a workspace without snapshots, on which nothing was to be restored: what somebody may have
+    written there is stored. ``in use``: the same, and somebody uses it, or
+    nobody can say so.
+
+    All others are left as they are: WorkspaceBusy while a run works on it or a job goes on with it,
+    MachineInUse where that is not known, or where somebody uses a machine whose restore is not
+    whole; HandedOver if another run has taken it up; MachineError or CreateFailed where it does not
+    answer; RestoreUnfinished where it was to be ended, and was not."""
+    opened = replace(opened, job=_job_of(opened, machine, rental))
     with renting(opened) as held:
         tenancy = held.take_up(held.tenancy(machine, rental))
+        look = see_who_uses(opened, tenancy.machine)
+        _check_nobody_works(opened, machine, look)
+        never_stored = not snapshot_ids(opened.store, opened.spec.name)
+        wanted = None if never_stored else pick_snapshot(opened, NEWEST)
         try:
-            _hand_over(opened, tenancy, wanted)
-        except (RunCancelled, RestoreUnfinished) as ended:
-            runner().log.info("machine %s was ended: %s", machine.id, ended)
-            return False
-    return True
+            _hand_over(opened, tenancy, wanted, spares_used=True)
+        except RestoreUnfinished as cause:
+            if opened.rentals.of(rental.label) is not None:
+                raise
+            runner().log.info("machine %s was ended: %s", machine.id, cause)
+            return "ended", str(cause)
+    if look.used:
+        return "in use", "a person, a job or a server uses it, or has used it"
+    if look.unsure:
+        return "in use", f"whether somebody uses it is not known: {look.unsure}"
+    return "handed over", "nobody uses it"
+
+
+def became_of(opened: OpenWorkspace, label: Label) -> str:
+    """What has become of a machine that was to be ended or handed over, by its record: words after
+    its name."""
+    try:
+        now = opened.under(label.workspace).rentals.of(label)
+    except TorporError as error:
+        return f"may be in use or cost money: its record cannot be read ({error})"
+    if now is None:
+        return ENDED
+    if now.state == "handed over":
+        return ONLY_HANDED_OVER
+    if now.state == "abandoned":
+        return (
+            "was not ended, and may cost money until `torpor reconcile "
+            f"{opened.spec.name} --abandoned` ends it"
+        )
+    return "stays as it was left"
+
+
+def _job_of(opened: OpenWorkspace, machine: Machine, rental: Rental) -> str:
+    """The job that the machine stays rented for: none if that has ended. WorkspaceBusy where one
+    goes on with the machine."""
+    check_no_job(opened, machine.id)
+    job = opened.jobs.of(rental.job) if rental.job else None
+    if job is None:
+        return rental.job
+    if not job.ended:
+        raise WorkspaceBusy(
+            f"machine {machine.id} was rented for job {job.id}, which is {job.state} and goes on "
+            f"with it: wait for the job, or cancel it with `torpor job cancel {job.id}`"
+        )
+    return ""
+
+
+def _check_nobody_works(opened: OpenWorkspace, machine: Machine, look: LeftLook) -> None:
+    if look.works is None:
+        raise MachineInUse(
+            f"whether a run works on machine {machine.id} is not known ({look.error}), so it was "
+            f"left alone: run `torpor reconcile {opened.spec.name}` again. If the machine never "
+            "answers, name its id in `end`"
+        )
+    if look.works:
+        raise WorkspaceBusy(
+            f"a run works on machine {machine.id}: wait until it has ended. A run whose control "
+            "side is gone ends by itself after a minute"
+        )
 
 
 def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
@@ -79,31 +162,73 @@ def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
     return now is not None and now.job == opened.job
 
 
-def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, newest: StoredSnapshot | None) -> None:
-    """Hand over a whole workspace; what is not whole is ended with the error. The killed run may
-    have restored another snapshot than the ``newest``, by its name. None: it restored nothing."""
-    if newest is None:
-        with tenancy, open_session(opened, tenancy.machine) as session:
+def _check_may_end(
+    opened: OpenWorkspace, tenancy: Tenancy, session: Session, *, spares_used: bool
+) -> None:
+    """HandedOver where another run has ended the machine, or has taken it up for another job.
+    MachineInUse, with ``spares_used``, where somebody uses it."""
+    rental = tenancy.rental
+    if rental is not None and not _is_of_job(opened, rental):
+        raise HandedOver(
+            f"another run has ended machine {rental.machine} or goes on with it: it was left alone"
+        )
+    if spares_used:
+        check_not_used(opened, tenancy.machine, session)
+
+
+def _hand_over(
+    opened: OpenWorkspace,
+    tenancy: Tenancy,
+    newest: StoredSnapshot | None,
+    *,
+    spares_used: bool = False,
+) -> None:
+    """Hand over a whole workspace, for the job of ``opened`` and no other one. What is not whole is
+    ended with the error; with ``spares_used`` it stays, with MachineInUse, where somebody uses it
+    by now. The killed run may have restored another snapshot than the ``newest``, by its name.
+    None: it restored nothing."""
+    with tenancy, open_session(opened, tenancy.machine) as session:
+        if newest is None:
+            with workspace_held(opened, session):
+                make_paths(opened, session)
+                hand_over(tenancy, alone=False, of_job=True)
+            return
+        restore = new_restore(opened, session, _held(opened, session, newest))
+        check = partial(_check_may_end, opened, tenancy, session, spares_used=spares_used)
+        with _whole_restore(restore, tenancy, check):
+            freezer = Freezer()
+            if opened.spec.freezes:  # it is whole
+                freezer = prove_freezing(opened, session, tenancy.rental, strict=False)
             make_paths(opened, session)
-            hand_over(tenancy, alone=False)
-        return
-    with (
-        tenancy,
-        open_session(opened, tenancy.machine) as session,
-        restore_run_before_handover(
-            new_restore(opened, session, _held(opened, session, newest)), tenancy
-        ) as restore,
-    ):
-        if not restore.plan.complete:
-            raise RunCancelled("its run has gone, and its restore is not whole")
-        freezer = Freezer()
-        if opened.spec.freezes:
-            freezer = prove_freezing(opened, session, tenancy.rental, strict=False)  # it is whole
-        make_paths(opened, session)
-        starting = bool(opened.spec.programs)
-        hand_over(tenancy, alone=False, starting=starting)
-        if starting:
-            start_programs(opened, session, tenancy, freezer)
+            starting = bool(opened.spec.programs)
+            hand_over(tenancy, alone=False, starting=starting, of_job=True)
+            if starting:
+                start_programs(opened, session, tenancy, freezer)
+
+
+@contextmanager
+def _whole_restore(
+    restore: RemoteRestore, tenancy: Tenancy, check: Callable[[], None]
+) -> Iterator[None]:
+    """Hold the workspace, and see that its restore is whole. Once the agent has said that the
+    machine holds an unfinished one and nothing else, it may be ended with the error, unless
+    ``check`` raises."""
+    try:
+        with restore_run(restore, resume=True, rented=True):
+            _check_whole(restore)
+            yield
+    except RestoreUnfinished:
+        check()
+        tenancy.holds_nothing_else()
+        raise
+    except InvalidInput:  # the targets are filled: another run may have restored them meanwhile
+        tenancy.check_unclaimed()
+        raise
+
+
+def _check_whole(restore: RemoteRestore) -> None:
+    if not restore.plan.complete:
+        raise RestoreUnfinished("its run has gone, and its restore is not whole")
 
 
 def _held(opened: OpenWorkspace, session: Session, newest: StoredSnapshot) -> StoredSnapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,19 +21,23 @@ from flows.procedures import listing
 from tasks.alert_server import Sleeping
 from tasks.prefect_alerts import PrefectAlerts
 from torpor.control.jobs.records import is_job_id
+from torpor.control.upkeep.differences import ListedEntry
 from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import (
     InvalidInput,
     JobFailed,
     MachineUnreachable,
+    NewerFiles,
     NoOffer,
     RunCancelled,
+    UnsavedWork,
     WorkspaceAwake,
     WorkspaceBusy,
 )
 from torpor.shared.values import WantChange
 from torpor_cli import copying, logins
 from torpor_cli.app import app
+from torpor_cli.exit_codes import REFUSED, explained
 from torpor_cli.folder_workspace import name_for
 from torpor_cli.running import argv_of
 
@@ -46,6 +51,7 @@ REAL = {
         "wake": flows.wake,
         "create": flows.create,
         "store": flows.backup,
+        "hibernate": flows.hibernate,
         "job": flows.job,
         "bring": flows.restore_path,
     }.items()
@@ -63,6 +69,8 @@ class Here:
         self.machines: list[Any] = []
         self.snapshots: list[str] = []
         self.open_jobs: list[Any] = []
+        self.rentals: list[Any] = []
+        self.entries: list[Any] = []
         self.records: dict[str, Any] = defaultdict(lambda: SimpleNamespace(ended=False))
         self.given: dict[str, dict[str, Any]] = {}
         self.fails: dict[str, BaseException] = {}
@@ -97,6 +105,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     seen.saved["base"] = Workspace(name="base", store="r2", provider="vast-provider/default")
     jobs = SimpleNamespace(open=lambda: seen.open_jobs, of=lambda job: seen.records[job])
 
+    rentals = SimpleNamespace(open=lambda: seen.rentals)
+
     def wakes(what: str) -> Callable[..., Any]:
         def woken(**given: Any) -> Any:
             seen.does(what, **given)
@@ -108,6 +118,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     def backup(**given: Any) -> BackupReport:
         seen.does("store", **given)
         return BackupReport("w", None, None, [], [])  # type: ignore[arg-type]
+
+    def hibernate(**given: Any) -> None:
+        seen.does("hibernate", **given)
+        seen.machines.clear()
 
     def job(**given: Any) -> Any:
         seen.does("job", **given)
@@ -133,15 +147,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setattr(flows, "wake", wakes("wake"))
     monkeypatch.setattr(flows, "create", wakes("create"))
     monkeypatch.setattr(flows, "backup", backup)
+    monkeypatch.setattr(flows, "hibernate", hibernate)
     monkeypatch.setattr(flows, "job", job)
     monkeypatch.setattr(flows, "restore_path", bring)
     monkeypatch.setattr(copying, "send", send)
     monkeypatch.setattr(logins, "has_ssh", lambda: True)
     monkeypatch.setattr(listing, "list_logins", lambda name: [*seen.machines])
     monkeypatch.setattr(listing, "list_snapshots", lambda name: seen.snapshots)
+    monkeypatch.setattr(listing, "list_entries", lambda name: seen.entries)
     monkeypatch.setattr(listing, "list_offers", offers)
     monkeypatch.setattr(
-        "tasks.workspace_blocks.open_workspace", lambda name: SimpleNamespace(jobs=jobs)
+        "tasks.workspace_blocks.open_workspace",
+        lambda name: SimpleNamespace(jobs=jobs, rentals=rentals),
     )
     monkeypatch.setattr("tasks.jobs.check_environment", lambda env, secrets: None)
     monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [*seen.saved])
@@ -486,20 +503,73 @@ def test_no_command_runs_with_files_that_are_newer_on_the_machine_unless_a_perso
     """As where an older file was put back here with its time: the machine has other code."""
     here.saved[here.name] = Workspace(name=here.name, paths=["~/my w"])
     here.copied = copying.Copied(0, 0, 1, ("train.py",), 2)
-    with pytest.raises(RunCancelled, match=r"not this folder's: train\.py and 1 more\. ") as no:
+    with pytest.raises(NewerFiles, match=r"not this folder's: train\.py and 1 more\. ") as no:
         _run("--yes", *COMMAND)
     assert f"`torpor push {here.name} --to '~/my w' --overwrite`" in str(no.value)
-    assert "Machine m-1" in capsys.readouterr().err  # it is awake
+    assert explained(no.value)[0] == REFUSED
+    assert here.did == ["create", "send", "hibernate"]  # what it has rented
+    assert here.given["hibernate"] == {"workspace": here.name, "machine": "m-1"}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "machine m-1, which this command has rented, is stored and ended" in said
+    assert (
+        f"workspace {here.name} sleeps again: machine m-1 has ended after 0 min, and cost 0.00 $"
+        in said
+    )
+    assert "is awake" not in said
     answers = ["y", "n"]
     monkeypatch.setattr("builtins.input", lambda asked: answers.pop(0))
-    with pytest.raises(RunCancelled, match="not this folder's"):
+    with pytest.raises(NewerFiles, match="not this folder's"):
         _run(*COMMAND)
-    assert "job" not in here.did
+    assert "job" not in here.did and here.machines == []
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
     _run(*COMMAND)
     assert here.did[-1] == "job"
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "Run the command with the machine's version of these?" in said
+    assert "Run the command with the version on the machine of these?" in said
+
+
+def test_a_machine_that_was_awake_before_stays_where_a_run_refuses(
+    here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.saved[here.name] = Workspace(name=here.name)
+    here.machines.append(MACHINE)
+    here.copied = copying.Copied(0, 0, 1, ("train.py",), 1)
+    with pytest.raises(NewerFiles):
+        _run("--yes", *COMMAND)
+    assert here.did == ["store", "send"] and here.machines == [MACHINE]
+    assert "Machine m-1 of workspace" in capsys.readouterr().err
+
+
+def test_newer_files_of_the_newest_snapshot_are_seen_before_anything_is_rented(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here.saved[here.name] = Workspace(name=here.name, paths=["~/w/"])
+    here.snapshots.append("S1")
+    train, data = ((here.folder / one).stat() for one in ("train.py", "data.csv"))
+    here.entries = [
+        _entry("~/w/train.py", train.st_size, train.st_mtime_ns + 1),
+        _entry("~/w/data.csv", data.st_size, data.st_mtime_ns),
+        _entry("~/w/other", 1, data.st_mtime_ns + 10**9),
+    ]
+    with pytest.raises(NewerFiles, match=r"not this folder's: train\.py\. `torpor wake") as no:
+        _run("--yes", *COMMAND)
+    assert (explained(no.value)[0], here.did) == (REFUSED, [])
+    here.copied = copying.Copied(1, 10, 0, ("train.py",), 1)
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or "y")
+    _run(*COMMAND)
+    assert here.did == ["offers", "wake", "send", "store", "job"]
+    questions = " ".join(" ".join(asked).split())
+    assert questions.count("of these?") == 1 and "in the newest snapshot of these?" in questions
+    os.utime(here.folder / "train.py")
+    here.machines.clear()
+    here.copied = copying.Copied(1, 10, 0, (), 0)
+    _run("--yes", *COMMAND)
+    assert here.did[-1] == "job"
+
+
+def _entry(path: str, size: int, mtime_ns: int) -> ListedEntry:
+    return ListedEntry(path, "file", size, "0644", 0, 0, mtime_ns, "", False)
 
 
 def test_a_run_that_asks_nothing_warns_where_nothing_limits_its_price(
@@ -580,21 +650,82 @@ def test_variables_that_name_no_secret_are_taken(here: Here) -> None:
     assert here.given["job"]["env"] == given
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), MachineUnreachable("the line broke")], ids=["Ctrl-C", "a line"]
-)
 @pytest.mark.parametrize("moment", ["send", "store"])
-def test_a_machine_that_is_left_awake_is_named_with_its_price(
-    here: Here, capsys: pytest.CaptureFixture[str], moment: str, error: BaseException
+def test_ctrl_c_names_the_machine_that_is_left_awake_with_its_price(
+    here: Here, capsys: pytest.CaptureFixture[str], moment: str
 ) -> None:
-    here.fails[moment] = error
-    with pytest.raises(type(error)):
+    here.fails[moment] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
         _run("--yes", *COMMAND)
     said = capsys.readouterr().err
     assert f"Machine m-1 of workspace {here.name} is awake, and costs 0.500 $/h" in said
     assert f"`torpor hibernate {here.name}` stores and ends it" in said
-    assert "job" not in here.did
+    assert "job" not in here.did and "hibernate" not in here.did
     assert here.name in here.saved
+
+
+@pytest.mark.parametrize("moment", ["send", "store"])
+def test_what_a_run_has_rented_sleeps_again_where_it_fails_before_its_job(
+    here: Here, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    here.fails[moment] = MachineUnreachable("the line broke")
+    with pytest.raises(MachineUnreachable, match="the line broke"):
+        _run("--yes", *COMMAND)
+    assert here.did[-1] == "hibernate" and here.machines == []
+    assert "sleeps again" in capsys.readouterr().err
+    for fault in (UnsavedWork("a mount is in no snapshot"), KeyboardInterrupt()):
+        here.fails["hibernate"] = fault
+        error = MachineUnreachable if isinstance(fault, Exception) else KeyboardInterrupt
+        with pytest.raises(error):
+            _run("--yes", *COMMAND)
+        said = capsys.readouterr().err
+        assert f"Machine m-1 of workspace {here.name} is awake, and costs 0.500 $/h" in said
+        assert "sleeps again" not in said
+        here.machines.clear()
+    assert "job" not in here.did
+
+
+@pytest.mark.parametrize("how", ["create", "wake"])
+def test_a_machine_that_a_wake_handed_over_before_it_failed_sleeps_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """And none that another command has woken meanwhile."""
+    here.snapshots += ["S1"] * (how == "wake")
+    fails_for: list[str] = []
+
+    def failing(**given: Any) -> None:
+        here.machines.append(MACHINE)
+        job = (fails_for or [given["job"]])[0]
+        here.rentals = [SimpleNamespace(job=job, state="handed over", machine="m-1")]
+        raise MachineUnreachable("its book could not be given")
+
+    monkeypatch.setattr(flows, how, failing)
+    with pytest.raises(MachineUnreachable):
+        _run("--yes", *COMMAND)
+    assert here.did == ["hibernate"] and here.given["hibernate"]["machine"] == "m-1"
+    fails_for.append("another")
+    with pytest.raises(MachineUnreachable):
+        _run("--yes", *COMMAND)
+    assert here.did == ["hibernate"] and here.machines == [MACHINE]
+
+
+def test_a_job_that_is_refused_before_its_record_leaves_no_machine_awake(
+    here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NoRecord(dict[str, Any]):
+        def __missing__(self, job: str) -> None:
+            return None
+
+    here.records = NoRecord()
+    here.fails["job"] = InvalidInput("such a job cannot be")
+    with pytest.raises(InvalidInput):
+        _run("--yes", *COMMAND)
+    assert here.did == ["create", "send", "store", "job", "hibernate"] and here.machines == []
+    here.fails["job"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        _run("--yes", *COMMAND)
+    assert here.did[-1] == "job"
+    assert f"`torpor hibernate {here.name}` stores and ends it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["create", "wake"])

@@ -321,6 +321,7 @@ def test_a_machine_that_nobody_has_used_sleeps_where_its_workspace_says_so_and_n
         (quiet(WINDOW)[:-61], {}, None),
         ([], {}, None),
         (quiet(WINDOW, flags=JUPYTER_SILENT), {}, None),
+        (quiet(WINDOW, flags=JUPYTER_SILENT, jupyter_s=0), {}, None),
     ],
 )
 def test_when_a_machine_will_be_idle_is_its_window_after_the_last_use(

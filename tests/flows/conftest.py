@@ -48,3 +48,9 @@ def stored(lab: Lab, short_agent: None) -> Iterator[Lab]:
     hibernate_plainly(lab.opened)
     with hurried():
         yield lab
+
+
+@pytest.fixture(autouse=True)
+def _looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of which one look does not say who uses it is looked at again without a wait."""
+    monkeypatch.setattr("tasks.watch.LOOK_AGAIN_S", (0.0,))

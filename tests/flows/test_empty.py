@@ -13,7 +13,7 @@ from flows import backup, create, hibernate, job, verify
 from tasks.machines import make_paths, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.activity import seen
+from tests.fixtures.activity import sampled
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.control.reports import HibernatePreview
@@ -31,13 +31,13 @@ def two(lab: Lab) -> OpenWorkspace:
 
 def _created(lab: Lab, opened: OpenWorkspace, **asked: Any) -> MachineId:
     machine = MachineId(run_plainly(opened, create, **asked).id)
-    seen(lab.market.near[machine].home)
+    sampled(lab.market.near[machine].home)
     return machine
 
 
 def _woken(lab: Lab, opened: OpenWorkspace) -> MachineId:
     machine = MachineId(wake_plainly(opened).machine)
-    seen(lab.market.near[machine].home)
+    sampled(lab.market.near[machine].home)
     return machine
 
 
@@ -153,7 +153,7 @@ def test_a_machine_that_has_started_again_may_lack_a_disk_that_its_user_mounted(
 def test_a_person_may_have_mounted_a_disk_and_unmounted_it(lab: Lab, was_seen: str) -> None:
     machine = MachineId(run_plainly(lab.opened, create).id)
     if was_seen == "a person":
-        seen(lab.market.near[machine].home, PERSON)
+        sampled(lab.market.near[machine].home, flags=PERSON)
     with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
         hibernate_plainly(lab.opened)
     assert len(lab.machines()) == 1

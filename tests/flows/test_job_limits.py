@@ -372,6 +372,38 @@ def test_an_approval_that_comes_too_late_or_would_never_end_is_refused(
     assert lab.opened.jobs.approved(JOB) is None  # else it would hold for the next run of the job
 
 
+@pytest.mark.parametrize(
+    ("attempts", "goes_on"),
+    [([], True), ([{"end": "machine lost"}], True), ([{"end": "command ended"}], False)],
+    ids=["nodes of its first attempt", "nodes after a loss", "its end"],
+)
+def test_an_approval_holds_while_the_nodes_of_a_job_are_renewed(
+    lab: Lab, attempts: list[dict[str, Any]], goes_on: bool
+) -> None:
+    """Its machine is hibernated, and the job goes on with new ones."""
+    machine, rental = handed_over(lab.opened)
+    of = [attempt_on(machine, rental, ended_unix=2.0, status=0, **one) for one in attempts]
+    record = left_job(lab, nodes=2, state="hibernating", attempts=of, most_usd=0.01)
+    if not goes_on:
+        with pytest.raises(InvalidInput, match=r"being stopped already \(hibernating\)"):
+            approve(lab.opened, record, _approved(most_usd=40.0))
+        assert lab.opened.jobs.approved(JOB) is None
+        return
+    approve(lab.opened, record, _approved(most_hours=1.0))
+    assert approve(lab.opened, record, _approved(most_usd=40.0)).most_usd == 40.0
+    approval = lab.opened.jobs.approved(JOB)
+    assert approval is not None and (approval.most_usd, approval.most_hours) == (40.0, 1.0)
+
+
+def test_the_money_of_a_job_is_watched_while_its_nodes_are_renewed(lab: Lab) -> None:
+    machine, rental = handed_over(lab.opened)
+    lab.opened.rentals.change(rental, created_unix=time.time() - 3600, job=JOB)
+    lost = attempt_on(machine, rental, ended_unix=2.0, end="machine lost")
+    left_job(lab, nodes=2, state="hibernating", attempts=[lost], most_usd=1.0)
+    stop = _stop(lab)
+    assert stop is not None and "its money is spent" in stop.why
+
+
 def test_what_was_approved_before_and_not_read_yet_holds_beside_the_next_approval(
     lab: Lab, moving: Moving
 ) -> None:

@@ -18,7 +18,7 @@ from tasks.alert_server import LiveRun
 from tasks.plain_runner import PlainRunner
 from tasks.watch import LeftLook
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.activity import seen
+from tests.fixtures.activity import sampled
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
@@ -26,6 +26,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from torpor.control.rental.records import Rental
 from torpor.control.watch_report import WatchReport
+from torpor.shared.errors import MachineInUse
 from torpor.shared.values import (
     RESERVED,
     Endpoint,
@@ -122,7 +123,7 @@ def test_the_machine_of_a_killed_benchmark_drill_or_node_ends(lab: Lab, prefix: 
     server.since(600)
     report, ((subject, _),) = _look(lab, server)
     assert subject == f"torpor: machine {rental.machine} of workspace demo is worked on by no run"
-    assert report.left[0].next_step == "it was ended, or hibernated"
+    assert report.left[0].next_step == "it was ended"
     assert lab.machines() == [] and under.rentals.open() == []
 
 
@@ -134,7 +135,9 @@ def _left_by_a_kill(lab: Lab, *, whole: bool) -> MachineId:
     else:
         rental = standing(lab.opened)[1]
     not_handed_over(lab.opened, rental, created_unix=time.time() - 1800)
-    return rental.machine or MachineId("")
+    machine = rental.machine or MachineId("")
+    sampled(lab.market.near[machine].home)
+    return machine
 
 
 def _look(lab: Lab, server: AlertMemory, **spec: Any) -> tuple[WatchReport, list[tuple[str, str]]]:
@@ -171,6 +174,7 @@ def _left_for_a_first_job(lab: Lab) -> Machine:
     machine, rental = standing(lab.opened)
     then_unix = time.time() - 1800
     not_handed_over(lab.opened, rental, created_unix=then_unix, job="3f2a9c81d04e")
+    sampled(lab.market.near[machine.id].home)
     return machine
 
 
@@ -182,7 +186,7 @@ def test_what_a_killed_run_rented_for_the_first_job_of_a_workspace_is_stored_and
     """Nothing was restored there. A person may have written something all the same."""
     server = AlertMemory()
     machine = _left_for_a_first_job(lab)
-    seen(lab.market.near[machine.id].home)
+    sampled(lab.market.near[machine.id].home)
     names = ["a.txt"] if holds == "a file" else []
     for name in names:
         lab.workspace(machine.id).mkdir()
@@ -201,10 +205,15 @@ def test_what_a_killed_run_rented_for_a_first_job_and_a_person_uses_is_only_hand
 ) -> None:
     server = AlertMemory()
     machine = _left_for_a_first_job(lab).id
-    seen(lab.market.near[machine].home, PERSON)
+    sampled(lab.market.near[machine].home, flags=PERSON)
+    steps = []
     for _ in range(2):
-        _look(lab, server)
+        steps += [one.next_step for one in _look(lab, server)[0].left]
         server.since(600)
+    assert steps[-1] == (
+        "it was handed over, and not hibernated: somebody uses it, or nobody can say so. `torpor "
+        f"hibernate demo --machine {machine}` stores and ends it"
+    )
     (rental,) = lab.opened.rentals.open()
     assert (rental.machine, rental.state) == (machine, "handed over")
     assert rental.job == "3f2a9c81d04e"  # `watch` hibernates it once nobody uses it
@@ -232,6 +241,7 @@ def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
     wake_plainly(stored.opened, snapshot=older.snapshot)
     (rental,) = stored.opened.rentals.open()
     not_handed_over(stored.opened, rental, created_unix=time.time() - 1800)
+    sampled(stored.market.near[rental.machine or MachineId("")].home)
     server = AlertMemory()
     for _ in range(2):
         _look(stored, server, when_left=rule)
@@ -254,7 +264,7 @@ def test_a_machine_in_use_whose_older_record_was_put_back_is_handed_over_again(
     machine = _left_by_a_kill(stored, whole=True)
     (stored.workspace(machine) / "late").touch()
     if shows == "somebody was logged in":
-        seen(stored.market.near[machine].home, PERSON)
+        sampled(stored.market.near[machine].home, flags=PERSON)
     held = tasks.watch.held_and_saving
     monkeypatch.setattr(
         tasks.watch,
@@ -375,3 +385,45 @@ def test_a_run_from_weeks_ago_does_not_stand_for_one_that_was_killed(
     with PlainRunner(lab.opened, alerts=server):
         (left,) = watch.fn(dry_run=True).left
     assert left.act == act
+
+
+@pytest.mark.parametrize(
+    ("look", "live", "is_stored", "step"),
+    [
+        (None, [], True, "none: wait for the run that has just asked for it"),
+        (LeftLook(False), None, True, "none: the next watch asks the server again"),
+        (LeftLook(True), None, True, "none: wait for that run"),
+        (LeftLook(False), [], True, "wake its workspace, which continues with it"),
+        (LeftLook(False), [], False, "run reconcile with it in `left`, which hands it over"),
+    ],
+)
+def test_the_next_step_of_a_machine_that_is_only_reported_can_be_taken(
+    look: LeftLook | None, live: list[LiveRun] | None, is_stored: bool, step: str
+) -> None:
+    """A workspace without a snapshot cannot be woken."""
+    found = judge_left(DEMO, MACHINE, RENTAL, look, live, "report", False, is_stored=is_stored)
+    assert found.next_step.startswith(step)
+
+
+def test_a_run_that_ends_what_was_left_is_named_with_what_it_does(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = AlertMemory()
+    machine = _left_by_a_kill(stored, whole=True)
+    _look(stored, server)
+    server.since(600)
+    monkeypatch.setattr(PlainRunner, "start", lambda *_, **__: "run one")
+    assert _look(stored, server)[0].left[0].next_step == (
+        "run one ends it, and stores it before where its restore is whole, unless it is in use"
+    )
+
+    def fails(*_: object, **__: object) -> str:
+        stored.opened.rentals.change(stored.opened.rentals.open()[0], state="handed over")
+        raise MachineInUse("somebody has logged in")
+
+    monkeypatch.setattr(PlainRunner, "start", fails)
+    server.since(600)
+    with PlainRunner(stored.opened, alerts=server), pytest.raises(MachineInUse):
+        watch.fn(dry_run=False)
+    assert f"machine {machine} was handed over, and not hibernated: somebody" in caplog.text
+    assert "stays as it was left" not in caplog.text

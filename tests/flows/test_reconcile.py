@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,20 +13,27 @@ from typing import Any
 import msgspec
 import pytest
 
+import tasks.watch
 from flows import reconcile
 from tasks.machines import left_unfinished, renting
+from tasks.plain_runner import PlainRunner
 from tasks.reconciliation import check_silent
+from tests.fixtures.activity import sampled
+from tests.fixtures.driver import JOB, left_job
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
-from tests.fixtures.rentals import handed_over, standing
+from tests.fixtures.rentals import handed_over, not_handed_over, standing
 from tests.fixtures.trees import differences, facts, fill
+from torpor.control.jobs.records import Job
 from torpor.control.reconciliation import Kind, Reconciliation
 from torpor.control.rental.ending import end_machine
 from torpor.control.rental.records import Rental, Rentals
+from torpor.control.rental.renting import Renting
 from torpor.control.safety import Warrant, never_handed_over
+from torpor.machine.agent.runs import AgentRun
 from torpor.shared.errors import (
     AgentLost,
     DiskFull,
@@ -33,13 +41,24 @@ from torpor.shared.errors import (
     HostKeyChanged,
     InvalidInput,
     MachineDenied,
+    MachineInUse,
     MachineUnfit,
     MachineUnreachable,
     ProviderError,
+    RestoreUnfinished,
     TorporError,
     UnsafeDestroy,
+    WorkspaceBusy,
 )
-from torpor.shared.values import DRILL, Endpoint, Machine, WorkspaceName, reserved_name
+from torpor.shared.values import (
+    DRILL,
+    Endpoint,
+    Machine,
+    MachineId,
+    WorkspaceName,
+    reserved_name,
+)
+from torpor.shared.wire.activity import PERSON, Activity
 
 
 def _reconcile(lab: Lab, **options: Any) -> Reconciliation:
@@ -284,3 +303,224 @@ def test_a_rental_at_an_account_without_a_block_is_closed_by_name_and_wake_may_r
     assert machine.id in lab.market.alive  # nothing was destroyed
     with plain(other):
         assert left_unfinished(other, renting(other), alone=True) == []
+
+
+# -- what killed wakes left, named in `left`
+
+
+def _whole(lab: Lab) -> tuple[MachineId, Rental]:
+    """The machine of a wake that was killed right before it handed it over. Its sampler works."""
+    wake_plainly(lab.opened)
+    (rental,) = lab.opened.rentals.open()
+    assert rental.machine is not None
+    not_handed_over(lab.opened, rental)
+    sampled(lab.market.near[rental.machine].home)
+    return rental.machine, rental
+
+
+def _state(lab: Lab) -> str:
+    (rental,) = lab.opened.rentals.open()
+    return rental.state
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        ("its agent does not answer", MachineInUse, "whether a run works on machine .* not known"),
+        ("a job's state cannot be read", MachineInUse, "is not what torpor wrote"),
+        ("a run works there", WorkspaceBusy, "a run works on machine"),
+        ("its job goes on", WorkspaceBusy, "goes on with it: wait for the job"),
+        ("another job runs there", MachineInUse, "is running: it hibernates the machine"),
+    ],
+)
+def test_what_may_be_in_work_is_left_as_it_is(
+    stored: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    error: type[TorporError],
+    words: str,
+) -> None:
+    machine, rental = _whole(stored)
+    near = stored.market.near[machine]
+    if fault == "its agent does not answer":
+
+        def hangs(*_: object) -> None:
+            raise AgentLost("no answer for 300 s")
+
+        monkeypatch.setattr("tasks.watch.read_activity", hangs)
+    elif fault == "a job's state cannot be read":
+        folder = near.home / "jobs" / JOB
+        folder.mkdir(parents=True)
+        (folder / "state").write_text("{")
+    elif fault == "a run works there":
+        near.runs.add(AgentRun, "other", WORKSPACE)
+    elif fault == "its job goes on":
+        left_job(stored)
+        stored.opened.rentals.change(rental, job=JOB)
+    else:
+        made = Job(id=JOB, workspace=WORKSPACE, block=WORKSPACE, command=["a"], created_unix=1.0)
+        stored.opened.jobs.keep(
+            msgspec.structs.replace(stored.opened.jobs.take(made, "run"), state="running")
+        )
+    with pytest.raises(error, match=words):
+        _reconcile(stored, left=[machine])
+    assert (_state(stored), len(stored.snapshots())) == ("standing", 1)
+    assert [one.id for one in stored.machines()] == [machine]
+
+
+def test_what_one_look_does_not_say_the_next_one_may(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run ends a minute after its control side, and its sampler needs a second to begin."""
+    machine, _ = _whole(stored)
+    read, asked = tasks.watch.read_activity, list[int]()
+
+    def busy_first(*of: Any) -> Activity:
+        asked.append(1)
+        return msgspec.structs.replace(read(*of), runs=len(asked) == 1)
+
+    monkeypatch.setattr("tasks.watch.read_activity", busy_first)
+    assert _reconcile(stored, left=[machine]).findings == []
+    assert stored.machines() == [] and len(stored.snapshots()) == 2
+
+
+def test_where_no_sampler_says_who_is_there_a_whole_restore_is_only_handed_over(
+    stored: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine, _ = _whole(stored)
+    (stored.market.near[machine].home / "activity.ring").unlink()
+    with caplog.at_level("INFO"):
+        assert _machines(_reconcile(stored, left=[machine]), "in use") == [machine]
+    assert (_state(stored), len(stored.snapshots())) == ("handed over", 1)
+    assert (
+        f"machine {machine} was handed over and not hibernated: whether somebody uses it is not "
+        f"known: no sampler has written anything. `torpor hibernate demo --machine {machine}`"
+    ) in caplog.text
+
+
+def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], machine: MachineId) -> None:
+    """Reconcile what was left; right before that step somebody else does something."""
+
+    def strike(name: str) -> None:
+        if name.startswith(step):
+            does()
+
+    with PlainRunner(lab.opened, retries=0, before=strike):
+        reconcile.fn(WORKSPACE, left=[machine])
+
+
+def test_who_logs_in_while_it_is_hibernated_keeps_the_machine(
+    stored: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine, _ = _whole(stored)
+    home = stored.market.near[machine].home
+    with pytest.raises(MachineInUse, match="was kept: somebody is or was logged in"):
+        _reconcile_and(stored, "commit", lambda: sampled(home, flags=PERSON), machine)
+    assert _state(stored) == "handed over"
+    assert f"machine {machine} was handed over, and not hibernated: " in caplog.text
+    assert "stays as it was left" not in caplog.text
+
+
+def test_who_logs_in_before_an_unfinished_restore_is_ended_keeps_the_machine(
+    stored: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, _ = _left(stored)
+    home = stored.market.near[left.id].home
+    sampled(home)
+    with pytest.raises(MachineInUse, match="holds an unfinished restore, and was left as it is"):
+        _reconcile_and(stored, "begin restore", lambda: sampled(home, flags=PERSON), left.id)
+    assert (_state(stored), len(stored.machines())) == ("standing", 1)
+    assert f"machine {left.id} stays as it was left" in caplog.text
+
+
+def test_an_unfinished_restore_that_cannot_be_ended_is_not_called_ended(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, _ = _left(stored)
+    sampled(stored.market.near[left.id].home)
+    monkeypatch.setattr(FolderMarket, "destroy", lambda *_: None)
+    monkeypatch.setattr(Renting.end, "__kwdefaults__", {"within_s": 0.2})
+    with pytest.raises(RestoreUnfinished, match="could not be destroyed either"):
+        _reconcile(stored, left=[left.id])
+    assert _state(stored) == "abandoned"
+    assert f"machine {left.id} was not ended, and may cost money until `torpor" in caplog.text
+    assert f"machine {left.id} was ended" not in caplog.text
+
+
+def test_a_run_that_begins_meanwhile_keeps_what_was_rented_for_a_first_job(lab: Lab) -> None:
+    left, rental = _left(lab)
+    lab.opened.rentals.change(rental, job=JOB)
+    near = lab.market.near[left.id]
+    sampled(near.home)
+    with pytest.raises(WorkspaceBusy, match="run other works on workspace demo"):
+        _reconcile_and(
+            lab, "hold workspace", lambda: near.runs.add(AgentRun, "other", WORKSPACE), left.id
+        )
+    assert _state(lab) == "standing"
+
+
+def test_what_was_rented_for_a_first_job_is_held_while_it_is_handed_over(lab: Lab) -> None:
+    left, rental = _left(lab)
+    lab.opened.rentals.change(rental, job=JOB)
+    near, refused = lab.market.near[left.id], list[str]()
+    sampled(near.home)
+
+    def begin() -> None:
+        with pytest.raises(WorkspaceBusy) as busy:
+            near.runs.add(AgentRun, "other", WORKSPACE)
+        refused.append(str(busy.value))
+
+    _reconcile_and(lab, "hand over machine", begin, left.id)
+    assert len(refused) == 1 and lab.machines() == []  # handed over, given back and hibernated
+
+
+@pytest.mark.parametrize(
+    ("step", "is_whole"),
+    [("see who uses", True), ("hand over machine", True), ("begin restore", False)],
+)
+def test_a_machine_that_another_jobs_run_goes_on_with_is_left_to_it(
+    stored: Lab, step: str, is_whole: bool
+) -> None:
+    if is_whole:
+        machine, rental = _whole(stored)
+    else:
+        left, rental = _left(stored)
+        machine = left.id
+        sampled(stored.market.near[machine].home)
+
+    def taken() -> None:
+        stored.opened.rentals.change(rental, job=JOB)
+
+    with pytest.raises(HandedOver, match="left alone"):
+        _reconcile_and(stored, step, taken, machine)
+    (now,) = stored.opened.rentals.open()
+    assert (now.state, now.job) == ("standing", JOB)
+
+
+def test_a_machine_whose_job_has_ended_is_that_of_no_job_any_more(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, rental = _whole(stored)
+    stored.opened.rentals.change(rental, job=JOB)
+    jobs, left = stored.opened.jobs, left_job(stored)
+    jobs.end(msgspec.structs.replace(jobs.take(left, "run"), state="cancelled"))
+    (stored.market.near[machine].home / "activity.ring").unlink()  # it is only handed over
+    _reconcile(stored, left=[machine])
+    (now,) = stored.opened.rentals.open()
+    assert (now.state, now.job) == ("handed over", "")
+
+
+def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
+    """The workspace has no snapshot, so nothing was to be restored there."""
+    left, _ = _left(lab)
+    sampled(lab.market.near[left.id].home)
+    assert _reconcile(lab, left=[left.id]).findings == []
+    assert lab.machines() == [] and len(lab.snapshots()) == 1
+
+
+def test_a_failed_attempt_named_in_left_is_told_what_ends_it(lab: Lab) -> None:
+    left, rental = _left(lab)
+    lab.opened.rentals.change(rental, state="abandoned", why="no SSH server answered")
+    with pytest.raises(InvalidInput, match="or switch `abandoned` on"):
+        _reconcile(lab, left=[left.id])
+    assert _reconcile(lab, abandoned=True).ended == [left.id]

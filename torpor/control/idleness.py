@@ -68,7 +68,7 @@ def judge_idleness(
         window_s = passed_s
         rules = msgspec.structs.replace(rules, cpu_percent=0, network_kib_s=0, disk_kib_s=0)
     newest = activity.samples[-1] if activity.samples else None
-    fault = _fault(activity, newest)
+    fault = sampler_fault(activity)
     if fault or newest is None:
         return Verdict("unknown", fault)
     seen = _seen(activity, window_s)
@@ -97,7 +97,9 @@ def idle_in_s(activity: Activity, rules: IdleRules, gpus: int = 0) -> float | No
     if verdict.kind == "idle":
         return 0.0
     newest = activity.samples[-1] if activity.samples else None
-    if newest is None or _fault(activity, newest) or activity.job_s is not None or activity.runs:
+    if newest is None or sampler_fault(activity) or activity.job_s is not None or activity.runs:
+        return None
+    if rules.people and newest.flags & JUPYTER_SILENT:
         return None
     window_s = rules.minutes * 60.0
     seen = _seen(activity, window_s)
@@ -152,8 +154,9 @@ def _people_s(activity: Activity, seen: list[Sample]) -> float:
     return min(ago, default=math.inf)
 
 
-def _fault(activity: Activity, newest: Sample | None) -> str:
+def sampler_fault(activity: Activity) -> str:
     """Why nothing can be said about now; empty if something can."""
+    newest = activity.samples[-1] if activity.samples else None
     if newest is None:
         return "no sampler has written anything"
     if newest.boot != activity.boot:

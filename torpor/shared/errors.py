@@ -61,6 +61,7 @@
     │   └── StartedTooEarly     it wrote where files were still restored; start it after that
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     ├── RunCancelled            the user or the control side stopped the run
+    │   └── NewerFiles          a folder's files are newer where it was to be sent: they are kept
     └── Unforeseen              none of ours: what one machine, market or store said raised it
 
     * retryable: the same call may succeed later.
@@ -326,6 +327,10 @@ class UnsafeDestroy(TorporError):
 
 
 class RunCancelled(TorporError):
+    pass
+
+
+class NewerFiles(RunCancelled):
     pass
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from flows.procedures.run_key import run_key
+from flows.procedures.unfinished import ENDED, ONLY_HANDED_OVER, became_of
 from flows.procedures.watch.block_differences import BlockDifferences
 from flows.reconcile import reconcile
 from flows.wake import wake
@@ -101,7 +102,11 @@ def _may_use(run: LiveRun, rental: Rental, names: Sequence[str]) -> bool:
 
 
 def act_on_left(
-    one: LeftMachine, block: str, delivered: Delivered | None, faults: list[Exception]
+    one: LeftMachine,
+    opened: OpenWorkspace,
+    block: str,
+    delivered: Delivered | None,
+    faults: list[Exception],
 ) -> LeftMachine:
     """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
     remembered."""
@@ -111,21 +116,45 @@ def act_on_left(
     if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
         return one
     key = run_key(f"left-{one.machine}", now_unix)
+    beside = one.label.workspace != one.workspace
     try:
         if one.act == "end":
             named = [str(one.machine)]
-            beside = one.label.workspace != one.workspace
             left, end = ([], named) if beside else (named, [])
             runs = runner().start(reconcile, key, workspace=block, left=left, end=end)
         else:
             runs = runner().start(wake, key, workspace=block, snapshot=one.holds or NEWEST)
     except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
-        runner().log.error("machine %s stays as it was left: %s", one.machine, error)
+        became = became_of(opened, one.label)
+        runner().log.error("machine %s %s: %s", one.machine, became, error)
         faults.append(error)
-        return msgspec.structs.replace(one, next_step=f"it stays as it was left: {error}")
-    done = "ends" if one.act == "end" else "continues with"
-    past = "was ended, or hibernated" if one.act == "end" else "was woken"
-    return msgspec.structs.replace(one, next_step=f"{runs} {done} it" if runs else f"it {past}")
+        return msgspec.structs.replace(one, next_step=f"it {became}: {error}")
+    step = _begun(one, runs, beside=beside) if runs else _done(one, opened, beside=beside)
+    return msgspec.structs.replace(one, next_step=step)
+
+
+def _begun(one: LeftMachine, runs: str, *, beside: bool) -> str:
+    """What a run that was started does with it."""
+    if one.act == "continue":
+        return f"{runs} continues with it, and hands it over"
+    if beside:
+        return f"{runs} ends it"
+    return f"{runs} ends it, and stores it before where its restore is whole, unless it is in use"
+
+
+def _done(one: LeftMachine, opened: OpenWorkspace, *, beside: bool) -> str:
+    """What has been done with it in this very run."""
+    became = became_of(opened, one.label)
+    if became == ENDED:
+        return "it was ended" if beside else "it was ended, or hibernated"
+    if became == ONLY_HANDED_OVER and one.act == "continue":
+        return "it was woken"
+    if became == ONLY_HANDED_OVER:
+        return (
+            "it was handed over, and not hibernated: somebody uses it, or nobody can say so. "
+            f"`torpor hibernate {one.workspace} --machine {one.machine}` stores and ends it"
+        )
+    return f"it {became}"
 
 
 def reconcile_abandoned(
@@ -171,7 +200,7 @@ def judge_left(
     killed, who = _who(look, live, rental.created_unix)
     act: Literal["end", "continue", ""] = ""
     if not killed:
-        step = "none: wait for that run"
+        step = _wait(look, live)
     elif has_job:
         killed, step = False, "none: the job of its workspace continues with it, or ends it"
     elif live:
@@ -181,6 +210,11 @@ def judge_left(
         step = "a run of reconcile ends it" if act else "name its id in `end` of reconcile"
     elif look is None or look.works is None:
         step = "if it never answers again, name its id in `end` of reconcile"
+    elif rule == "report" and not is_stored:
+        step = (
+            "run reconcile with it in `left`, which hands it over, and hibernates it if nobody "
+            "uses it"
+        )
     elif rule == "report":
         step = "wake its workspace, which continues with it, or run reconcile with it in `left`"
     elif not is_stored:
@@ -188,7 +222,11 @@ def judge_left(
     elif rule == "continue" or look.used:
         act, step = "continue", "a run of wake continues with it and hands it over"
     else:
-        act, step = "end", "a run of reconcile ends it; a whole restore is hibernated instead"
+        act = "end"
+        step = (
+            "a run of reconcile ends it; a whole restore is hibernated instead, unless somebody "
+            "uses it by then"
+        )
     return LeftMachine(
         label=rental.label,
         machine=machine.id,
@@ -201,6 +239,15 @@ def judge_left(
         act=act,
         holds=look.holds if look is not None else None,
     )
+
+
+def _wait(look: LeftLook | None, live: Sequence[LiveRun] | None) -> str:
+    """The next step where its run may not have been killed."""
+    if look is None:
+        return "none: wait for the run that has just asked for it"
+    if look.works or live:
+        return "none: wait for that run"
+    return "none: the next watch asks the server again"
 
 
 def _who(
@@ -217,7 +264,7 @@ def _who(
     agent = (
         "Its agent works for no run"
         if look.works is False
-        else f"It does not answer ({look.error})"
+        else f"Whether a run works on it is not known ({look.error})"
     )
     if live is None:
         return False, f"{agent}, and the server does not say which runs there are."

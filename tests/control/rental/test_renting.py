@@ -475,6 +475,23 @@ def test_what_one_run_took_up_first_is_of_the_job_of_the_one_that_hands_it_over(
     assert rents.open().job == "5d1e8a77b2c3"
 
 
+def test_who_hands_over_for_one_job_alone_leaves_what_another_jobs_run_took_up(
+    rents: Rents,
+) -> None:
+    """As reconcile does, which works for the job that the record named when it was read."""
+    rents.run(job="3f2a9c81d04e").rent(rents.market.on_sale)
+    first = rents.run(job="3f2a9c81d04e")
+    ((machine, rental),) = first.machines()
+    with pytest.raises(HandedOver, match="is that of job 5d1e8a77b2c3 by now"), first:
+        tenancy = first.take_up(first.tenancy(machine, rental))
+        second = rents.run(job="5d1e8a77b2c3")
+        second.take_up(second.tenancy(*second.machines()[0]))
+        with tenancy:
+            tenancy.hand_over(of_job=True)
+    assert (rents.open().state, rents.open().job) == ("standing", "5d1e8a77b2c3")
+    assert len(rents.market.alive) == 1
+
+
 def test_what_was_created_by_a_run_that_was_killed_before_it_knew_is_taken_up(
     rents: Rents,
 ) -> None:

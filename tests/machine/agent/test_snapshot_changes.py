@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.activity import seen
+from tests.fixtures.activity import sampled
 from tests.fixtures.engine import Engine
 from tests.fixtures.mapper import Mapper, stored
 from tests.fixtures.snapshots import (
@@ -208,7 +208,7 @@ def test_a_directory_that_torpor_made_and_that_held_a_file_in_an_earlier_pass_is
 ) -> None:
     made = tmp_path / "made"
     engine.call(MakePaths([str(made)]))
-    seen(engine.home)
+    sampled(engine.home)
     run = engine.begin([made])
     (made / "note").touch()
     scan_and_store(run)

@@ -248,9 +248,10 @@ class Rentals:
         found = self._records.read(self._key("ended", rental))
         return None if found is None else found[0]
 
-    def change(self, rental: Rental, **changes: Any) -> Rental:
+    def change(self, rental: Rental, of_job: str | None = None, /, **changes: Any) -> Rental:
         """Write what the store has of it with ``changes``. HandedOver where another run has ended
-        it, or has changed its state in a way that does not allow this."""
+        it, or has changed its state in a way that does not allow this; with ``of_job``, also where
+        the store has it for another job than that one, and the one in ``changes``."""
         label = rental.label
         if changes.get("state") == "handed over":
             changes["handed_unix"] = time.time()
@@ -263,6 +264,12 @@ class Rentals:
                 then = now
             elif "state" in changes and changes["state"] not in NEXT[now.state]:
                 raise self._taken(label, now)
+            elif of_job is not None and now.job not in (of_job, changes.get("job", of_job)):
+                raise HandedOver(
+                    f"rental {label.rental} of workspace {self.workspace} is that of "
+                    f"{f'job {now.job}' if now.job else 'no job'} by now: another run goes on with "
+                    "its machine, which was left alone"
+                )
             else:
                 then = msgspec.structs.replace(now, version=now.version + 1, **changes)
                 if then.state == "ended":

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -102,11 +103,13 @@ class Tenancy:
         fetched_bytes: int = 0,
         fetched_s: float = 0.0,
         starting: bool = False,
+        of_job: bool = False,
     ) -> None:
         """From now on only a verified snapshot may end the machine. ``alone``: HandedOver if
         another run has handed over a machine of the workspace since this one began.
         ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record.
-        ``starting``: this run starts the workspace's programs next."""
+        ``starting``: this run starts the workspace's programs next. ``of_job``: HandedOver if
+        another job's run has taken the machine up since this one did."""
         if self._renting is not None and self.rental is not None:
             rental = msgspec.structs.replace(
                 self.rental,
@@ -114,7 +117,7 @@ class Tenancy:
                 fetched_s=fetched_s,
                 starting=starting,
             )
-            self._renting.hand_over(rental, self.machine, alone=alone)
+            self._renting.hand_over(rental, self.machine, alone=alone, of_job=of_job)
 
     def __enter__(self) -> Tenancy:
         return self
@@ -210,16 +213,18 @@ class Renting:
                 "restore, so it was not destroyed. Run this again; if the machine never answers, "
                 "name it in `end` of reconcile, which lists it"
             ) from error
-        now = self._rentals.of(rental.label)
-        taken = now is not None and now.job != rental.job  # another run took it up meanwhile
-        rental = self._rentals.change(
+        change = partial(
+            self._rentals.change,
             rental,
             state="standing",
             provider=live.provider,
             machine=live.id,
             seen_unix=time.time(),
-            job=now.job if now is not None and taken else self._by.job,
         )
+        try:
+            rental = change(rental.job, job=self._by.job)
+        except HandedOver:  # where another job's run took it up meanwhile, that job stays on record
+            rental = change()
         return Tenancy(with_host_key(live, rental), rental, self, fresh=False)
 
     def look_with_late(self, nap: Callable[[float], None] = time.sleep) -> Shown:
@@ -279,9 +284,12 @@ class Renting:
         with self._lock:
             self._ours.pop(rental.label, None)
 
-    def hand_over(self, rental: Rental, machine: Machine, *, alone: bool) -> None:
+    def hand_over(
+        self, rental: Rental, machine: Machine, *, alone: bool, of_job: bool = False
+    ) -> None:
         """Hand the machine to its user. ``alone``: HandedOver if another one has been handed over
-        since this run first looked for machines."""
+        since this run first looked for machines. ``of_job``: HandedOver if the rental is another
+        job's by now."""
         others = self._rentals.open() if alone else []
         for other in others:
             if other.state == "handed over" and other.label not in (self._over_before or ()):
@@ -292,6 +300,7 @@ class Renting:
         self.leave(rental)  # first: a write whose answer is lost may have been done
         self._rentals.change(
             rental,
+            self._by.job if of_job else None,
             state="handed over",
             provider=machine.provider,
             machine=machine.id,

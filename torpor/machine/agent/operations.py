@@ -30,6 +30,7 @@ from torpor.shared.transfer import throughput
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
 from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
+from torpor.shared.wire.hold import EndHold, Hold
 from torpor.shared.wire.job import LookAtJob, StartJob, StopJob, TryFreezing
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 from torpor.shared.wire.machine import (
@@ -38,7 +39,7 @@ from torpor.shared.wire.machine import (
     Throughput,
 )
 from torpor.shared.wire.preview import PreviewSnapshot
-from torpor.shared.wire.request import BeginsRun, OfRun
+from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
@@ -140,6 +141,10 @@ def operations(
     table.add(FinishSync, syncs.during(SyncRun.finish, AgentRun.written))
     table.add(CheckSync, syncs.during(SyncRun.compare, AgentRun.written))
     table.add(EndSync, syncs.during(SyncRun.give_back))
+
+    holds = _Serving(runs, AgentRun)
+    table.add(Hold, holds.begins(_holds))
+    table.add(EndHold, holds.during(AgentRun.give_back))
     return table
 
 
@@ -174,6 +179,10 @@ class _Serving(Generic[R]):
                 return method(run, request, call)
 
         return handler
+
+
+def _holds(run: AgentRun, request: Hold, call: Call) -> Nothing:
+    return Nothing()  # the run holds the workspace from its beginning
 
 
 def _compare(run: RestoreRun, request: CheckRestore, call: Call) -> Checked:

@@ -1,0 +1,41 @@
+"""Holding a workspace on a machine, as a snapshot and a restore do, while a flow does neither."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from tasks.retries import WHILE_BUSY
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.remote.agent import Session
+from torpor.shared.errors import TorporError
+from torpor.shared.wire.hold import EndHold, Hold
+
+_ANSWER_S: Final = 60.0
+
+
+@contextmanager
+def workspace_held(opened: OpenWorkspace, session: Session) -> Iterator[None]:
+    """Hold the workspace on the session's machine, and give it back at the end. Waits while another
+    run holds it; then WorkspaceBusy."""
+    run = f"{runner().run}-{secrets.token_hex(4)}"
+    _hold(opened, session, run)
+    try:
+        yield
+    finally:
+        with suppress(TorporError):  # an agent that cannot be reached ends the run itself
+            session.call(EndHold(run), request_id=_request(run), within_s=_ANSWER_S)
+
+
+@step("hold workspace", retries=WHILE_BUSY)
+def _hold(opened: OpenWorkspace, session: Session, run: str) -> None:
+    asked = Hold(run, opened.spec.name, opened.store.authority)
+    session.call(asked, request_id=_request(run), within_s=_ANSWER_S)
+
+
+def _request(run: str) -> str:
+    return f"{run}:{secrets.token_hex(8)}"
