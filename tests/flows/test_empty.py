@@ -136,25 +136,44 @@ def test_a_directory_in_the_place_of_the_one_that_torpor_made_is_no_empty_worksp
     assert len(lab.machines()) == 1
 
 
-@pytest.mark.parametrize("start", ["5" * 32 + "-3", ""])
+@pytest.mark.parametrize("now", ["another boot", "another container", "not known"])
 def test_a_machine_that_has_started_again_may_lack_a_disk_that_its_user_mounted(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, start: str
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, now: str
 ) -> None:
-    """Also where it is not known whether it has."""
     _created(lab, lab.opened)
-    monkeypatch.setattr(brought, "machine_start", lambda: start)
+    if now == "another boot":
+        monkeypatch.setattr(brought, "boot_id", lambda: "5" * 32)
+    else:
+        first = tmp_path / "stat"
+        monkeypatch.setattr(brought, "FIRST_PROCESS", first)
+        if now == "another container":
+            first.write_text(f"1 (sh) S {'0 ' * 17}")
+            assert not brought.machine_start()
+            first.write_text(f"1 (a) b) S {'0 ' * 18}77 0 0")
+            assert brought.machine_start().endswith("-77")
     for _ in range(2):
-        with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
+        with pytest.raises(WorkspaceInvalid, match=r"is empty: there is nothing.*started again"):
             hibernate_plainly(lab.opened)
     assert len(lab.machines()) == 1
 
 
-@pytest.mark.parametrize("was_seen", ["a person", "nothing"])
-def test_a_person_may_have_mounted_a_disk_and_unmounted_it(lab: Lab, was_seen: str) -> None:
+@pytest.mark.parametrize(
+    ("sample", "why"),
+    [
+        ({"flags": PERSON}, "somebody has logged in to this one"),
+        (None, "its sampler does not look"),
+        ({"at_s": 0.0}, "its sampler does not look"),
+        ({"boot": "5" * 32}, "its sampler does not look"),
+    ],
+)
+def test_a_person_may_have_mounted_a_disk_and_unmounted_it(
+    lab: Lab, sample: dict[str, Any] | None, why: str
+) -> None:
+    """Also where nobody can say whether a person was there."""
     machine = MachineId(run_plainly(lab.opened, create).id)
-    if was_seen == "a person":
-        sampled(lab.market.near[machine].home, flags=PERSON)
-    with pytest.raises(WorkspaceInvalid, match="is empty: there is nothing to keep"):
+    if sample is not None:
+        sampled(lab.market.near[machine].home, **sample)
+    with pytest.raises(WorkspaceInvalid, match=f"is empty: there is nothing to keep.*{why}"):
         hibernate_plainly(lab.opened)
     assert len(lab.machines()) == 1
 
@@ -164,6 +183,6 @@ def test_a_workspace_with_excluded_files_alone_is_not_stored_as_an_empty_one(lab
     opened = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, exclude=["*"]))
     (lab.workspace(_created(lab, opened)) / "work").touch()
     for dry_run in (True, False):
-        with pytest.raises(WorkspaceInvalid, match="has only files that `exclude` names"):
+        with pytest.raises(WorkspaceInvalid, match="has nothing that a snapshot stores"):
             run_plainly(opened, hibernate, dry_run=dry_run)
     assert len(lab.machines()) == 1 and lab.snapshots() == []

@@ -19,13 +19,12 @@ from torpor.shared.wire.activity import (
     NOBODY,
     OWN_SAVE,
     PERSON,
+    STALE_S,
     UNKNOWN,
     Activity,
     Sample,
 )
 
-STALE_S: Final = 60.0
-"""A sampler that has written nothing for so long is dead, or its machine hangs."""
 OWN_WORK: Final = "torpor works on it"
 """The reason of a machine on which a run of torpor is under way."""
 _AHEAD_S: Final = 5.0  # by which a sample may be younger than the answer that brings it

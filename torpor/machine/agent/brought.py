@@ -41,6 +41,7 @@ _PROFILES: Final = {
 }
 """What a login shell reads in the home: bash only the first one that is there."""
 _RECORD: Final = "made.json"
+FIRST_PROCESS: Final = Path("/proc/1/stat")
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -70,7 +71,8 @@ def make_paths(request: MakePaths, call: Call) -> PathsMade:
                 "name a directory that its user can make"
             ) from None
     made = _made(call.home)
-    made = replace(made, empty={**made.empty, **empty}, start=made.start or machine_start())
+    start = made.start if made.empty else machine_start()  # an unknown start stays unknown
+    made = replace(made, empty={**made.empty, **empty}, start=start)
     try:
         made = _with_profile(made, roots)
         return PathsMade("")
@@ -128,7 +130,7 @@ def machine_start() -> str:
     process began, in clock ticks since the boot. A container that starts again keeps the boot of
     its host. Empty where that cannot be read."""
     try:
-        begun = Path("/proc/1/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+        begun = FIRST_PROCESS.read_text("ascii", "replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
     boot = boot_id()

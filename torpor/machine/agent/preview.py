@@ -6,7 +6,7 @@ from torpor.machine.agent.brought import new_directories
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.runs import seal_of
-from torpor.machine.agent.snapshot import holds_no_work, is_unused
+from torpor.machine.agent.snapshot import holds_no_work, why_used
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import cut
@@ -24,9 +24,9 @@ def preview(request: PreviewSnapshot, call: Call) -> Preview:
     record = state.sync_record()
     if record is not None and record.mixed:
         raise state.half_synced(record, ", which continues it")
-    unused = is_unused(state, call.home, len(request.known))
+    used = why_used(state, call.home, len(request.known))
     new = new_directories(call.home)
-    roots = resolve_roots(request.roots, new, all_empty=unused)
+    roots = resolve_roots(request.roots, new, not_empty=used)
     seal, among = seal_of(request.key), {bytes.fromhex(root) for root in request.known}
     index = state.load_own_save(roots, seal, among) or state.load_index(roots, seal, among)
     held = Names(len(roots)) if index is None else index.held
@@ -40,7 +40,7 @@ def preview(request: PreviewSnapshot, call: Call) -> Preview:
             behind.begin(look)  # beside the walk
         seen = walk(roots, held, compile_excludes(request.exclude), call.check)
         entries = seen.names.settled().entries
-        left_empty = unused and new.issuperset(roots) and hold_nothing(roots)
+        left_empty = not used and new.issuperset(roots) and hold_nothing(roots)
         if len(seen.names) == len(roots) and not left_empty:
             raise holds_no_work(state.workspace, request.roots, roots)
         losses = behind.losses(look, entries, call)

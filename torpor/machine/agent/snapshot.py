@@ -37,7 +37,7 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import Source
-from torpor.machine.sampler.ring import RING, newest_sample
+from torpor.machine.sampler.ring import RING, boot_clock_s, boot_id, newest_sample
 from torpor.machine.tree.equality import Equality
 from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import cut
@@ -78,7 +78,7 @@ from torpor.shared.format.roots import USER_HOME
 from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.activity import PERSON
+from torpor.shared.wire.activity import PERSON, STALE_S
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses, Losses, summary
 from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import (
@@ -202,7 +202,6 @@ class SnapshotRun(AgentRun):
         except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
             if made is None:
                 raise
-        self._by_itself = made is not None
         area = self._area(request)
         programs = Programs(self.home, area.roots[0], area.excluded)
         if area.own is None:
@@ -211,6 +210,7 @@ class SnapshotRun(AgentRun):
         effort = Effort(smallest=request.compression.smallest)
         if request.compression.gpu is not None:
             self._gpu = self.trial(request.compression.gpu, area.roots)
+        self._by_itself = made is not None
         earlier = self._earlier(request, made or (), area.roots, seal)
         own = earlier.own
         self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
@@ -237,9 +237,9 @@ class SnapshotRun(AgentRun):
         """What the request names of this machine's disk."""
         if request.own is None:
             new = new_directories(self.home)
-            unused = not self._by_itself and is_unused(self.state, self.home, len(request.known))
-            roots = resolve_roots(request.roots, new, all_empty=unused)
-            may_be_empty = unused and new.issuperset(roots)
+            used = why_used(self.state, self.home, len(request.known))
+            roots = resolve_roots(request.roots, new, not_empty=used)
+            may_be_empty = not used and new.issuperset(roots)
             return _Area(roots, compile_excludes(request.exclude), None, may_be_empty)
         own = OwnNamesOnly(self.home, request.own)
         return _Area([own.root], own.leaves_out, own, may_be_empty=False)
@@ -716,14 +716,18 @@ class SnapshotRun(AgentRun):
         return _Written(request.snapshot, blob, root, files, size, changed, names, line, use)
 
 
-def is_unused(state: WorkspaceState, home: Path, snapshots: int) -> bool:
-    """Whether no file of the workspace can be missing where its directories are empty: it has these
-    ``snapshots`` and never held a file, the machine has not started again, and the sampler has seen
-    nobody work there. A person may have mounted a disk over a directory, and unmounted it."""
+def why_used(state: WorkspaceState, home: Path, snapshots: int) -> str:
+    """Why a file of the workspace may be missing where its directories are empty; empty where none
+    can be: a person may have mounted a disk over one, which then dropped off. The workspace has
+    these ``snapshots``. What is not known counts as a use."""
+    if not state.never_held_a_file(snapshots):
+        return "the workspace may have had files"
+    if has_started_again(home):
+        return "this one may have started again since"
     seen = newest_sample(home / RING)
-    if seen is None or seen.flags & PERSON:
-        return False
-    return state.never_held_a_file(snapshots) and not has_started_again(home)
+    if seen is None or seen.boot != boot_id() or not 0 <= boot_clock_s() - seen.at_s <= STALE_S:
+        return "nobody can say so of this one: its sampler does not look"
+    return "somebody has logged in to this one" if seen.flags & PERSON else ""
 
 
 def holds_no_work(
@@ -737,9 +741,9 @@ def holds_no_work(
             f"({named_roots}): no snapshot was made; is a disk unmounted?"
         )
     return WorkspaceInvalid(
-        f"workspace {workspace} on this machine has only files that `exclude` names "
-        f"({named_roots}): no snapshot was made. Take a pattern out of `exclude`, or put a file "
-        "there that is to be kept"
+        f"workspace {workspace} on this machine has nothing that a snapshot stores "
+        f"({named_roots}): `exclude` names what is there, or it is a socket or a device, or it has "
+        "just come. No snapshot was made: take a pattern out of `exclude`, or put a file there"
     )
 
 

@@ -71,19 +71,20 @@ def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) ->
 
 
 def resolve_roots(
-    roots: Sequence[str], new: Collection[bytes] = (), *, all_empty: bool = False
+    roots: Sequence[str], new: Collection[bytes] = (), *, not_empty: str = "it may have had files"
 ) -> list[bytes]:
     """Absolute paths of a workspace's directories on this machine; WorkspaceInvalid if unfit.
-    ``new``: those that torpor brought without content, of which some may be empty. ``all_empty``:
-    all of them may be, because the workspace never had a file."""
+    ``new``: those that torpor brought without content, of which some may be empty. ``not_empty``:
+    why they may not all be; empty where no file of the workspace can be missing."""
     resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
     empty = [_is_empty(root, path) for root, path in zip(roots, resolved, strict=True)]
     for root, path, nothing in zip(roots, resolved, empty, strict=True):
-        if nothing and (path not in new or (all(empty) and not all_empty)):
+        if nothing and (path not in new or (all(empty) and not_empty)):
             raise WorkspaceInvalid(
                 f"workspace path {root} ({os.fsdecode(path)}) is empty: there is nothing to keep; "
                 f"{_where_work_is(resolved)}check the path in the workspace block, take it out of "
-                "`paths`, or put a file there. Where a disk belongs there, mount it first"
+                "`paths`, or put a file there. Where a disk belongs there, mount it first."
+                f"{_why_kept(not_empty) if all(empty) else ''}"
             )
     if pair := overlapping(resolved):
         raise WorkspaceInvalid(
@@ -93,8 +94,21 @@ def resolve_roots(
 
 
 def hold_nothing(roots: Sequence[bytes]) -> bool:
-    """Whether these directories have no name at all, also none that is excluded."""
-    return all(not os.listdir(root) for root in roots)
+    """Whether these directories have no name at all, also none that is excluded. False where that
+    cannot be seen."""
+    try:
+        return all(not os.listdir(root) for root in roots)
+    except OSError:
+        return False
+
+
+def _why_kept(not_empty: str) -> str:
+    return (
+        " A workspace without files is stored only from a machine that nobody has used, and "
+        f"{not_empty}"
+        if not_empty
+        else ""
+    )
 
 
 def overlapping(paths: Sequence[bytes]) -> str:
