@@ -144,7 +144,16 @@ def _register(installation: Installation, believe: bool) -> None:
     _say(mended, "it has the store's own keys again, which lie in the installation's folder")
     _note(signed)
     first_machine(installation)
-    make_front_page(first_page(sorted(saved_names(Workspace)), watching(PrefectAlerts().coming())))
+    _make_page()
+
+
+def _make_page() -> None:
+    """Nothing needs torpor's page: a server that takes none, or not now, holds up no start."""
+    try:
+        coming = watching(PrefectAlerts().coming())
+        make_front_page(first_page(sorted(saved_names(Workspace)), coming))
+    except Exception as error:  # noqa: BLE001 - whatever the server's client raises
+        _note([f"torpor's page in the UI was not made: {error}"])
 
 
 def _say(what: list[str], how: str) -> None:

@@ -159,10 +159,10 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
 
 
 def _front_page(used: Server) -> str:
-    """The address of torpor's page in the UI: on another server, that of its only version."""
+    """The address of torpor's page in the UI; where that is not known, of the list with it."""
     if used.own:
         wanted = {"artifacts": {"key": {"any_": [FRONT_PAGE]}}}
-        with Api(used) as api:
+        with contextlib.suppress(TorporError), Api(used) as api:
             for found in api.all("artifacts/latest/filter", wanted):
                 return f"{used.ui_url}/artifacts/artifact/{found['latest_id']}"
     return f"{used.ui_url}/artifacts/key/{FRONT_PAGE}"

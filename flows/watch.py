@@ -119,9 +119,6 @@ def watch(
         overview=look.costs,
     )
     alarms = see_alarms(observation, faults)
-    if not workspaces:
-        every = with_closed(look.costs, asked.closed)
-        runner().front_page(front_page(every, alarms.alerts, jobs, report.at_unix))
     delivered = None if dry_run else tell_of(alarms, notify, faults)
     left = look.left
     if not dry_run:  # what was left is acted on once it is remembered for how long
@@ -140,6 +137,11 @@ def watch(
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
+    if not workspaces:
+        every = with_closed(look.costs, asked.closed)
+        all_seen = not (alarms.doubt.kinds or alarms.doubt.workspaces)
+        page = front_page(every, alarms.alerts, jobs, report.at_unix, sure=all_seen)
+        runner().front_page(page)
     if metrics:
         write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
     if faults:

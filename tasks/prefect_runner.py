@@ -81,8 +81,9 @@ _STATES: Final[dict[StateType, RunState]] = {
 
 def _has_news(record: logging.LogRecord) -> bool:
     """Not the line that Prefect logs for each step that went well: a run has dozens of them, and
-    each says its phases itself."""
-    return not record.getMessage().startswith("Finished in state Completed(")
+    says its phases itself."""
+    ended_well = str(record.msg).startswith("Finished in state Completed(")
+    return record.levelno > logging.INFO or not ended_well
 
 
 logging.getLogger("prefect.task_runs").addFilter(_has_news)

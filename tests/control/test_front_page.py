@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 from torpor.control.alerts.delivery import Alert
 from torpor.control.front_page import first_page, front_page
 from torpor.control.overview import Overview, Overviews
@@ -23,7 +26,7 @@ ALERT = Alert(
 
 def test_the_page_says_what_is_awake_what_is_wrong_and_the_next_command() -> None:
     seen = Overviews([ASLEEP, AWAKE], "watch looks next at 12:22")
-    page = front_page(seen, [ALERT], [JOB], 0.0)
+    page = html.unescape(front_page(seen, [ALERT], [JOB], 0.0))
     assert page.startswith(
         "# 1 of 2 awake: 0.300 $/h, 7.20 $ a day\n\nSeen at 1970-01-01 00:00 UTC"
     )
@@ -40,11 +43,25 @@ def test_an_installation_without_a_workspace_is_told_how_to_make_one() -> None:
         assert "`torpor init mywork`" in page
 
 
+def test_what_could_not_be_looked_at_is_not_called_asleep() -> None:
+    silent = Overview(block="mywork", state="awake?", trouble="market vast is silent")
+    page = front_page(Overviews([silent]), [], [], 0.0, sure=False)
+    assert page.startswith("# 1 of 1 not known\n") and "Not everything could be looked at" in page
+    assert "Nothing: no alert" not in page
+
+
+def test_the_awake_come_first_and_the_rest_is_counted() -> None:
+    page = front_page(Overviews([ASLEEP] * 250 + [AWAKE]), [ALERT] * 201, [], 0.0)
+    assert page.index("| big | awake |") < page.index("| mywork | asleep |")
+    assert "And 51 more" in page and "And 1 more" in page
+
+
 def test_what_a_machine_or_a_market_says_makes_no_link_no_cell_and_no_page_of_its_own() -> None:
-    hostile = "a | b [pay](http://evil) <img src=x> `rm` **x**\n# Title\x1b]0;x"
-    broken = Overview(block="mywork", trouble=hostile)
-    page = front_page(Overviews([broken]), [], [], 0.0)
+    hostile = (
+        "a | b [pay](http://evil.x) www.evil.x m@evil.x <img src=x> `rm` **x** ~~y~~ &lt;\n# Title"
+    )
+    page = front_page(Overviews([Overview(block="mywork", trouble=hostile)]), [], [], 0.0)
     (line,) = [line for line in page.splitlines() if "evil" in line]
-    assert line.replace("\\|", "").count("|") == 5
-    shown = r"a \| b \[pay\](http://evil) \<img src=x\> \`rm\` \*\*x\*\* \# Title\\x1b\]0;x"
-    assert shown in line
+    cell = line.split(" | ")[-1].removesuffix(" |")
+    assert html.unescape(cell) == hostile.replace("\n", " ")
+    assert re.fullmatch(r"(&#\d+;|[\w ();])*", cell)  # no address, no tag, no mark

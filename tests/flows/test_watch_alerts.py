@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import html
 import os
 import sys
 import time
@@ -69,7 +70,7 @@ class _Runs(PlainRunner):
         return "run one"
 
     def front_page(self, markdown: str) -> None:
-        self.front = markdown
+        self.front = html.unescape(markdown)
 
     def table(self, key: str, rows: Any, description: str) -> None:
         self.tables[key], self.rows[key] = description, list(rows)

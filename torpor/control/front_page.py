@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,9 +11,10 @@ from torpor.control.reports import MOST_ROWS, Row, moment
 from torpor.control.watch_report import WatchedJob
 from torpor.shared.plain_text import short
 
-KEY: Final = "torpor"
+KEY: Final = "torpor-overview"
 """Of the page's artifact."""
 _MOST: Final = 500  # characters of one text
+_ASLEEP: Final = "Nothing is awake"
 _COLUMNS: Final = ("workspace", "state", "$/h", "$ this month", "age", "jobs", "sleeps after")
 _NEXT: Final = {
     "new": "torpor create {}",
@@ -22,9 +22,10 @@ _NEXT: Final = {
     "awake": "torpor hibernate {}",
     "not finished": "torpor top",
 }
-_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|#])")
+_PLAIN: Final = frozenset(" ,;()'$%-")
+"""With letters and digits, what means nothing in Markdown and makes no link."""
 
-_LINKS: Final = """## Where what is
+_LINKS: Final = """## Links
 
 * [Deployments](../../deployments) start everything by a form.
 * [Runs](../../runs) show what goes on, with logs.
@@ -34,12 +35,22 @@ _LINKS: Final = """## Where what is
 
 
 def front_page(
-    seen: Overviews, alerts: Sequence[Alert], jobs: Sequence[WatchedJob], at_unix: float
+    seen: Overviews,
+    alerts: Sequence[Alert],
+    jobs: Sequence[WatchedJob],
+    at_unix: float,
+    *,
+    sure: bool = True,
 ) -> str:
-    """The page in Markdown. What machines and markets have named is shown as it is written, and
-    links nowhere."""
-    head = f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {_text(seen.watching)}\n"
-    return "\n".join([head, _to_do(alerts), _workspaces(seen.workspaces), _jobs(jobs), _LINKS])
+    """The page in Markdown. ``sure``: all was looked at. What machines and markets have named is
+    shown as it is written, and links nowhere."""
+    head = (
+        f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {_text(seen.watching)}\n\n"
+        "Each run of `watch` renews this page. If the time is older than you expect, "
+        "`torpor status` looks now.\n"
+    )
+    parts = [head, _to_do(alerts, sure), _workspaces(seen.workspaces), _jobs(jobs), _LINKS]
+    return "\n".join(parts)
 
 
 def first_page(blocks: Sequence[str], watching: str) -> str:
@@ -55,30 +66,40 @@ def first_page(blocks: Sequence[str], watching: str) -> str:
 def _title(seen: Overviews) -> str:
     if not seen.workspaces:
         return "There is no workspace yet"
+    unknown = [one for one in seen.workspaces if one.trouble or one.state in ("", "awake?")]
+    least = f"; {len(unknown)} of {len(seen.workspaces)} not known" if unknown else ""
     if not seen.awake:
-        return "Nothing is awake"
-    return f"{len(seen.awake)} of {len(seen.workspaces)} awake: {seen.costs()}"
+        return f"{len(unknown)} of {len(seen.workspaces)} not known" if unknown else _ASLEEP
+    return f"{len(seen.awake)} of {len(seen.workspaces)} awake: {seen.costs()}{least}"
 
 
-def _to_do(alerts: Sequence[Alert]) -> str:
-    if not alerts:
-        return "## What to do\n\nNothing: no alert.\n"
+def _to_do(alerts: Sequence[Alert], sure: bool) -> str:
     lines = [
         f"* **{_text(one.title)}**: {_text(one.cause)}. Next: {_text(one.next_step)}"
         for one in alerts[:MOST_ROWS]
     ]
-    return "\n".join(["## What to do\n", *lines, ""])
+    lines += _more(alerts)
+    if not sure:
+        lines.append("* Not everything could be looked at: the table of the run `watch` says why.")
+    return "\n".join(["## What to do\n", *(lines or ["Nothing: no alert."]), ""])
 
 
 def _workspaces(seen: Sequence[Overview]) -> str:
     if not seen:
         return "`torpor init mywork` makes a workspace.\n"
     rows = []
-    for one in seen[:MOST_ROWS]:
+    asleep_last = sorted(seen, key=lambda one: one.state in ("asleep", "new"))
+    for one in asleep_last[:MOST_ROWS]:
         row = one.row()
         command = _NEXT.get(row["state"], "torpor status {}").format(one.block)
         rows.append({name: row[name] for name in _COLUMNS} | {"next": command, "note": row["note"]})
-    return f"## Workspaces\n\n{_table(rows, code='next')}"
+    return "\n".join([f"## Workspaces\n\n{_table(rows, code='next')}", *_more(seen)])
+
+
+def _more(listed: Sequence[object]) -> list[str]:
+    """What is said of those that are not shown."""
+    more = len(listed) - MOST_ROWS
+    return [f"* And {more} more: `torpor status` shows all.\n"] if more > 0 else []
 
 
 def _jobs(jobs: Sequence[WatchedJob]) -> str:
@@ -94,7 +115,7 @@ def _jobs(jobs: Sequence[WatchedJob]) -> str:
         }
         for one in jobs[:MOST_ROWS]
     ]
-    return f"## Jobs\n\n{_table(rows, code='log')}"
+    return "\n".join([f"## Jobs\n\n{_table(rows, code='log')}", *_more(jobs)])
 
 
 def _table(rows: Sequence[Row], code: str) -> str:
@@ -109,5 +130,6 @@ def _table(rows: Sequence[Row], code: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Words that Markdown shows as they are."""
-    return _SPECIAL.sub(r"\\\1", " ".join(short(words).split())[:_MOST])
+    """Words that Markdown shows as they are: each other character is written by its number."""
+    shown = " ".join(short(words).split())[:_MOST]
+    return "".join(c if c.isalnum() or c in _PLAIN else f"&#{ord(c)};" for c in shown)
