@@ -45,7 +45,7 @@ def front_page(
     """The page in Markdown. ``sure``: all was looked at. What machines and markets have named is
     shown as it is written, and links nowhere."""
     head = (
-        f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {_text(seen.watching)}\n\n"
+        f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {_text(seen.watching.replace('`', ''))}\n\n"
         "Each run of `watch` renews this page. If the time is older than you expect, "
         "`torpor status` looks now.\n"
     )
@@ -56,7 +56,7 @@ def front_page(
 def first_page(blocks: Sequence[str], watching: str) -> str:
     """The page before the first look at the workspaces of these ``blocks``."""
     head = (
-        f"# torpor is up\n\n{_text(watching)}\n\nEach run of `watch` renews this page. "
+        f"# torpor is up\n\n{_text(watching.replace('`', ''))}\n\nEach run of `watch` renews this page. "
         "`torpor status` looks now, in the terminal. `torpor init mywork` makes a workspace: it "
         "asks for bucket, market and directories.\n"
     )
@@ -80,7 +80,7 @@ def _to_do(alerts: Sequence[Alert], sure: bool) -> str:
     ]
     lines += _more(alerts)
     if not sure:
-        lines.append("* Not everything could be looked at: the table of the run `watch` says why.")
+        lines.append("* Not everything could be looked at: an alert may be missing here.")
     return "\n".join(["## What to do\n", *(lines or ["Nothing: no alert."]), ""])
 
 
