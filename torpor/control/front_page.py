@@ -44,8 +44,9 @@ def front_page(
 ) -> str:
     """The page in Markdown. ``sure``: all was looked at. What machines and markets have named is
     shown as it is written, and links nowhere."""
+    watching = _text(seen.watching.replace("`", ""))
     head = (
-        f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {_text(seen.watching.replace('`', ''))}\n\n"
+        f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {watching}\n\n"
         "Each run of `watch` renews this page. If the time is older than you expect, "
         "`torpor status` looks now.\n"
     )
@@ -56,8 +57,8 @@ def front_page(
 def first_page(blocks: Sequence[str], watching: str) -> str:
     """The page before the first look at the workspaces of these ``blocks``."""
     head = (
-        f"# torpor is up\n\n{_text(watching.replace('`', ''))}\n\nEach run of `watch` renews this page. "
-        "`torpor status` looks now, in the terminal. `torpor init mywork` makes a workspace: it "
+        f"# torpor is up\n\n{_text(watching.replace('`', ''))}\n\n"
+        "Each run of `watch` renews this page. `torpor status` looks now, in the terminal. `torpor init mywork` makes a workspace: it "
         "asks for bucket, market and directories.\n"
     )
     return "\n".join([head, _workspaces([Overview(block=name) for name in blocks]), _LINKS])
