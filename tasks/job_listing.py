@@ -120,6 +120,11 @@ def queued_jobs(queue: str = "", begun_s: float = 0.0) -> list[QueuedJob]:
     ]
 
 
+def is_queued(job: str) -> bool:
+    """Whether a run of the job waits, or has begun and may write its record in a moment."""
+    return any(one.job == job for one in queued_jobs(begun_s=_BEGINS_S))
+
+
 def _argv(command: str | list[str]) -> list[str]:
     return [command] if isinstance(command, str) else command
 

@@ -34,6 +34,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.git_names import is_of_git
 from torpor.shared.plain_text import plain
+from torpor.shared.wire.activity import OWN_COPY
 from torpor_cli import git_rules, machines, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
@@ -315,7 +316,7 @@ def look_at(folder: Path, exclude: Sequence[str] = ()) -> Folder:
 def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Copied:
     """Send what differs of the folder into a directory of the workspace, where nothing is deleted,
     and where a file that is newer stays. Call it inside ``connected``."""
-    side = machine_side(workspace, machine)
+    side = machine_side(workspace, machine, OWN_COPY)
     asked = {"do": "receive", "path": into, "count": 1, "contents": True, "outside": False}
     asked["wishes"] = Wishes()._asdict()
     report = _put(side, [Source(str(folder.path), "", list(folder.names))], asked)
@@ -628,8 +629,9 @@ def _check_asleep(workspace: str) -> None:
         check_not_asleep(open_workspace(workspace))
 
 
-def machine_side(workspace: str, machine: str) -> Side:
-    """The workspace's machine; WorkspaceAsleep where it has none. Call it inside ``connected``."""
+def machine_side(workspace: str, machine: str, mark: str = "") -> Side:
+    """The workspace's machine; WorkspaceAsleep where it has none. ``mark``: in the command line on
+    the machine, whose sampler takes a copy for its user's. Call it inside ``connected``."""
     from tasks.workspace_blocks import open_workspace
     from torpor_cli import logins
 
@@ -639,7 +641,14 @@ def machine_side(workspace: str, machine: str) -> Side:
     file = file or logins.refresh(workspace, machine)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
     options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
-    argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(begin_argv())]
+    argv = [
+        "ssh",
+        "-F",
+        str(file),
+        *options,
+        workspace,
+        shlex.join([*begin_argv(), *filter(None, [mark])]),
+    ]
     return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
 
 

@@ -7,9 +7,9 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -144,54 +144,37 @@ def run(
                 _show(name, block, is_new, sent, argv, gets, wanted, usd, chosen)
                 return
             _say_sent(sent, name, block, is_new)
-            with _left_awake(name, job, chosen) as awake:
-                for_question = _given(gets)
-                agreed = _wake(
-                    name,
-                    block,
-                    is_new,
-                    wanted,
-                    job,
-                    usd,
-                    awake,
-                    sent,
-                    for_question,
-                    chosen,
-                    yes=yes,
-                )
-                _send(sent, name, block, chosen, agreed, yes=yes)
-        failure: TorporError | None = None
+        awake = _Awake(name, job, chosen)
+        report, failure = None, None
         try:
-            report = flow_runs.run(
-                "job",
-                options,
-                detached=partial(jobs.detached_job, workspace=name, job=job),
-                beside_output=True,
-                workspace=name,
-                command=argv,
-                env=variables,
-                secrets=secrets,
-                save_minutes=settings.save_minutes,
-                spot=block.spot,
-                retries=again,
-                gpu=wanted,
-                most_hours=hours,
-                most_usd=usd,
-                job=job,
-            )
-        except TorporError as error:
-            report, failure = None, error
-            if not isinstance(error, JobFailed):  # which ends with the machine
+            with awake.or_asleep():
                 with connected():
-                    if _never_began(name, job):
-                        awake.sleep_again(name, job, chosen)
-                    else:
-                        say(f"torpor: `torpor status` shows whether {name} is awake", sys.stderr)
+                    agreed = _wake(block, is_new, wanted, usd, awake, sent, _given(gets), yes=yes)
+                    _send(sent, name, block, chosen, agreed, yes=yes)
+                awake.job_may_begin = True
+                report = flow_runs.run(
+                    "job",
+                    options,
+                    detached=partial(jobs.detached_job, workspace=name, job=job),
+                    beside_output=True,
+                    workspace=name,
+                    command=argv,
+                    env=variables,
+                    secrets=secrets,
+                    save_minutes=settings.save_minutes,
+                    spot=block.spot,
+                    retries=again,
+                    gpu=wanted,
+                    most_hours=hours,
+                    most_usd=usd,
+                    job=job,
+                )
+        except TorporError as error:
+            if not awake.job_may_begin:
+                raise
+            failure = error
         except KeyboardInterrupt:
-            with connected():
-                if _never_began(name, job):
-                    awake.say(name)
-            for path in brought:
+            for path in brought if awake.job_may_begin else []:
                 into = folder / PurePosixPath(path).parent
                 say(f"torpor: {path} was not brought: {_by_hand(name, path, into)}", sys.stderr)
             raise
@@ -384,87 +367,109 @@ def _show(
     print_rows(found.rows()[:_SHOWN], found.title(), wide=options.wide)
 
 
+@dataclass
 class _Awake:
-    """The machine that this command has rented or found awake; empty before. ``price_usd_h``: 0
-    where it is not known. ``since_unix``: when this command began to rent one, which may be handed
-    over although nothing was returned yet; 0 where it rents none."""
+    """The machine that this command has rented for its job, or has found awake; ``machine`` is
+    empty before. ``price_usd_h``: 0 where it is not known. ``since_unix``: when this command began
+    to rent one, which may be handed over although nothing was returned yet; 0 where it rents none.
+    ``job_may_begin``: the job was called."""
 
+    name: str
+    job: str
+    options: Options
     machine: str = ""
     price_usd_h: float = 0.0
     since_unix: float = 0.0
+    job_may_begin: bool = False
 
-    def ask(self, name: str) -> None:
-        for machine in _logins(name):
-            self.machine, self.price_usd_h = machine.id, machine.price_usd_h
+    def is_on(self, machine: str) -> None:
+        """It is this one."""
+        self.machine = machine
+        for login in _logins(self.name):
+            if login.id == machine:
+                self.price_usd_h = login.price_usd_h
 
-    def say(self, name: str) -> None:
+    @contextmanager
+    def or_asleep(self) -> Iterator[None]:
+        """Where this context fails before a job has begun, hibernate what was rented in it. After
+        Ctrl-C, say what costs money and what ends it: whoever waits no longer waits for no
+        hibernation. A job that fails ends with its machine."""
+        try:
+            yield
+        except JobFailed:
+            raise
+        except Exception:
+            self._if_no_job_began(self._sleep_again)
+            raise
+        except BaseException:
+            self._if_no_job_began(self._say)
+            raise
+
+    def _if_no_job_began(self, then: Callable[[], None]) -> None:
+        why = ""
+        try:
+            with connected():
+                if not self.job_may_begin or _never_began(self.name, self.job):
+                    then()
+                    return
+        except Exception as error:  # noqa: BLE001 - why no job was begun is what counts
+            why = f" ({error})"
+        say(f"torpor: `torpor status` shows whether {self.name} is awake{why}", sys.stderr)
+
+    def _say(self) -> None:
         """Say what costs money, and what ends it."""
         if self.since_unix and not self.machine:
             try:
-                self.ask(name)
+                if mine := _rented_for(self.name, self.job):
+                    self.is_on(mine)
             except TorporError as error:
                 say(
-                    f"torpor: warning: whether a machine of workspace {name} is awake is not known "
-                    f"({error}): `torpor status` shows it",
+                    f"torpor: warning: whether a machine of workspace {self.name} is awake is not "
+                    f"known ({error}): `torpor status` shows it",
                     sys.stderr,
                 )
         if self.machine:
-            price = self.price_usd_h
-            cost = f"costs {price:.3f} $/h" if price else "may cost money"
+            cost = f"costs {self.price_usd_h:.3f} $/h" if self.price_usd_h else "may cost money"
             say(
-                f"torpor: warning: no job was begun. Machine {self.machine} of workspace {name} "
-                f"is awake, and {cost}: the same command goes on with it, `torpor hibernate {name}`"
-                " stores and ends it. Where its schedule is on, `watch` does so once the machine is"
-                " idle",
+                f"torpor: warning: no job was begun. Machine {self.machine} of workspace "
+                f"{self.name} is awake, and {cost}: the same command goes on with it, `torpor "
+                f"hibernate {self.name}` stores and ends it. Where its schedule is on, `watch` "
+                "does so once the machine is idle",
                 sys.stderr,
             )
 
-    def sleep_again(self, name: str, job: str, options: Options) -> None:
-        """Hibernate the machine that this command has rented for the ``job``, which did not begin:
-        nobody waits for it. One that was awake before stays."""
+    def _sleep_again(self) -> None:
+        """Hibernate the machine that this command has rented for its job, which did not begin:
+        nobody waits for it. One that was awake before stays, and one that somebody uses."""
         import flows
 
         try:
-            mine = (self.machine or _rented_for(name, job)) if self.since_unix else ""
-            if not mine:
-                self.say(name)
+            mine = _rented_for(self.name, self.job) if self.since_unix else ""
+            if not mine or self.machine not in ("", mine):
+                self._say()
                 return
+            self.machine = mine
             say(
                 f"torpor: no job was begun: machine {mine}, which this command has rented, is "
                 "stored and ended",
                 sys.stderr,
             )
-            with quiet(options.json):
-                flows.hibernate(workspace=name, machine=mine)
+            with quiet(self.options.json):
+                flows.hibernate(workspace=self.name, machine=mine, only_if_unused=True)
         except Exception as error:  # noqa: BLE001 - why no job was begun is what counts
-            say(f"torpor: warning: workspace {name} was not hibernated: {error}", sys.stderr)
-            self.say(name)
+            say(f"torpor: warning: workspace {self.name} was not hibernated: {error}", sys.stderr)
+            self._say()
         except BaseException:
-            self.say(name)
+            self._say()
             raise
         else:
             hours = (time.time() - self.since_unix) / 3600
             cost = f", and cost {self.price_usd_h * hours:.2f} $ at most" * bool(self.price_usd_h)
             say(
-                f"torpor: workspace {name} sleeps again: machine {mine} has ended after "
+                f"torpor: workspace {self.name} sleeps again: machine {mine} has ended after "
                 f"{hours * 60:.0f} min{cost}",
                 sys.stderr,
             )
-
-
-@contextmanager
-def _left_awake(name: str, job: str, options: Options) -> Iterator[_Awake]:
-    """Where this context fails, hibernate what was rented in it. After Ctrl-C, say what costs money
-    and what ends it: whoever waits no longer waits for no hibernation."""
-    awake = _Awake()
-    try:
-        yield awake
-    except Exception:
-        awake.sleep_again(name, job, options)
-        raise
-    except BaseException:
-        awake.say(name)
-        raise
 
 
 def _rented_for(name: str, job: str) -> str:
@@ -478,37 +483,34 @@ def _rented_for(name: str, job: str) -> str:
 
 
 def _never_began(name: str, job: str) -> bool:
-    """Whether it is known that the job has no record: nothing of it runs, or will."""
-    try:
-        return _jobs(name).of(job) is None
-    except TorporError:
-        return False
+    """Whether it is known that the job has no record, and that no run of it waits or begins."""
+    from tasks.job_listing import is_queued
+
+    return not is_queued(job) and _jobs(name).of(job) is None
 
 
 def _wake(
-    name: str,
     block: Workspace,
     is_new: bool,
     gpu: str,
-    job: str,
     usd: float,
     awake: _Awake,
     sent: Folder,
     given: str,
-    options: Options,
     *,
     yes: bool,
-) -> int:
+) -> frozenset[str]:
     """Have the workspace on one machine, with all that was there in a snapshot. Asks before it
     rents, and before it uses a machine that is awake. ``given``: what the command gets, for the
-    question. What is rented is on record for the ``job``: its money counts from then on, and by it
+    question. What is rented is on record for the job: its money counts from then on, and by it
     `watch` knows that nobody waits for a machine whose job never began. NewerFiles, before anything
     is rented, where the newest snapshot has files that were changed later than those that are to be
-    ``sent``; returns how many of them a person agrees to use."""
+    ``sent``; returns which of them a person agrees to use."""
     import flows
     from flows.procedures.listing import list_snapshots
     from torpor_cli import setup, sleeping
 
+    name, options = awake.name, awake.options
     change = WantChange(gpu, [], block.spot)
     with ExitStack() as undo:
         if is_new:
@@ -522,7 +524,7 @@ def _wake(
                 "others first"
             )
         asleep = not (logins or is_new)
-        agreed = _agree_on_stored(sent, name, block, yes=yes) if asleep else 0
+        agreed = _agree_on_stored(sent, name, block, yes=yes) if asleep else frozenset()
         if logins:
             jobs.say_awake(name, change)
         else:
@@ -555,20 +557,20 @@ def _wake(
         # What was changed there and is replaced by this folder's files.
         back_up(name, as_json=options.json)
         return agreed
-    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": job, "most_usd": usd}
+    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "most_usd": usd}
     awake.since_unix = time.time()
     with quiet(options.json):
         if list_snapshots(name):
             woken: Any = flows.wake(**wanted)  # no OffersReport, but in a dry run
-            awake.machine = woken.machine
+            machine = woken.machine
         else:
-            awake.machine = flows.create(**wanted).id
-    awake.ask(name)
+            machine = flows.create(**wanted).id
+    awake.is_on(machine)
     return agreed
 
 
-def _agree_on_stored(sent: Folder, name: str, block: Workspace, *, yes: bool) -> int:
-    """Of how many files the newest snapshot has a version that was changed later than here, which a
+def _agree_on_stored(sent: Folder, name: str, block: Workspace, *, yes: bool) -> frozenset[str]:
+    """Of which files the newest snapshot has a version that was changed later than here, which a
     person agrees to use. NewerFiles where nobody does. Where the snapshot cannot be read, the wake
     says why."""
     from flows.procedures.listing import list_entries, list_snapshots
@@ -576,18 +578,21 @@ def _agree_on_stored(sent: Folder, name: str, block: Workspace, *, yes: bool) ->
     try:
         entries = list_entries(name) if list_snapshots(name) else []
     except TorporError:
-        return 0
+        return frozenset()
     stored = {entry.path: entry for entry in entries if entry.kind == "file"}
     newer = []
     for one in sent.names:
         there = stored.get(f"{block.paths[0].rstrip('/')}/{one}")
-        here = os.lstat(sent.path / one)
+        try:
+            here = os.lstat(sent.path / one)
+        except OSError:  # the copy says so
+            continue
         if there is None or there.mtime_ns <= here.st_mtime_ns or not stat.S_ISREG(here.st_mode):
             continue
         newer.append(plain(one))
     first = f"`torpor wake {name}`, and then "
     _agree(newer[:_SHOWN], len(newer), "in the newest snapshot", first, name, block, yes=yes)
-    return len(newer)
+    return frozenset(newer)
 
 
 def _agree(
@@ -621,11 +626,18 @@ def _agree(
 
 
 def _send(
-    sent: Folder, name: str, block: Workspace, options: Options, agreed: int, *, yes: bool
+    sent: Folder,
+    name: str,
+    block: Workspace,
+    options: Options,
+    agreed: frozenset[str],
+    *,
+    yes: bool,
 ) -> None:
     """Send the folder, and store what was sent: a machine that is lost right after would otherwise
-    have the command begin again with the files of an earlier run. NewerFiles where more files than
-    a person has ``agreed`` to were changed later on the machine than here, unless he agrees now."""
+    have the command begin again with the files of an earlier run. NewerFiles where other files than
+    those that a person has ``agreed`` to were changed later on the machine than here, unless a
+    person agrees now."""
     from torpor_cli import copying
 
     with quiet(options.json):
@@ -635,7 +647,8 @@ def _send(
         f"{copied.unchanged:,} were there",
         sys.stderr,
     )
-    if copied.newer_count > agreed:
+    are_agreed = agreed.issuperset(copied.newer) and copied.newer_count == len(copied.newer)
+    if not are_agreed:  # or not all are named
         _agree(copied.newer, copied.newer_count, "on the machine", "", name, block, yes=yes)
     back_up(name, as_json=options.json)
     check_no_job(name)

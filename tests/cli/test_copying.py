@@ -109,7 +109,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, side: Callable[[], Side]) -> None:
-    monkeypatch.setattr(copying, "machine_side", lambda workspace, machine: side())
+    monkeypatch.setattr(copying, "machine_side", lambda workspace, machine, mark="": side())
 
 
 @pytest.fixture

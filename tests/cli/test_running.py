@@ -58,6 +58,15 @@ REAL = {
 }
 
 
+class _NoRecord(dict[str, Any]):
+    def __missing__(self, job: str) -> None:
+        return None
+
+
+def _rental(job: str) -> Any:
+    return SimpleNamespace(job=job, state="handed over", machine="m-1")
+
+
 class Here:
     """A folder on this host, and what a run of it did, in order."""
 
@@ -70,6 +79,7 @@ class Here:
         self.snapshots: list[str] = []
         self.open_jobs: list[Any] = []
         self.rentals: list[Any] = []
+        self.queued: set[str] = set()
         self.entries: list[Any] = []
         self.records: dict[str, Any] = defaultdict(lambda: SimpleNamespace(ended=False))
         self.given: dict[str, dict[str, Any]] = {}
@@ -111,6 +121,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
         def woken(**given: Any) -> Any:
             seen.does(what, **given)
             seen.machines.append(MACHINE)
+            seen.rentals = [_rental(given["job"])]
             return SimpleNamespace(id=MACHINE.id, machine=MACHINE.id)
 
         return woken
@@ -160,6 +171,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
         "tasks.workspace_blocks.open_workspace",
         lambda name: SimpleNamespace(jobs=jobs, rentals=rentals),
     )
+    monkeypatch.setattr("tasks.job_listing.is_queued", lambda job: job in seen.queued)
     monkeypatch.setattr("tasks.jobs.check_environment", lambda env, secrets: None)
     monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [*seen.saved])
     monkeypatch.setattr(Workspace, "of", lambda name: seen.saved[name])
@@ -508,7 +520,8 @@ def test_no_command_runs_with_files_that_are_newer_on_the_machine_unless_a_perso
     assert f"`torpor push {here.name} --to '~/my w' --overwrite`" in str(no.value)
     assert explained(no.value)[0] == REFUSED
     assert here.did == ["create", "send", "hibernate"]  # what it has rented
-    assert here.given["hibernate"] == {"workspace": here.name, "machine": "m-1"}
+    ended = {"workspace": here.name, "machine": "m-1", "only_if_unused": True}
+    assert here.given["hibernate"] == ended
     said = " ".join(capsys.readouterr().err.split())
     assert "machine m-1, which this command has rented, is stored and ended" in said
     assert (
@@ -696,7 +709,7 @@ def test_a_machine_that_a_wake_handed_over_before_it_failed_sleeps_again(
     def failing(**given: Any) -> None:
         here.machines.append(MACHINE)
         job = (fails_for or [given["job"]])[0]
-        here.rentals = [SimpleNamespace(job=job, state="handed over", machine="m-1")]
+        here.rentals = [_rental(job)]
         raise MachineUnreachable("its book could not be given")
 
     monkeypatch.setattr(flows, how, failing)
@@ -712,11 +725,7 @@ def test_a_machine_that_a_wake_handed_over_before_it_failed_sleeps_again(
 def test_a_job_that_is_refused_before_its_record_leaves_no_machine_awake(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class NoRecord(dict[str, Any]):
-        def __missing__(self, job: str) -> None:
-            return None
-
-    here.records = NoRecord()
+    here.records = _NoRecord()
     here.fails["job"] = InvalidInput("such a job cannot be")
     with pytest.raises(InvalidInput):
         _run("--yes", *COMMAND)
@@ -728,12 +737,86 @@ def test_a_job_that_is_refused_before_its_record_leaves_no_machine_awake(
     assert f"`torpor hibernate {here.name}` stores and ends it" in capsys.readouterr().err
 
 
+def test_only_the_machine_that_a_run_has_rented_sleeps_again(here: Here) -> None:
+    """Another one of the workspace stands beside it by now."""
+    here.fails["send"] = MachineUnreachable("the line broke")
+    create = flows.create
+
+    def create_beside(**given: Any) -> Any:
+        made = create(**given)
+        here.machines.append(SimpleNamespace(id="m-2", price_usd_h=9.0))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows, "create", create_beside)
+        with pytest.raises(MachineUnreachable):
+            _run("--yes", *COMMAND)
+    assert here.given["hibernate"]["machine"] == "m-1"
+
+
+@pytest.mark.parametrize("knows", ["the store is away", "a run of it waits", "no server"])
+def test_a_machine_whose_job_may_have_begun_is_left_to_it(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], knows: str
+) -> None:
+    class Records(dict[str, Any]):
+        def __missing__(self, job: str) -> None:
+            if knows == "the store is away":
+                raise MachineUnreachable(knows)
+
+    def fails(**given: Any) -> None:
+        if knows == "a run of it waits":
+            here.queued.add(given["job"])
+        if knows == "no server":
+            monkeypatch.setattr("torpor_cli.running.connected", _away)
+        raise fault
+
+    here.records = Records()
+    monkeypatch.setattr(flows, "job", fails)
+    for fault in (MachineUnreachable("the line broke"), KeyboardInterrupt()):
+        monkeypatch.setattr("torpor_cli.running.connected", nullcontext)
+        with pytest.raises(type(fault)):
+            _run("--yes", *COMMAND)
+        said = capsys.readouterr().err
+        assert f"`torpor status` shows whether {here.name} is awake" in said
+        assert "no job was begun" not in said and "hibernate" not in here.did
+        here.machines.clear()
+
+
+def _away() -> None:
+    raise MachineUnreachable("the server is away")
+
+
+def test_an_error_that_nobody_foresaw_leaves_no_machine_awake(here: Here) -> None:
+    here.records = _NoRecord()
+    here.fails["job"] = RuntimeError("a fault in the code")
+    with pytest.raises(RuntimeError):
+        _run("--yes", *COMMAND)
+    assert here.did[-1] == "hibernate" and here.machines == []
+
+
+def test_who_agrees_to_use_some_newer_files_agrees_to_no_others(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host has stored the workspace while the question was open."""
+    here.saved[here.name] = Workspace(name=here.name, paths=["~/w"])
+    here.snapshots.append("S1")
+    train = (here.folder / "train.py").stat()
+    here.entries = [_entry("~/w/train.py", train.st_size, train.st_mtime_ns + 1)]
+    here.copied = copying.Copied(1, 10, 0, ("data.csv",), 1)
+    answers = ["y", "y", "n"]
+    monkeypatch.setattr("builtins.input", lambda words: answers.pop(0))
+    with pytest.raises(NewerFiles, match=r"not this folder's: data\.csv"):
+        _run(*COMMAND)
+    assert answers == [] and "job" not in here.did
+
+
 @pytest.mark.parametrize("how", ["create", "wake"])
 def test_a_machine_that_was_handed_over_when_the_wake_was_interrupted_is_named(
     here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     def interrupted(**given: Any) -> None:
         here.machines.append(MACHINE)
+        here.rentals = [_rental(given["job"])]
         raise KeyboardInterrupt
 
     here.snapshots += ["S1"] * (how == "wake")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from torpor.machine.sampler.sessions import look
-from torpor.shared.wire.activity import NOBODY
+from torpor.shared.wire.activity import NOBODY, OWN_COPY
+from torpor_cli.copying import begin_argv
 
 NOW = 1_000_000.0
 _PTS_3 = 136 << 8 | 3
@@ -78,6 +80,8 @@ def test_torpors_own_connections_are_left_out(processes: Processes, command: str
     processes.add(30, 10, "sshd")
     processes.add(31, 30, "sh", "")
     processes.add(32, 31, "python3", "python3 -s -E -c ...torpor-probe... ~/.torpor")
+    processes.add(40, 10, "sshd")
+    processes.add(41, 40, "python3", shlex.join([*begin_argv(), OWN_COPY]))  # of `torpor run`
     assert _look(processes) == (NOBODY, False)
     processes.add(33, 31, "bash", "bash")
     assert _look(processes) == (0, False)

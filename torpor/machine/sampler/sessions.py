@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from torpor.shared.wire.activity import MACHINE_VARIABLE, NOBODY
+from torpor.shared.wire.activity import MACHINE_VARIABLE, NOBODY, OWN_COPY
 
 _SERVERS: Final = ("sshd", "sshd-session", "sshd-auth", "dropbear", "torpor-sshd")
 _OWN: Final = (
     b" attach --home ", b" attach-and-sample --home ", b" daemon --home ", b" sample --home ",
-    b"torpor-probe", b"torpor-install",
+    b"torpor-probe", b"torpor-install", OWN_COPY.encode(),
 )  # fmt: skip
 """In the command lines of what torpor runs over SSH, and starts from there."""
 _TERMINALS: Final = range(136, 144)  # major device numbers of /dev/pts

@@ -21,6 +21,8 @@ OWN_RUN, JUPYTER_SILENT, PERSON, OWN_SAVE = 1, 2, 4, 8
 """Flags of a sample: a run of torpor was active; a Jupyter server does not answer; someone has used
 SSH or Jupyter since the ring began; the machine saved its workspace by itself, on its schedule."""
 
+OWN_COPY: Final = "torpor-run-sends"
+"""In the command lines of the copy by which `torpor run` sends its folder: no person is there."""
 STALE_S: Final = 60.0
 """A sampler that has written nothing for so long is dead, or its machine hangs."""
 
