@@ -50,7 +50,11 @@ def code_digest(checkout: Path) -> str:
             if name.endswith(".py") and (Path(folder) / name).is_file()  # an editor's lock is none
         ]
         for file in sorted(files):
-            found.update(os.fsencode(file.relative_to(checkout)) + b"\0" + file.read_bytes())
+            try:
+                code = file.read_bytes()
+            except OSError as error:
+                raise TorporError(f"{file} of torpor's own code cannot be read: {error}") from None
+            found.update(os.fsencode(file.relative_to(checkout)) + b"\0" + code)
     return found.hexdigest()
 
 

@@ -20,6 +20,7 @@ from deployments import processes, server, unit, worker
 from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import begin, flow_runs, last_words, running
 from deployments.server import Server
+from deployments.terminal import Waiting
 from torpor.control.own_server import API_URL
 from torpor.control.processes import end_processes
 from torpor.control.supervision import (
@@ -183,13 +184,17 @@ def end(installation: Installation) -> Ended:
     ran = [*children_of(installation.folder)]
     ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
     with installation.locked(DOWN, wait_s=KILLED_S):
-        if living(installation.folder) is None:
-            ran += _end_earlier(installation)
-        _end_supervisor(installation)
-        _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
+        try:
+            if living(installation.folder) is None:
+                ran += _end_earlier(installation)
+            _end_supervisor(installation)
+            _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
+        finally:
+            why = unit.stop(installation)
         note = ""
-        if why := unit.stop(installation):
-            time.sleep(RESTART_S)  # the supervisor that systemd starts is refused meanwhile
+        if why:
+            with Waiting(f"waiting {RESTART_S:.0f} s: what systemd starts meanwhile is refused"):
+                time.sleep(RESTART_S)
             note = (
                 f"systemd could not be asked whether it starts torpor again ({why}): run "
                 f"`{unit.stop_command()}` in a session of your own"

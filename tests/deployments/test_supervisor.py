@@ -578,6 +578,15 @@ sys.exit({"0" if answers else "'Failed to connect to bus'"})
         assert waited == [True] and parent.RESTART_S > unit.MOST_PAUSE_S
         assert "(Failed to connect to bus): run `systemctl " in printed
     said.unlink()
+
+    def outlives(look: object, polite_s: float) -> Any:
+        raise TorporError("a flow run outlives SIGKILL")
+
+    with monkeypatch.context() as patch, pytest.raises(TorporError, match="outlives"):
+        patch.setattr(parent, "end_processes", outlives)
+        parent.end(made)
+    assert said.read_text().count("'stop'") == 1  # also where something else has failed
+    said.unlink()
     down(Installation(tmp_path / "another"))  # the unit is not its
     assert not said.exists()
 
