@@ -46,7 +46,9 @@ def test_the_first_click(
     expect(page.get_by_role("link", name="Deployments")).to_be_visible(timeout=WAIT_MS)
     _see_torpors_page(newcomer, page, "torpor is up")
     picture("2-page")
-    page.get_by_role("link", name="Deployments").last.click()  # the one on torpor's page
+    links = page.get_by_role("link", name="Deployments")
+    expect(links.last).to_have_attribute("href", "../../deployments")  # opens another tab
+    links.first.click()
     expect(page.get_by_role("link", name="backup").first).to_be_visible(timeout=WAIT_MS)
     picture("3-deployments")
 
