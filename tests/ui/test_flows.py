@@ -198,6 +198,7 @@ def test_forms_filled_and_submitted(
         "only_if_idle": False,
         "accept_lost": [],
         "dry_run": False,
+        "only_if_unused": False,
     }
     assert run["name"] == f"hibernate-{NAME}"
     assert list_machines(NAME) == []
