@@ -405,8 +405,12 @@ def check_not_used(opened: OpenWorkspace, machine: Machine, session: Agent) -> N
 @step("see that nobody uses it", retries=ONCE)
 def check_unused(opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
     """MachineInUse unless it is known that no person is or was on the machine, and that neither the
-    command of a job nor a server runs there."""
+    command of a job nor a server runs there, but for the workspace's programs: the hand-over has
+    started them, and the hibernation freezes them."""
     activity = _read(opened, session)
+    rental = None if machine.label is None else opened.rentals.of(machine.label)
+    if opened.spec.programs and rental is not None and not rental.job:
+        activity = msgspec.structs.replace(activity, served_s=None)
     why = _use(activity) or _unsure(activity)
     if why:
         raise MachineInUse(

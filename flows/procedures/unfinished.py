@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Final, Literal
 
 from flows.procedures.restore import restore_run
 from tasks.autosave import line_held
 from tasks.hold import workspace_held
+from tasks.job_limits import for_job
 from tasks.jobs import check_no_job
 from tasks.machines import hand_over, make_paths, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
@@ -88,7 +88,7 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
     MachineInUse where that is not known, or where somebody uses a machine whose restore is not
     whole; HandedOver if another run has taken it up; MachineError or CreateFailed where it does not
     answer; RestoreUnfinished where it was to be ended, and was not."""
-    opened = replace(opened, job=_job_of(opened, machine, rental))
+    opened = for_job(opened, _job_of(opened, machine, rental), 0.0)
     with renting(opened) as held:
         tenancy = held.take_up(held.tenancy(machine, rental))
         look = see_who_uses(opened, tenancy.machine)

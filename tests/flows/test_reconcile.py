@@ -398,6 +398,21 @@ def test_where_no_sampler_says_who_is_there_a_whole_restore_is_only_handed_over(
     ) in caplog.text
 
 
+@pytest.mark.parametrize("job", ["", JOB])
+def test_programs_that_the_hand_over_starts_do_not_keep_the_machine(
+    needs_server: None, stored: Lab, job: str
+) -> None:
+    """None is started on a machine that was rented for a job."""
+    machine, rental = _whole(stored)
+    stored.opened.rentals.change(rental, job=job)
+    spec = msgspec.structs.replace(stored.opened.spec, programs=["exec sleep 600"])
+    opened, steps = replace(stored.opened, spec=spec), list[str]()
+    with PlainRunner(opened, retries=0, before=steps.append):
+        reconcile.fn(WORKSPACE, left=[machine])
+    assert ("start programs" in steps) == (not job)
+    assert stored.machines() == [] and len(stored.snapshots()) == 2
+
+
 def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], machine: MachineId) -> None:
     """Reconcile what was left; right before that step somebody else does something."""
 
