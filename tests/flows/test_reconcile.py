@@ -489,12 +489,18 @@ def test_what_was_rented_for_a_first_job_is_held_while_it_is_handed_over(lab: La
     assert len(refused) == 1 and lab.machines() == []  # handed over, given back and hibernated
 
 
+@pytest.mark.parametrize("job", ["", JOB], ids=["a wake", "another job"])
 @pytest.mark.parametrize(
     ("step", "is_whole"),
-    [("see who uses", True), ("hand over machine", True), ("begin restore", False)],
+    [
+        ("see who uses", True),
+        ("hand over machine", True),
+        ("begin restore", False),
+        ("hold workspace", False),
+    ],
 )
-def test_a_machine_that_another_jobs_run_goes_on_with_is_left_to_it(
-    stored: Lab, step: str, is_whole: bool
+def test_a_machine_that_another_run_takes_up_is_left_to_it(
+    stored: Lab, step: str, is_whole: bool, job: str
 ) -> None:
     if is_whole:
         machine, rental = _whole(stored)
@@ -504,17 +510,50 @@ def test_a_machine_that_another_jobs_run_goes_on_with_is_left_to_it(
         sampled(stored.market.near[machine].home)
 
     def taken() -> None:
-        stored.opened.rentals.change(rental, job=JOB)
+        stored.opened.rentals.change(rental, state="standing", job=job)
 
     with pytest.raises(HandedOver, match="left alone"):
         _reconcile_and(stored, step, taken, machine)
     (now,) = stored.opened.rentals.open()
-    assert (now.state, now.job) == ("standing", JOB)
+    assert (now.state, now.job) == ("standing", job)
 
 
-def test_a_machine_whose_job_has_ended_is_that_of_no_job_any_more(
-    stored: Lab, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("job", ["", JOB], ids=["a create", "another job"])
+def test_an_empty_machine_that_another_run_takes_up_is_left_to_it(lab: Lab, job: str) -> None:
+    left, rental = _left(lab)
+    lab.opened.rentals.change(rental, job="0" * 12)
+    sampled(lab.market.near[left.id].home)
+
+    def taken() -> None:
+        lab.opened.rentals.change(rental, state="standing", job=job)
+
+    with pytest.raises(HandedOver, match="left alone"):
+        _reconcile_and(lab, "hand over machine", taken, left.id)
+    (now,) = lab.opened.rentals.open()
+    assert (now.state, now.job) == ("standing", job)
+
+
+@pytest.mark.parametrize("who", ["a wake", "its job"])
+def test_who_begins_before_an_unfinished_restore_is_ended_keeps_the_machine(
+    stored: Lab, who: str
 ) -> None:
+    left, rental = _left(stored)
+    stored.opened.rentals.change(rental, job=JOB)
+    near = stored.market.near[left.id]
+    sampled(near.home)
+
+    def begins() -> None:
+        if who == "a wake":
+            near.runs.add(AgentRun, "other", WORKSPACE)
+        else:
+            left_job(stored)
+
+    with pytest.raises(WorkspaceBusy, match="run other works on" if who == "a wake" else JOB):
+        _reconcile_and(stored, "hold workspace", begins, left.id)
+    assert (_state(stored), len(stored.machines())) == ("standing", 1)
+
+
+def test_the_machine_of_a_job_that_has_ended_still_counts_among_its_costs(stored: Lab) -> None:
     machine, rental = _whole(stored)
     stored.opened.rentals.change(rental, job=JOB)
     jobs, left = stored.opened.jobs, left_job(stored)
@@ -522,7 +561,7 @@ def test_a_machine_whose_job_has_ended_is_that_of_no_job_any_more(
     (stored.market.near[machine].home / "activity.ring").unlink()  # it is only handed over
     _reconcile(stored, left=[machine])
     (now,) = stored.opened.rentals.open()
-    assert (now.state, now.job) == ("handed over", "")
+    assert (now.state, now.job) == ("handed over", JOB)
 
 
 def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
