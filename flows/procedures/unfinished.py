@@ -92,7 +92,7 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
         check_not_used(opened, machine, session)
 
     with renting(opened) as held:
-        tenancy = held.take_up(held.tenancy(machine, rental))
+        tenancy = held.take_up(held.tenancy(machine, rental), untaken=True)
         look = see_who_uses(opened, tenancy.machine)
         _check_nobody_works(opened, machine, look)
         never_stored = not snapshot_ids(opened.store, opened.spec.name)

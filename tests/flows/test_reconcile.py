@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tasks.watch
-from flows import reconcile
+from flows import create, reconcile
 from tasks.machines import left_unfinished, renting
 from tasks.plain_runner import PlainRunner
 from tasks.reconciliation import check_silent
@@ -413,7 +413,7 @@ def test_programs_that_the_hand_over_starts_do_not_keep_the_machine(
     assert stored.machines() == [] and len(stored.snapshots()) == 2
 
 
-def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], machine: MachineId) -> None:
+def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], *machines: MachineId) -> None:
     """Reconcile what was left; right before that step somebody else does something."""
 
     def strike(name: str) -> None:
@@ -421,7 +421,7 @@ def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], machine: Mac
             does()
 
     with PlainRunner(lab.opened, retries=0, before=strike):
-        reconcile.fn(WORKSPACE, left=[machine])
+        reconcile.fn(WORKSPACE, left=[*machines])
 
 
 def test_who_logs_in_while_it_is_hibernated_keeps_the_machine(
@@ -516,6 +516,36 @@ def test_a_machine_that_another_run_takes_up_is_left_to_it(
         _reconcile_and(stored, step, taken, machine)
     (now,) = stored.opened.rentals.open()
     assert (now.state, now.job) == ("standing", job)
+
+
+def test_a_machine_that_is_taken_up_while_the_one_before_is_ended_is_left(stored: Lab) -> None:
+    (first, _), (second, rental) = _left(stored), _left(stored)
+    for left in (first, second):
+        sampled(stored.market.near[left.id].home)
+
+    def taken() -> None:
+        if len(stored.machines()) == 2:
+            stored.opened.rentals.change(rental, state="standing")
+
+    with pytest.raises(HandedOver, match="left alone"):
+        _reconcile_and(stored, "hold workspace", taken, first.id, second.id)
+    assert [one.id for one in stored.machines()] == [second.id] and _state(stored) == "standing"
+
+
+def test_the_machine_of_a_create_under_way_is_left_to_it(lab: Lab) -> None:
+    kept = []
+
+    def reconciles(step: str) -> None:
+        if step == "hand over machine":
+            (machine,) = lab.machines()
+            sampled(lab.market.near[machine.id].home)
+            with pytest.raises(WorkspaceBusy, match="a run works on machine"):
+                _reconcile(lab, left=[machine.id])
+            kept.append(machine.id)
+
+    with PlainRunner(lab.opened, retries=0, before=reconciles):
+        assert [create.fn(WORKSPACE).id] == kept
+    assert (_state(lab), len(lab.machines())) == ("handed over", 1)
 
 
 @pytest.mark.parametrize("job", ["", JOB], ids=["a create", "another job"])

@@ -193,9 +193,16 @@ class Renting:
         rented another one would pay for both."""
         return bool(self._stuck)
 
-    def take_up(self, tenancy: Tenancy, nap: Callable[[float], None] = time.sleep) -> Tenancy:
+    def take_up(
+        self,
+        tenancy: Tenancy,
+        nap: Callable[[float], None] = time.sleep,
+        *,
+        untaken: bool = False,
+    ) -> Tenancy:
         """Wait until a machine that another run left answers. It is not ended where it does not: it
-        may hold that run's restore."""
+        may hold that run's restore. ``untaken``: HandedOver if another run has written its record
+        since that was read."""
         rental = tenancy.rental
         if rental is None:
             return tenancy
@@ -223,6 +230,8 @@ class Renting:
         try:
             rental = self._rentals.change_untaken(rental, **shows, seen_unix=seen_unix, job=job)
         except HandedOver:  # where another run took it up meanwhile, its job stays on record
+            if untaken:
+                raise
             rental = self._rentals.change(rental, **shows, seen_unix=seen_unix)
         return Tenancy(with_host_key(live, rental), rental, self, fresh=False)
 
