@@ -165,10 +165,17 @@ def _hand_over(
     """Hand over a whole workspace; what is not whole is ended with RestoreUnfinished, unless
     ``check`` raises while no other run can work there. HandedOver where another run may have taken
     the machine up since. The killed run may have restored another snapshot than the ``newest``, by
-    its name. None: it restored nothing."""
+    its name. None: there is no snapshot, so what the machine holds is all that there is of the
+    workspace, unless that is a part of a deleted one."""
     with tenancy, open_session(opened, tenancy.machine) as session:
         if newest is None:
-            with workspace_held(opened, session):
+            with workspace_held(opened, session) as there:
+                if there.half_restored:
+                    raise RestoreUnfinished(
+                        f"machine {tenancy.machine.id} holds a part of a snapshot that was deleted "
+                        "since, so it was neither stored nor ended. End it in the market's "
+                        f"console; then run `torpor reconcile {opened.spec.name}`"
+                    )
                 make_paths(opened, session)
                 hand_over(tenancy, alone=False, untaken=True)
             return

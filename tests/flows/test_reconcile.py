@@ -602,6 +602,18 @@ def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
     assert lab.machines() == [] and len(lab.snapshots()) == 1
 
 
+def test_a_part_of_a_deleted_snapshot_is_neither_stored_nor_ended(lab: Lab) -> None:
+    """It would be the newest snapshot of the workspace."""
+    left, _ = _left(lab)
+    sampled(lab.market.near[left.id].home)
+    state = lab.market.near[left.id].home / "workspaces" / WORKSPACE
+    state.mkdir(parents=True)
+    (state / "restore").touch()
+    with pytest.raises(RestoreUnfinished, match="a part of a snapshot that was deleted"):
+        _reconcile(lab, left=[left.id])
+    assert (_state(lab), len(lab.machines()), lab.snapshots()) == ("standing", 1, [])
+
+
 def test_a_failed_attempt_named_in_left_is_told_what_ends_it(lab: Lab) -> None:
     left, rental = _left(lab)
     lab.opened.rentals.change(rental, state="abandoned", why="no SSH server answered")
