@@ -47,6 +47,7 @@ from torpor.shared.errors import (
     ProviderError,
     RestoreUnfinished,
     TorporError,
+    Unforeseen,
     UnsafeDestroy,
     WorkspaceBusy,
 )
@@ -434,6 +435,24 @@ def test_who_logs_in_while_it_is_hibernated_keeps_the_machine(
     assert _state(stored) == "handed over"
     assert f"machine {machine} was handed over, and not hibernated: " in caplog.text
     assert "stays as it was left" not in caplog.text
+
+
+def test_where_a_hibernation_cannot_be_started_the_others_are_seen_to(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deployment of an older torpor does not know all parameters: Prefect refuses them."""
+    whole, _ = _whole(stored)
+    part, _ = _left(stored)
+    sampled(stored.market.near[part.id].home)
+
+    def refuses(*_: object, **__: object) -> str:
+        raise TypeError("unexpected parameter only_if_unused")
+
+    monkeypatch.setattr(PlainRunner, "start", refuses)
+    with pytest.raises(Unforeseen, match="only_if_unused"):
+        _reconcile(stored, left=[whole, part.id])
+    assert [one.id for one in stored.machines()] == [whole]
+    assert f"machine {whole} was handed over, and not hibernated: " in caplog.text
 
 
 def test_who_logs_in_before_an_unfinished_restore_is_ended_keeps_the_machine(
