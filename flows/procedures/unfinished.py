@@ -15,7 +15,7 @@ from tasks.machines import hand_over, make_paths, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
-from tasks.watch import LeftLook, check_not_used, see_who_uses
+from tasks.watch import LeftLook, look_at_left, who_uses
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.agent import Session
 from torpor.control.rental.records import Rental
@@ -77,8 +77,7 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
     ``ended``: nobody used it, and it held an unfinished restore and nothing else. ``handed over``:
     nobody uses it, and it holds a whole restore, which only a verified snapshot may end. So is one
     of a workspace without snapshots, on which nothing was to be restored: what somebody may have
-    written there is stored. ``in use``: the same, and somebody uses it, or
-    nobody can say so.
+    written there is stored. ``in use``: the same, and somebody uses it, or nobody can say so.
 
     All others are left as they are: WorkspaceBusy while a run works on it or a job goes on with it,
     MachineInUse where that is not known, or where somebody uses a machine whose restore is not
@@ -86,17 +85,22 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
     answer; RestoreUnfinished where it was to be ended, and was not."""
     _check_no_job_goes_on(opened, machine, rental)
     opened = for_job(opened, rental.job, 0.0)
-
-    def check(session: Session) -> None:
-        _check_no_job_goes_on(opened, machine, rental)
-        check_not_used(opened, machine, session)
-
     with renting(opened) as held:
         tenancy = held.take_up(held.tenancy(machine, rental), untaken=True)
-        look = see_who_uses(opened, tenancy.machine)
+        look = look_at_left(opened, tenancy.machine, again=True)
         _check_nobody_works(opened, machine, look)
         never_stored = not snapshot_ids(opened.store, opened.spec.name)
         wanted = None if never_stored else pick_snapshot(opened, NEWEST)
+
+        def check(session: Session) -> None:
+            """Whoever is not known to use an unfinished restore keeps nobody from ending it."""
+            _check_no_job_goes_on(opened, machine, rental)
+            if used := look.used or who_uses(opened, tenancy.machine, session)[0]:
+                raise MachineInUse(
+                    f"machine {machine.id} holds an unfinished restore, and was left as it is: "
+                    f"{used}. `torpor wake {opened.spec.name}` goes on with it"
+                )
+
         try:
             _hand_over(opened, tenancy, wanted, check)
         except RestoreUnfinished as cause:
@@ -105,7 +109,7 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
             runner().log.info("machine %s was ended: %s", machine.id, cause)
             return "ended", str(cause)
     if look.used:
-        return "in use", "a person, a job or a server uses it, or has used it"
+        return "in use", look.used
     if look.unsure:
         return "in use", f"whether somebody uses it is not known: {look.unsure}"
     return "handed over", "nobody uses it"

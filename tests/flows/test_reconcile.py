@@ -467,6 +467,18 @@ def test_who_logs_in_before_an_unfinished_restore_is_ended_keeps_the_machine(
     assert f"machine {left.id} stays as it was left" in caplog.text
 
 
+def test_a_machine_that_saves_itself_is_not_ended_as_an_unfinished_restore(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record may be an older one that was put back in the store."""
+    left, _ = _left(stored)
+    sampled(stored.market.near[left.id].home)
+    monkeypatch.setattr("tasks.watch.held_and_saving", lambda *_: (None, True))
+    with pytest.raises(MachineInUse, match="left as it is: it saves its workspace by itself"):
+        _reconcile(stored, left=[left.id])
+    assert (_state(stored), len(stored.machines())) == ("standing", 1)
+
+
 def test_an_unfinished_restore_that_cannot_be_ended_is_not_called_ended(
     stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -512,7 +524,7 @@ def test_what_was_rented_for_a_first_job_is_held_while_it_is_handed_over(lab: La
 @pytest.mark.parametrize(
     ("step", "is_whole"),
     [
-        ("see who uses", True),
+        ("look at", True),
         ("hand over machine", True),
         ("begin restore", False),
         ("hold workspace", False),
