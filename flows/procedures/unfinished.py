@@ -92,9 +92,11 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
         never_stored = not snapshot_ids(opened.store, opened.spec.name)
         wanted = None if never_stored else pick_snapshot(opened, NEWEST)
 
-        def check(session: Session) -> None:
+        def check(session: Session, whole: bool) -> None:
             """Whoever is not known to use an unfinished restore keeps nobody from ending it."""
             _check_no_job_goes_on(opened, machine, rental)
+            if whole:
+                return
             if used := look.used or who_uses(opened, tenancy.machine, session)[0]:
                 raise MachineInUse(
                     f"machine {machine.id} holds an unfinished restore, and was left as it is: "
@@ -164,13 +166,14 @@ def _hand_over(
     opened: OpenWorkspace,
     tenancy: Tenancy,
     newest: StoredSnapshot | None,
-    check: Callable[[Session], None] = lambda session: None,
+    check: Callable[[Session, bool], None] = lambda session, whole: None,
 ) -> None:
-    """Hand over a whole workspace; what is not whole is ended with RestoreUnfinished, unless
-    ``check`` raises while no other run can work there. HandedOver where another run may have taken
-    the machine up since. The killed run may have restored another snapshot than the ``newest``, by
-    its name. None: there is no snapshot, so what the machine holds is all that there is of the
-    workspace, unless that is a part of a deleted one."""
+    """Hand over a whole workspace; what is not whole is ended with RestoreUnfinished. ``check`` may
+    raise right before either, while no other run can work there; it gets whether all is whole.
+    HandedOver where another run may have taken the machine up since. The killed run may have
+    restored another snapshot than the ``newest``, by its name. None: there is no snapshot, so what
+    the machine holds is all that there is of the workspace, unless that is a part of a deleted
+    one."""
     with tenancy, open_session(opened, tenancy.machine) as session:
         if newest is None:
             with workspace_held(opened, session) as there:
@@ -181,10 +184,11 @@ def _hand_over(
                         f"console; then run `torpor reconcile {opened.spec.name}`"
                     )
                 make_paths(opened, session)
+                check(session, True)
                 hand_over(tenancy, alone=False, untaken=True)
             return
         restore = new_restore(opened, session, _held(opened, session, newest))
-        give_up = partial(_give_up, opened, tenancy, session, check)
+        give_up = partial(_give_up, opened, tenancy, session, partial(check, session, False))
         with restore_run_before_handover(restore, tenancy, give_up):
             if not restore.plan.complete:
                 raise RestoreUnfinished(_NOT_WHOLE)
@@ -193,17 +197,18 @@ def _hand_over(
                 freezer = prove_freezing(opened, session, tenancy.rental, strict=False)
             make_paths(opened, session)
             starting = bool(opened.spec.programs)
+            check(session, True)
             hand_over(tenancy, alone=False, starting=starting, untaken=True)
             if starting:
                 start_programs(opened, session, tenancy, freezer)
 
 
 def _give_up(
-    opened: OpenWorkspace, tenancy: Tenancy, session: Session, check: Callable[[Session], None]
+    opened: OpenWorkspace, tenancy: Tenancy, session: Session, check: Callable[[], None]
 ) -> None:
     """Have the machine ended. WorkspaceBusy where another run works there by now."""
     with workspace_held(opened, session):
-        check(session)
+        check()
         tenancy.abandon(_NOT_WHOLE)
 
 

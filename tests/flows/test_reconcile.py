@@ -614,6 +614,25 @@ def test_who_begins_before_an_unfinished_restore_is_ended_keeps_the_machine(
     assert (_state(stored), len(stored.machines())) == ("standing", 1)
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_job_that_is_recorded_before_its_machine_is_handed_over_keeps_it(
+    lab: Lab, is_whole: bool
+) -> None:
+    if is_whole:
+        lab.workspace(lab.rent().id).mkdir()
+        (lab.workspace(lab.machines()[0].id) / "work").write_text("mine")
+        hibernate_plainly(lab.opened)
+        machine, rental = _whole(lab)
+    else:
+        left, rental = _left(lab)
+        machine = left.id
+        sampled(lab.market.near[machine].home)
+    lab.opened.rentals.change(rental, job=JOB)
+    with pytest.raises(WorkspaceBusy, match=JOB):
+        _reconcile_and(lab, "make paths", lambda: left_job(lab), machine)
+    assert (_state(lab), len(lab.machines())) == ("standing", 1)
+
+
 def test_the_machine_of_a_job_that_has_ended_still_counts_among_its_costs(stored: Lab) -> None:
     machine, rental = _whole(stored)
     stored.opened.rentals.change(rental, job=JOB)
