@@ -58,7 +58,8 @@ def first_page(blocks: Sequence[str], watching: str) -> str:
     """The page before the first look at the workspaces of these ``blocks``."""
     head = (
         f"# torpor is up\n\n{_text(watching.replace('`', ''))}\n\n"
-        "Each run of `watch` renews this page. `torpor status` looks now, in the terminal. `torpor init mywork` makes a workspace: it "
+        "Each run of `watch` renews this page. `torpor status` looks now, in the terminal. "
+        "`torpor init mywork` makes a workspace: it "
         "asks for bucket, market and directories.\n"
     )
     return "\n".join([head, _workspaces([Overview(block=name) for name in blocks]), _LINKS])
