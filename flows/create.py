@@ -11,6 +11,7 @@ from blocks import Workspace
 from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
 from tasks.flow import flow
+from tasks.hold import workspace_held
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
 from tasks.programs import Freezer, prove_freezing, start_programs
@@ -49,10 +50,11 @@ def create(
         rented_machine(opened) as tenancy,
         open_session(opened, tenancy.machine) as session,
     ):
-        make_paths(opened, session)
-        if spec.freezes:
-            freezer = prove_freezing(opened, session, tenancy.rental)
-        hand_over(tenancy, alone=True, starting=bool(spec.programs))
+        with workspace_held(opened, session):  # else its machine looks as if a killed run left it
+            make_paths(opened, session)
+            if spec.freezes:
+                freezer = prove_freezing(opened, session, tenancy.rental)
+            hand_over(tenancy, alone=True, starting=bool(spec.programs))
         if spec.programs:
             programs = start_programs(opened, session, tenancy, freezer)
         start_autosave(opened, session, tenancy.machine)

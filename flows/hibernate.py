@@ -73,8 +73,9 @@ def hibernate(
         dry_run: Store and destroy nothing. Say what would be stored and what left behind, which
             programs would be frozen, and what is saved.
         only_if_unused: Keep the machine if anybody is or was logged in to it, or a job or a server
-            runs on it, or nobody can say so, now and again right before it is destroyed.
-            `reconcile` sets it for a machine that no run has told anybody of.
+            that is no program of the workspace runs on it, or nobody can say so, now and again
+            right before it is destroyed. `reconcile` sets it for a machine that no run has told
+            anybody of.
     """
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)

@@ -16,6 +16,7 @@ from tasks.reconciliation import (
 )
 from tasks.run_table import shown
 from tasks.runner import runner
+from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reconciliation import Reconciliation, choose_findings, choose_gone
@@ -86,11 +87,13 @@ def reconcile(
     for machine, rental in settled:
         try:
             became, why = settle(opened, machine, rental)
-        except TorporError as error:
+            if became == "handed over":
+                _hibernate(workspace, opened, machine.id)
+        except Exception as error:  # noqa: BLE001 - what else was named is seen to all the same
+            faults.append(trouble(error))
             runner().log.error(
-                "machine %s %s: %s", machine.id, became_of(opened, rental.label), error
+                "machine %s %s: %s", machine.id, became_of(opened, rental.label), faults[-1]
             )
-            faults.append(error)
             continue
         if became == "ended":
             ended.append(machine.id)
@@ -100,14 +103,6 @@ def reconcile(
                 "%s` stores and ends it",
                 machine.id, why, opened.spec.name, machine.id,
             )  # fmt: skip
-        else:
-            try:
-                _hibernate(workspace, opened, machine.id)
-            except TorporError as error:
-                runner().log.error(
-                    "machine %s was handed over, and not hibernated: %s", machine.id, error
-                )
-                faults.append(error)
     for rental in closed:
         close_rental(opened, rental)
     if abandoned:

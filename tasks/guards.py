@@ -14,12 +14,12 @@ from typing import Protocol
 from tasks.jobs import check_no_job
 from tasks.questions import ask
 from tasks.snapshot import log_losses
-from tasks.watch import check_idle, check_nothing_began, check_unused
+from tasks.watch import check_idle, check_nothing_began, who_uses
 from tasks.workspace import OpenWorkspace
 from torpor.control.losses import OWN_FILES, Lost
 from torpor.control.remote.agent import Agent
 from torpor.control.safety import Verified, boot_clock_s
-from torpor.shared.errors import UnsavedWork
+from torpor.shared.errors import MachineInUse, UnsavedWork
 from torpor.shared.values import Machine
 
 
@@ -153,10 +153,16 @@ class StaysUnused:
     def __init__(self, opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
         self._opened = opened
         self._session = session
-        check_unused(opened, machine, session)
+        self.check(EndingMachine(machine))
 
     def check(self, ending: EndingMachine) -> None:
-        check_unused(self._opened, ending.machine, self._session)
+        name, machine = self._opened.spec.name, ending.machine
+        used, unsure = who_uses(self._opened, machine, self._session)
+        if why := used or unsure:
+            raise MachineInUse(
+                f"machine {machine.id} of workspace {name} was kept: {why}. Hibernate it when "
+                f"nobody needs it: `torpor hibernate {name} --machine {machine.id}`"
+            )
 
 
 class NothingBegan:

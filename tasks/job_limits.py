@@ -123,8 +123,8 @@ def _ends(job: Job) -> bool:
 def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     """Let the job use more than it was submitted with; returns it as it then is. InvalidInput where
     it is over, or about to be stopped: nobody reads the approval any more, and it is withdrawn. It
-    holds while the nodes of a job are renewed.
-    An earlier one that the job's driver has not read yet holds beside it."""
+    holds while the nodes of a job are renewed. An earlier one that the job's driver has not read
+    yet holds beside it."""
     try:
         earlier = opened.jobs.approved(job.id)
     except RecordRefused as error:  # this approval replaces it

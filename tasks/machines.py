@@ -407,18 +407,18 @@ def hand_over(
     *,
     alone: bool,
     starting: bool = False,
-    of_job: bool = False,
+    untaken: bool = False,
 ) -> None:
     """Leave the machine to its user: from now on only a verified snapshot may end it. ``alone``:
     HandedOver if another run has handed over a machine of the workspace since this one began.
-    ``of_job``: HandedOver if another job's run has taken it up since this one did. ``fetched``: all
+    ``untaken``: HandedOver if another run may have taken it up since this one did. ``fetched``: all
     of it came from the store; its rate is recorded. ``starting``: this run starts the workspace's
     programs next."""
     if fetched is not None and tenancy.fresh:
         seconds, stored = seconds_by_phase().get("restore", 0.0), fetched.stored_bytes
         tenancy.hand_over(alone=alone, fetched_bytes=stored, fetched_s=seconds, starting=starting)
     else:
-        tenancy.hand_over(alone=alone, starting=starting, of_job=of_job)
+        tenancy.hand_over(alone=alone, starting=starting, untaken=untaken)
 
 
 @step("destroy machine", phase="destroy", says="ending machine {machine.id}")

@@ -312,37 +312,26 @@ def check_nothing_began(
 
 class LeftLook(msgspec.Struct, frozen=True):
     """``works``: the agent works for a run now; None where it did not say, with the ``error``.
-    ``used``: a job or a server is on the machine, a person is or was, or it saves itself: it may
-    have been handed over, whatever its record says, which may be an older one that was put back in
-    the store. ``unsure``: why nobody can say whether a person uses it; empty where that is known.
-    ``holds``: the snapshot that it has restored whole, where that is not the workspace's newest."""
+    ``used``: who uses the machine, or has used it: it may have been handed over, whatever its
+    record says, which may be an older one that was put back in the store. ``unsure``: why nobody
+    can say whether a person uses it. Both are empty where there is nothing to say. ``holds``: the
+    snapshot that it has restored whole, where that is not the workspace's newest."""
 
     works: bool | None
-    used: bool = False
+    used: str = ""
     error: str = ""
     holds: SnapshotId | None = None
     unsure: str = ""
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether a later look would say no more: no run works there, and its use is known."""
-        return self.works is False and (self.used or not self.unsure)
-
 
 @step("look at what was left", run_name="look at {machine.id}", retries=ONCE)
-def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
+def look_at_left(opened: OpenWorkspace, machine: Machine, *, again: bool = False) -> LeftLook:
     """Ask the agent of a machine that was never handed over whether a run works there: it holds
-    the workspace's lock as long as that run is attached."""
-    return _look_at_left(opened, machine)
-
-
-@step("see who uses what was left", run_name="see who uses {machine.id}", retries=ONCE)
-def see_who_uses(opened: OpenWorkspace, machine: Machine) -> LeftLook:
-    """As ``look_at_left``, and again after LOOK_AGAIN_S while that says that a run works there, or
-    does not say who uses it."""
+    the workspace's lock as long as that run is attached. ``again``: ask once more after each of
+    LOOK_AGAIN_S while it says that one does, or does not say who uses the machine."""
     look = _look_at_left(opened, machine)
-    for wait_s in LOOK_AGAIN_S:
-        if look.is_settled:
+    for wait_s in LOOK_AGAIN_S if again else ():
+        if look.works is False and (look.used or not look.unsure):
             break
         time.sleep(wait_s)
         look = _look_at_left(opened, machine)
@@ -358,6 +347,7 @@ def _look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
             over.start()
             try:
                 activity = _read(opened, session)
+                used, unsure = _users(activity)
                 held, saving = held_and_saving(opened, session)
             finally:
                 over.cancel()
@@ -366,53 +356,41 @@ def _look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
             held = None
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         return LeftLook(None, error=plain(str(trouble(error))))
-    used = saving or bool(_use(activity))
-    return LeftLook(activity.runs, used, holds=held, unsure=_unsure(activity))
+    if saving and not used:
+        used = "it saves its workspace by itself"
+    return LeftLook(activity.runs, used, holds=held, unsure=unsure)
 
 
-def _use(activity: Activity) -> str:
-    """Who uses a machine, or has used it, as far as it says; empty for nobody."""
-    if activity.job_s is not None:
-        return "the command of a job runs on it"
-    if activity.served_s is not None:
-        return "a server runs on it"
-    newest = activity.samples[-1:]
-    if any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) or one.flags & PERSON for one in newest):
-        return "somebody is or was logged in to it"
-    return ""
-
-
-def _unsure(activity: Activity) -> str:
-    """Why nobody can say whether a person uses a machine; empty where that is known."""
-    if fault := sampler_fault(activity):
-        return fault
-    if activity.samples[-1].flags & JUPYTER_SILENT:
-        return "a Jupyter server runs and does not say what it does"
-    return ""
-
-
-@step("see that nobody began to use it", retries=ONCE)
-def check_not_used(opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
-    """MachineInUse if somebody uses a machine that holds an unfinished restore and nothing else. It
-    held no work before: whoever is not known to use it keeps nobody from ending it."""
-    if why := _use(_read(opened, session)):
-        raise MachineInUse(
-            f"machine {machine.id} holds an unfinished restore, and was left as it is: {why}. "
-            f"`torpor wake {opened.spec.name}` goes on with it"
-        )
-
-
-@step("see that nobody uses it", retries=ONCE)
-def check_unused(opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
-    """MachineInUse unless it is known that no person is or was on the machine, and that neither the
-    command of a job nor a server runs there."""
+@step("see who uses it", retries=ONCE)
+def who_uses(opened: OpenWorkspace, machine: Machine, session: Agent) -> tuple[str, str]:
+    """Who uses the machine, or has used it, as far as it says; and why nobody can say whether a
+    person does. Both are empty where there is nothing to say. The workspace's programs are no use
+    of a machine that was handed over: the hand-over has started them, and a hibernation freezes
+    them."""
     activity = _read(opened, session)
-    why = _use(activity) or _unsure(activity)
-    if why:
-        raise MachineInUse(
-            f"machine {machine.id} of workspace {opened.spec.name} was kept: {why}. Hibernate it "
-            f"when nobody needs it: `torpor hibernate {opened.spec.name} --machine {machine.id}`"
-        )
+    rental = None if machine.label is None else opened.rentals.of(machine.label)
+    handed_over = rental is not None and rental.state == "handed over" and not rental.job
+    if handed_over and opened.spec.programs:
+        activity = msgspec.structs.replace(activity, served_s=None)
+    return _users(activity)
+
+
+def _users(activity: Activity) -> tuple[str, str]:
+    newest = activity.samples[-1:]
+    used = unsure = ""
+    if activity.job_s is not None:
+        used = "the command of a job runs on it"
+    elif activity.served_s is not None:
+        used = "a server runs on it"
+    elif any(
+        (one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) or one.flags & PERSON for one in newest
+    ):
+        used = "somebody is or was logged in to it"
+    if fault := sampler_fault(activity):
+        unsure = fault
+    elif newest[0].flags & JUPYTER_SILENT:
+        unsure = "a Jupyter server runs and does not say what it does"
+    return used, unsure
 
 
 def seen_left(look: StepFuture[LeftLook]) -> LeftLook:

@@ -42,18 +42,19 @@ def restore_run(
 
 @contextmanager
 def restore_run_before_handover(
-    restore: RemoteRestore, tenancy: Tenancy
+    restore: RemoteRestore, tenancy: Tenancy, give_up: Callable[[], None] | None = None
 ) -> Iterator[RemoteRestore]:
     """Begin a restore on a machine that is handed over afterwards, or continue what an earlier run
     began there. Once the agent has said that it holds nothing else, the machine may be destroyed
-    after an error."""
+    after an error. ``give_up``: the caller continues nothing, so that only RestoreUnfinished may
+    have it destroyed, after this call."""
     try:
         with restore_run(restore, resume=not tenancy.fresh, rented=tenancy.rental is not None):
-            if not restore.plan.complete:
+            if give_up is None and not restore.plan.complete:
                 tenancy.holds_nothing_else()
             yield restore
-    except RestoreUnfinished:  # of another snapshot, and nothing else
-        tenancy.holds_nothing_else()
+    except RestoreUnfinished:  # of another snapshot, and nothing else; or the caller's
+        (give_up or tenancy.holds_nothing_else)()
         raise
     except InvalidInput:  # the targets are filled: another run may have restored them meanwhile
         tenancy.check_unclaimed()

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal
 
-from flows.procedures.restore import restore_run
+from flows.procedures.restore import restore_run_before_handover
 from tasks.autosave import line_held
 from tasks.hold import workspace_held
+from tasks.job_limits import for_job
 from tasks.jobs import check_no_job
 from tasks.machines import hand_over, make_paths, open_session, renting
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
-from tasks.watch import LeftLook, check_not_used, see_who_uses
+from tasks.watch import LeftLook, look_at_left, who_uses
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.agent import Session
-from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
 from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     CreateFailed,
-    HandedOver,
-    InvalidInput,
     MachineError,
     MachineInUse,
     RestoreUnfinished,
@@ -51,7 +47,7 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
             wanted = pick_snapshot(opened, newest or "")
             try:
                 tenancy = held.take_up(held.tenancy(machine, rental))
-                if not _is_of_job(opened, rental):
+                if tenancy.rental is None or tenancy.rental.job != opened.job:
                     continue
                 _hand_over(opened, tenancy, wanted)
             except RestoreUnfinished as cause:
@@ -62,13 +58,13 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
             except (MachineError, CreateFailed) as error:
                 fault = error
             else:
-                if _is_of_job(opened, rental):
-                    return machine.id
+                return machine.id
     if fault is not None:
         raise fault
     return None
 
 
+_NOT_WHOLE: Final = "its run has gone, and its restore is not whole"
 ENDED: Final = "has ended"
 ONLY_HANDED_OVER: Final = "was handed over, and not hibernated"
 Settled = Literal["ended", "handed over", "in use"]
@@ -81,29 +77,41 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
     ``ended``: nobody used it, and it held an unfinished restore and nothing else. ``handed over``:
     nobody uses it, and it holds a whole restore, which only a verified snapshot may end. So is one
     of a workspace without snapshots, on which nothing was to be restored: what somebody may have
-    written there is stored. ``in use``: the same, and somebody uses it, or
-    nobody can say so.
+    written there is stored. ``in use``: the same, and somebody uses it, or nobody can say so.
 
     All others are left as they are: WorkspaceBusy while a run works on it or a job goes on with it,
     MachineInUse where that is not known, or where somebody uses a machine whose restore is not
     whole; HandedOver if another run has taken it up; MachineError or CreateFailed where it does not
     answer; RestoreUnfinished where it was to be ended, and was not."""
-    opened = replace(opened, job=_job_of(opened, machine, rental))
+    _check_no_job_goes_on(opened, machine, rental)
+    opened = for_job(opened, rental.job, 0.0)
     with renting(opened) as held:
-        tenancy = held.take_up(held.tenancy(machine, rental))
-        look = see_who_uses(opened, tenancy.machine)
+        tenancy = held.take_up(held.tenancy(machine, rental), untaken=True)
+        look = look_at_left(opened, tenancy.machine, again=True)
         _check_nobody_works(opened, machine, look)
         never_stored = not snapshot_ids(opened.store, opened.spec.name)
         wanted = None if never_stored else pick_snapshot(opened, NEWEST)
+
+        def check(session: Session, whole: bool) -> None:
+            """Whoever is not known to use an unfinished restore keeps nobody from ending it."""
+            _check_no_job_goes_on(opened, machine, rental)
+            if whole:
+                return
+            if used := look.used or who_uses(opened, tenancy.machine, session)[0]:
+                raise MachineInUse(
+                    f"machine {machine.id} holds an unfinished restore, and was left as it is: "
+                    f"{used}. `torpor wake {opened.spec.name}` goes on with it"
+                )
+
         try:
-            _hand_over(opened, tenancy, wanted, spares_used=True)
+            _hand_over(opened, tenancy, wanted, check)
         except RestoreUnfinished as cause:
             if opened.rentals.of(rental.label) is not None:
                 raise
             runner().log.info("machine %s was ended: %s", machine.id, cause)
             return "ended", str(cause)
     if look.used:
-        return "in use", "a person, a job or a server uses it, or has used it"
+        return "in use", look.used
     if look.unsure:
         return "in use", f"whether somebody uses it is not known: {look.unsure}"
     return "handed over", "nobody uses it"
@@ -128,19 +136,16 @@ def became_of(opened: OpenWorkspace, label: Label) -> str:
     return "stays as it was left"
 
 
-def _job_of(opened: OpenWorkspace, machine: Machine, rental: Rental) -> str:
-    """The job that the machine stays rented for: none if that has ended. WorkspaceBusy where one
-    goes on with the machine."""
+def _check_no_job_goes_on(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
+    """WorkspaceBusy where the job that the machine was rented for goes on with it, MachineInUse
+    where another job works there."""
     check_no_job(opened, machine.id)
     job = opened.jobs.of(rental.job) if rental.job else None
-    if job is None:
-        return rental.job
-    if not job.ended:
+    if job is not None and not job.ended:
         raise WorkspaceBusy(
             f"machine {machine.id} was rented for job {job.id}, which is {job.state} and goes on "
             f"with it: wait for the job, or cancel it with `torpor job cancel {job.id}`"
         )
-    return ""
 
 
 def _check_nobody_works(opened: OpenWorkspace, machine: Machine, look: LeftLook) -> None:
@@ -157,78 +162,54 @@ def _check_nobody_works(opened: OpenWorkspace, machine: Machine, look: LeftLook)
         )
 
 
-def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
-    now = opened.rentals.of(rental.label)
-    return now is not None and now.job == opened.job
-
-
-def _check_may_end(
-    opened: OpenWorkspace, tenancy: Tenancy, session: Session, *, spares_used: bool
-) -> None:
-    """HandedOver where another run has ended the machine, or has taken it up for another job.
-    MachineInUse, with ``spares_used``, where somebody uses it."""
-    rental = tenancy.rental
-    if rental is not None and not _is_of_job(opened, rental):
-        raise HandedOver(
-            f"another run has ended machine {rental.machine} or goes on with it: it was left alone"
-        )
-    if spares_used:
-        check_not_used(opened, tenancy.machine, session)
-
-
 def _hand_over(
     opened: OpenWorkspace,
     tenancy: Tenancy,
     newest: StoredSnapshot | None,
-    *,
-    spares_used: bool = False,
+    check: Callable[[Session, bool], None] = lambda session, whole: None,
 ) -> None:
-    """Hand over a whole workspace, for the job of ``opened`` and no other one. What is not whole is
-    ended with the error; with ``spares_used`` it stays, with MachineInUse, where somebody uses it
-    by now. The killed run may have restored another snapshot than the ``newest``, by its name.
-    None: it restored nothing."""
+    """Hand over a whole workspace; what is not whole is ended with RestoreUnfinished. ``check`` may
+    raise right before either, while no other run can work there; it gets whether all is whole.
+    HandedOver where another run may have taken the machine up since. The killed run may have
+    restored another snapshot than the ``newest``, by its name. None: there is no snapshot, so what
+    the machine holds is all that there is of the workspace, unless that is a part of a deleted
+    one."""
     with tenancy, open_session(opened, tenancy.machine) as session:
         if newest is None:
-            with workspace_held(opened, session):
+            with workspace_held(opened, session) as there:
+                if there.half_restored:
+                    raise RestoreUnfinished(
+                        f"machine {tenancy.machine.id} holds a part of a snapshot that was deleted "
+                        "since, so it was neither stored nor ended. End it in the market's "
+                        f"console; then run `torpor reconcile {opened.spec.name}`"
+                    )
                 make_paths(opened, session)
-                hand_over(tenancy, alone=False, of_job=True)
+                check(session, True)
+                hand_over(tenancy, alone=False, untaken=True)
             return
         restore = new_restore(opened, session, _held(opened, session, newest))
-        check = partial(_check_may_end, opened, tenancy, session, spares_used=spares_used)
-        with _whole_restore(restore, tenancy, check):
+        give_up = partial(_give_up, opened, tenancy, session, partial(check, session, False))
+        with restore_run_before_handover(restore, tenancy, give_up):
+            if not restore.plan.complete:
+                raise RestoreUnfinished(_NOT_WHOLE)
             freezer = Freezer()
             if opened.spec.freezes:  # it is whole
                 freezer = prove_freezing(opened, session, tenancy.rental, strict=False)
             make_paths(opened, session)
             starting = bool(opened.spec.programs)
-            hand_over(tenancy, alone=False, starting=starting, of_job=True)
+            check(session, True)
+            hand_over(tenancy, alone=False, starting=starting, untaken=True)
             if starting:
                 start_programs(opened, session, tenancy, freezer)
 
 
-@contextmanager
-def _whole_restore(
-    restore: RemoteRestore, tenancy: Tenancy, check: Callable[[], None]
-) -> Iterator[None]:
-    """Hold the workspace, and see that its restore is whole. Once the agent has said that the
-    machine holds an unfinished one and nothing else, it may be ended with the error, unless
-    ``check`` raises."""
-    try:
-        with restore_run(restore, resume=True, rented=True):
-            _check_whole(restore)
-            yield
-    except RestoreUnfinished:
+def _give_up(
+    opened: OpenWorkspace, tenancy: Tenancy, session: Session, check: Callable[[], None]
+) -> None:
+    """Have the machine ended. WorkspaceBusy where another run works there by now."""
+    with workspace_held(opened, session):
         check()
-        tenancy.holds_nothing_else()
-        raise
-    except InvalidInput:  # the targets are filled: another run may have restored them meanwhile
-        tenancy.check_unclaimed()
-        raise
-
-
-def _check_whole(restore: RemoteRestore) -> None:
-    if not restore.plan.complete:
-        raise RestoreUnfinished("its run has gone, and its restore is not whole")
+        tenancy.abandon(_NOT_WHOLE)
 
 
 def _held(opened: OpenWorkspace, session: Session, newest: StoredSnapshot) -> StoredSnapshot:

@@ -133,6 +133,7 @@ def test_what_would_keep_a_machine_that_is_not_idle_or_freezes_nothing_is_named(
     lab: Lab, work: Path
 ) -> None:
     assert "is unknown: " in _row(_preview(lab, only_if_idle=True), "keeps it")
+    assert "kept: no sampler has written" in _row(_preview(lab, only_if_unused=True), "keeps it")
     spec = msgspec.structs.replace(lab.opened.spec, programs=["jupyter"], process="require")
     report = run_plainly(replace(lab.opened, spec=spec), hibernate, dry_run=True)
     assert isinstance(report, HibernatePreview)

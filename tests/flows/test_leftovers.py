@@ -94,7 +94,8 @@ def test_a_run_that_hands_nothing_over_for_hours_is_told_of_and_ends_nothing(
 def test_what_becomes_of_it_is_its_blocks_rule(
     rule: Literal["end", "continue", "report"], used: bool, has_job: bool, act: str
 ) -> None:
-    assert judge_left(DEMO, MACHINE, RENTAL, LeftLook(False, used), [], rule, has_job).act == act
+    look = LeftLook(False, "a server runs on it" if used else "")
+    assert judge_left(DEMO, MACHINE, RENTAL, look, [], rule, has_job).act == act
     assert judge_left(DEMO, MACHINE, RENTAL, SILENT, [], rule, has_job).act == ""
 
 

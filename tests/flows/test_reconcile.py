@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import tasks.watch
-from flows import reconcile
+from flows import create, reconcile
 from tasks.machines import left_unfinished, renting
 from tasks.plain_runner import PlainRunner
 from tasks.reconciliation import check_silent
@@ -47,6 +47,7 @@ from torpor.shared.errors import (
     ProviderError,
     RestoreUnfinished,
     TorporError,
+    Unforeseen,
     UnsafeDestroy,
     WorkspaceBusy,
 )
@@ -398,7 +399,22 @@ def test_where_no_sampler_says_who_is_there_a_whole_restore_is_only_handed_over(
     ) in caplog.text
 
 
-def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], machine: MachineId) -> None:
+@pytest.mark.parametrize("job", ["", JOB])
+def test_programs_that_the_hand_over_starts_do_not_keep_the_machine(
+    needs_server: None, stored: Lab, job: str
+) -> None:
+    """None is started on a machine that was rented for a job."""
+    machine, rental = _whole(stored)
+    stored.opened.rentals.change(rental, job=job)
+    spec = msgspec.structs.replace(stored.opened.spec, programs=["exec sleep 600"])
+    opened, steps = replace(stored.opened, spec=spec), list[str]()
+    with PlainRunner(opened, retries=0, before=steps.append):
+        reconcile.fn(WORKSPACE, left=[machine])
+    assert ("start programs" in steps) == (not job)
+    assert stored.machines() == [] and len(stored.snapshots()) == 2
+
+
+def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], *machines: MachineId) -> None:
     """Reconcile what was left; right before that step somebody else does something."""
 
     def strike(name: str) -> None:
@@ -406,7 +422,7 @@ def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], machine: Mac
             does()
 
     with PlainRunner(lab.opened, retries=0, before=strike):
-        reconcile.fn(WORKSPACE, left=[machine])
+        reconcile.fn(WORKSPACE, left=[*machines])
 
 
 def test_who_logs_in_while_it_is_hibernated_keeps_the_machine(
@@ -421,6 +437,24 @@ def test_who_logs_in_while_it_is_hibernated_keeps_the_machine(
     assert "stays as it was left" not in caplog.text
 
 
+def test_where_a_hibernation_cannot_be_started_the_others_are_seen_to(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deployment of an older torpor does not know all parameters: Prefect refuses them."""
+    whole, _ = _whole(stored)
+    part, _ = _left(stored)
+    sampled(stored.market.near[part.id].home)
+
+    def refuses(*_: object, **__: object) -> str:
+        raise TypeError("unexpected parameter only_if_unused")
+
+    monkeypatch.setattr(PlainRunner, "start", refuses)
+    with pytest.raises(Unforeseen, match="only_if_unused"):
+        _reconcile(stored, left=[whole, part.id])
+    assert [one.id for one in stored.machines()] == [whole]
+    assert f"machine {whole} was handed over, and not hibernated: " in caplog.text
+
+
 def test_who_logs_in_before_an_unfinished_restore_is_ended_keeps_the_machine(
     stored: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -431,6 +465,18 @@ def test_who_logs_in_before_an_unfinished_restore_is_ended_keeps_the_machine(
         _reconcile_and(stored, "begin restore", lambda: sampled(home, flags=PERSON), left.id)
     assert (_state(stored), len(stored.machines())) == ("standing", 1)
     assert f"machine {left.id} stays as it was left" in caplog.text
+
+
+def test_a_machine_that_saves_itself_is_not_ended_as_an_unfinished_restore(
+    stored: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record may be an older one that was put back in the store."""
+    left, _ = _left(stored)
+    sampled(stored.market.near[left.id].home)
+    monkeypatch.setattr("tasks.watch.held_and_saving", lambda *_: (None, True))
+    with pytest.raises(MachineInUse, match="left as it is: it saves its workspace by itself"):
+        _reconcile(stored, left=[left.id])
+    assert (_state(stored), len(stored.machines())) == ("standing", 1)
 
 
 def test_an_unfinished_restore_that_cannot_be_ended_is_not_called_ended(
@@ -474,12 +520,18 @@ def test_what_was_rented_for_a_first_job_is_held_while_it_is_handed_over(lab: La
     assert len(refused) == 1 and lab.machines() == []  # handed over, given back and hibernated
 
 
+@pytest.mark.parametrize("job", ["", JOB], ids=["a wake", "another job"])
 @pytest.mark.parametrize(
     ("step", "is_whole"),
-    [("see who uses", True), ("hand over machine", True), ("begin restore", False)],
+    [
+        ("look at", True),
+        ("hand over machine", True),
+        ("begin restore", False),
+        ("hold workspace", False),
+    ],
 )
-def test_a_machine_that_another_jobs_run_goes_on_with_is_left_to_it(
-    stored: Lab, step: str, is_whole: bool
+def test_a_machine_that_another_run_takes_up_is_left_to_it(
+    stored: Lab, step: str, is_whole: bool, job: str
 ) -> None:
     if is_whole:
         machine, rental = _whole(stored)
@@ -489,17 +541,99 @@ def test_a_machine_that_another_jobs_run_goes_on_with_is_left_to_it(
         sampled(stored.market.near[machine].home)
 
     def taken() -> None:
-        stored.opened.rentals.change(rental, job=JOB)
+        stored.opened.rentals.change(rental, state="standing", job=job)
 
     with pytest.raises(HandedOver, match="left alone"):
         _reconcile_and(stored, step, taken, machine)
     (now,) = stored.opened.rentals.open()
-    assert (now.state, now.job) == ("standing", JOB)
+    assert (now.state, now.job) == ("standing", job)
 
 
-def test_a_machine_whose_job_has_ended_is_that_of_no_job_any_more(
-    stored: Lab, monkeypatch: pytest.MonkeyPatch
+def test_a_machine_that_is_taken_up_while_the_one_before_is_ended_is_left(stored: Lab) -> None:
+    (first, _), (second, rental) = _left(stored), _left(stored)
+    for left in (first, second):
+        sampled(stored.market.near[left.id].home)
+
+    def taken() -> None:
+        if len(stored.machines()) == 2:
+            stored.opened.rentals.change(rental, state="standing")
+
+    with pytest.raises(HandedOver, match="left alone"):
+        _reconcile_and(stored, "hold workspace", taken, first.id, second.id)
+    assert [one.id for one in stored.machines()] == [second.id] and _state(stored) == "standing"
+
+
+def test_the_machine_of_a_create_under_way_is_left_to_it(lab: Lab) -> None:
+    kept = []
+
+    def reconciles(step: str) -> None:
+        if step == "hand over machine":
+            (machine,) = lab.machines()
+            sampled(lab.market.near[machine.id].home)
+            with pytest.raises(WorkspaceBusy, match="a run works on machine"):
+                _reconcile(lab, left=[machine.id])
+            kept.append(machine.id)
+
+    with PlainRunner(lab.opened, retries=0, before=reconciles):
+        assert [create.fn(WORKSPACE).id] == kept
+    assert (_state(lab), len(lab.machines())) == ("handed over", 1)
+
+
+@pytest.mark.parametrize("job", ["", JOB], ids=["a create", "another job"])
+def test_an_empty_machine_that_another_run_takes_up_is_left_to_it(lab: Lab, job: str) -> None:
+    left, rental = _left(lab)
+    lab.opened.rentals.change(rental, job="0" * 12)
+    sampled(lab.market.near[left.id].home)
+
+    def taken() -> None:
+        lab.opened.rentals.change(rental, state="standing", job=job)
+
+    with pytest.raises(HandedOver, match="left alone"):
+        _reconcile_and(lab, "hand over machine", taken, left.id)
+    (now,) = lab.opened.rentals.open()
+    assert (now.state, now.job) == ("standing", job)
+
+
+@pytest.mark.parametrize("who", ["a wake", "its job"])
+def test_who_begins_before_an_unfinished_restore_is_ended_keeps_the_machine(
+    stored: Lab, who: str
 ) -> None:
+    left, rental = _left(stored)
+    stored.opened.rentals.change(rental, job=JOB)
+    near = stored.market.near[left.id]
+    sampled(near.home)
+
+    def begins() -> None:
+        if who == "a wake":
+            near.runs.add(AgentRun, "other", WORKSPACE)
+        else:
+            left_job(stored)
+
+    with pytest.raises(WorkspaceBusy, match="run other works on" if who == "a wake" else JOB):
+        _reconcile_and(stored, "hold workspace", begins, left.id)
+    assert (_state(stored), len(stored.machines())) == ("standing", 1)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_job_that_is_recorded_before_its_machine_is_handed_over_keeps_it(
+    lab: Lab, is_whole: bool
+) -> None:
+    if is_whole:
+        lab.workspace(lab.rent().id).mkdir()
+        (lab.workspace(lab.machines()[0].id) / "work").write_text("mine")
+        hibernate_plainly(lab.opened)
+        machine, rental = _whole(lab)
+    else:
+        left, rental = _left(lab)
+        machine = left.id
+        sampled(lab.market.near[machine].home)
+    lab.opened.rentals.change(rental, job=JOB)
+    with pytest.raises(WorkspaceBusy, match=JOB):
+        _reconcile_and(lab, "make paths", lambda: left_job(lab), machine)
+    assert (_state(lab), len(lab.machines())) == ("standing", 1)
+
+
+def test_the_machine_of_a_job_that_has_ended_still_counts_among_its_costs(stored: Lab) -> None:
     machine, rental = _whole(stored)
     stored.opened.rentals.change(rental, job=JOB)
     jobs, left = stored.opened.jobs, left_job(stored)
@@ -507,7 +641,7 @@ def test_a_machine_whose_job_has_ended_is_that_of_no_job_any_more(
     (stored.market.near[machine].home / "activity.ring").unlink()  # it is only handed over
     _reconcile(stored, left=[machine])
     (now,) = stored.opened.rentals.open()
-    assert (now.state, now.job) == ("handed over", "")
+    assert (now.state, now.job) == ("handed over", JOB)
 
 
 def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
@@ -516,6 +650,18 @@ def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
     sampled(lab.market.near[left.id].home)
     assert _reconcile(lab, left=[left.id]).findings == []
     assert lab.machines() == [] and len(lab.snapshots()) == 1
+
+
+def test_a_part_of_a_deleted_snapshot_is_neither_stored_nor_ended(lab: Lab) -> None:
+    """It would be the newest snapshot of the workspace."""
+    left, _ = _left(lab)
+    sampled(lab.market.near[left.id].home)
+    state = lab.market.near[left.id].home / "workspaces" / WORKSPACE
+    state.mkdir(parents=True)
+    (state / "restore").touch()
+    with pytest.raises(RestoreUnfinished, match="a part of a snapshot that was deleted"):
+        _reconcile(lab, left=[left.id])
+    assert (_state(lab), len(lab.machines()), lab.snapshots()) == ("standing", 1, [])
 
 
 def test_a_failed_attempt_named_in_left_is_told_what_ends_it(lab: Lab) -> None:

@@ -94,16 +94,18 @@ def test_a_run_that_slept_before_its_write_does_not_undo_a_hand_over(
     assert rentals.of(other.label) is not None
 
 
-def test_a_rental_that_another_job_took_up_during_a_write_stays_that_jobs(
+def test_a_rental_that_another_run_took_up_during_a_write_stays_that_runs(
     contested: ContestedStore,
 ) -> None:
+    """Also one of the same job, or of none. The host key of the first login takes nothing up."""
     rentals = Rentals(contested, DEMO)
-    rental = rentals.change(_begin(rentals), state="standing", job="first")
-    contested.meanwhile = lambda: rentals.change(rental, job="second")
-    with pytest.raises(HandedOver, match="is that of job second by now"):
-        rentals.change(rental, "first", state="standing", job="third")
-    now = rentals.change(rental, "first", state="standing", job="second")  # its answer was lost
-    assert now.job == "second"
+    rental = rentals.change(_begin(rentals), state="standing")
+    contested.meanwhile = lambda: rentals.change(rental, state="standing")
+    with pytest.raises(HandedOver, match="may go on with its machine"):
+        rentals.change_untaken(rental, state="abandoned")
+    rental = rentals.change(rental, host_key=None)
+    contested.meanwhile = lambda: rentals.pin(rental.label, "ssh-ed25519 AAAA")
+    assert rentals.change_untaken(rental, state="abandoned").state == "abandoned"
 
 
 def test_of_a_hand_over_and_an_end_at_once_the_first_counts(contested: ContestedStore) -> None:

@@ -475,21 +475,35 @@ def test_what_one_run_took_up_first_is_of_the_job_of_the_one_that_hands_it_over(
     assert rents.open().job == "5d1e8a77b2c3"
 
 
-def test_who_hands_over_for_one_job_alone_leaves_what_another_jobs_run_took_up(
-    rents: Rents,
+@pytest.mark.parametrize("job", ["3f2a9c81d04e", "5d1e8a77b2c3"], ids=["its own", "another"])
+@pytest.mark.parametrize("does", ["hands over", "abandons"])
+def test_what_another_run_has_taken_up_since_is_left_to_that_one(
+    rents: Rents, does: str, job: str
 ) -> None:
-    """As reconcile does, which works for the job that the record named when it was read."""
+    """As reconcile does, which goes on with no machine."""
     rents.run(job="3f2a9c81d04e").rent(rents.market.on_sale)
     first = rents.run(job="3f2a9c81d04e")
     ((machine, rental),) = first.machines()
-    with pytest.raises(HandedOver, match="is that of job 5d1e8a77b2c3 by now"), first:
+    with pytest.raises(HandedOver, match="may go on with its machine"), first:
         tenancy = first.take_up(first.tenancy(machine, rental))
-        second = rents.run(job="5d1e8a77b2c3")
+        second = rents.run(job=job)
         second.take_up(second.tenancy(*second.machines()[0]))
         with tenancy:
-            tenancy.hand_over(of_job=True)
-    assert (rents.open().state, rents.open().job) == ("standing", "5d1e8a77b2c3")
+            tenancy.hand_over(untaken=True) if does == "hands over" else tenancy.abandon("killed")
+    assert (rents.open().state, rents.open().job) == ("standing", job)
     assert len(rents.market.alive) == 1
+
+
+def test_what_is_abandoned_is_taken_up_by_no_other_run_and_ended(rents: Rents) -> None:
+    rents.run().rent(rents.market.on_sale)
+    first, second = rents.run(), rents.run()
+    ((machine, rental),) = first.machines()
+    with pytest.raises(KeyError), first, first.take_up(first.tenancy(machine, rental)) as tenancy:
+        tenancy.abandon("its run was killed")
+        with pytest.raises(HandedOver, match="was abandoned by another run"):
+            second.take_up(second.tenancy(machine, rental))
+        raise KeyError("it restored nothing")
+    assert rents.market.alive == {} and rents.ended().why == "404, and not in the list"
 
 
 def test_what_was_created_by_a_run_that_was_killed_before_it_knew_is_taken_up(

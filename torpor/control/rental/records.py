@@ -248,10 +248,17 @@ class Rentals:
         found = self._records.read(self._key("ended", rental))
         return None if found is None else found[0]
 
-    def change(self, rental: Rental, of_job: str | None = None, /, **changes: Any) -> Rental:
+    def change(self, rental: Rental, **changes: Any) -> Rental:
         """Write what the store has of it with ``changes``. HandedOver where another run has ended
-        it, or has changed its state in a way that does not allow this; with ``of_job``, also where
-        the store has it for another job than that one, and the one in ``changes``."""
+        it, or has changed its state in a way that does not allow this."""
+        return self._change(rental, changes)
+
+    def change_untaken(self, rental: Rental, **changes: Any) -> Rental:
+        """As ``change``; HandedOver also where another run has written it since it was ``rental``:
+        it may have taken the machine up."""
+        return self._change(rental, changes, untaken=True)
+
+    def _change(self, rental: Rental, changes: dict[str, Any], *, untaken: bool = False) -> Rental:
         label = rental.label
         if changes.get("state") == "handed over":
             changes["handed_unix"] = time.time()
@@ -264,11 +271,10 @@ class Rentals:
                 then = now
             elif "state" in changes and changes["state"] not in NEXT[now.state]:
                 raise self._taken(label, now)
-            elif of_job is not None and now.job not in (of_job, changes.get("job", of_job)):
+            elif untaken and not _is_untaken(now, rental):
                 raise HandedOver(
-                    f"rental {label.rental} of workspace {self.workspace} is that of "
-                    f"{f'job {now.job}' if now.job else 'no job'} by now: another run goes on with "
-                    "its machine, which was left alone"
+                    f"another run has written rental {label.rental} of workspace {self.workspace} "
+                    "meanwhile, and may go on with its machine, which was left alone"
                 )
             else:
                 then = msgspec.structs.replace(now, version=now.version + 1, **changes)
@@ -350,6 +356,11 @@ def _is_written(now: Rental, changes: dict[str, Any]) -> bool:
     """Whether the record has this very hand-over. The store's clock moves its time a little."""
     asked_unix = changes.get("handed_unix", math.inf)
     return now.handed_unix is not None and abs(now.handed_unix - asked_unix) < _SAME_S
+
+
+def _is_untaken(now: Rental, then: Rental) -> bool:
+    """Whether nobody has written the record since, but for the host key of the first login."""
+    return now.version - then.version == (now.host_key != then.host_key)
 
 
 def rental_named(key: str) -> str:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -90,6 +89,12 @@ class Tenancy:
         if self._renting is not None and self.rental is not None:
             self._renting.claim(self.rental)
 
+    def abandon(self, why: str) -> None:
+        """End the machine after the error that follows. Its record says so at once, so that no
+        other run takes it up. HandedOver if another run may have done so since this one did."""
+        if self._renting is not None and self.rental is not None:
+            self._renting.abandon(self.rental, why)
+
     def check_unclaimed(self) -> None:
         """HandedOver if another run has handed the machine over, or ended it. A machine that a
         killed run left may be another run's too."""
@@ -103,13 +108,13 @@ class Tenancy:
         fetched_bytes: int = 0,
         fetched_s: float = 0.0,
         starting: bool = False,
-        of_job: bool = False,
+        untaken: bool = False,
     ) -> None:
         """From now on only a verified snapshot may end the machine. ``alone``: HandedOver if
         another run has handed over a machine of the workspace since this one began.
         ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record.
-        ``starting``: this run starts the workspace's programs next. ``of_job``: HandedOver if
-        another job's run has taken the machine up since this one did."""
+        ``starting``: this run starts the workspace's programs next. ``untaken``: HandedOver if
+        another run may have taken the machine up since this one did."""
         if self._renting is not None and self.rental is not None:
             rental = msgspec.structs.replace(
                 self.rental,
@@ -117,7 +122,7 @@ class Tenancy:
                 fetched_s=fetched_s,
                 starting=starting,
             )
-            self._renting.hand_over(rental, self.machine, alone=alone, of_job=of_job)
+            self._renting.hand_over(rental, self.machine, alone=alone, untaken=untaken)
 
     def __enter__(self) -> Tenancy:
         return self
@@ -188,9 +193,16 @@ class Renting:
         rented another one would pay for both."""
         return bool(self._stuck)
 
-    def take_up(self, tenancy: Tenancy, nap: Callable[[float], None] = time.sleep) -> Tenancy:
+    def take_up(
+        self,
+        tenancy: Tenancy,
+        nap: Callable[[float], None] = time.sleep,
+        *,
+        untaken: bool = False,
+    ) -> Tenancy:
         """Wait until a machine that another run left answers. It is not ended where it does not: it
-        may hold that run's restore."""
+        may hold that run's restore. ``untaken``: HandedOver if another run has written its record
+        since that was read."""
         rental = tenancy.rental
         if rental is None:
             return tenancy
@@ -213,18 +225,14 @@ class Renting:
                 "restore, so it was not destroyed. Run this again; if the machine never answers, "
                 "name it in `end` of reconcile, which lists it"
             ) from error
-        change = partial(
-            self._rentals.change,
-            rental,
-            state="standing",
-            provider=live.provider,
-            machine=live.id,
-            seen_unix=time.time(),
-        )
+        shows = {"state": "standing", "provider": live.provider, "machine": live.id}
+        seen_unix, job = time.time(), self._by.job
         try:
-            rental = change(rental.job, job=self._by.job)
-        except HandedOver:  # where another job's run took it up meanwhile, that job stays on record
-            rental = change()
+            rental = self._rentals.change_untaken(rental, **shows, seen_unix=seen_unix, job=job)
+        except HandedOver:  # where another run took it up meanwhile, its job stays on record
+            if untaken:
+                raise
+            rental = self._rentals.change(rental, **shows, seen_unix=seen_unix)
         return Tenancy(with_host_key(live, rental), rental, self, fresh=False)
 
     def look_with_late(self, nap: Callable[[float], None] = time.sleep) -> Shown:
@@ -279,17 +287,22 @@ class Renting:
         with self._lock:
             self._ours[rental.label] = rental
 
+    def abandon(self, rental: Rental, why: str) -> None:
+        """As in Tenancy."""
+        self._rentals.change_untaken(rental, state="abandoned", why=why)
+        self.claim(rental)
+
     def leave(self, rental: Rental) -> None:
         """From now on this run does not end the rental's machine."""
         with self._lock:
             self._ours.pop(rental.label, None)
 
     def hand_over(
-        self, rental: Rental, machine: Machine, *, alone: bool, of_job: bool = False
+        self, rental: Rental, machine: Machine, *, alone: bool, untaken: bool = False
     ) -> None:
         """Hand the machine to its user. ``alone``: HandedOver if another one has been handed over
-        since this run first looked for machines. ``of_job``: HandedOver if the rental is another
-        job's by now."""
+        since this run first looked for machines. ``untaken``: HandedOver if another run has written
+        the record since it was ``rental``."""
         others = self._rentals.open() if alone else []
         for other in others:
             if other.state == "handed over" and other.label not in (self._over_before or ()):
@@ -298,9 +311,9 @@ class Renting:
                     f"{self._rentals.workspace} meanwhile: use that one"
                 )
         self.leave(rental)  # first: a write whose answer is lost may have been done
-        self._rentals.change(
+        change = self._rentals.change_untaken if untaken else self._rentals.change
+        change(
             rental,
-            self._by.job if of_job else None,
             state="handed over",
             provider=machine.provider,
             machine=machine.id,

@@ -30,7 +30,7 @@ from torpor.shared.transfer import throughput
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.autosave import Autosave, EndAutosave, LookAtAutosave
 from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
-from torpor.shared.wire.hold import EndHold, Hold
+from torpor.shared.wire.hold import EndHold, Held, Hold
 from torpor.shared.wire.job import LookAtJob, StartJob, StopJob, TryFreezing
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 from torpor.shared.wire.machine import (
@@ -39,7 +39,7 @@ from torpor.shared.wire.machine import (
     Throughput,
 )
 from torpor.shared.wire.preview import PreviewSnapshot
-from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
+from torpor.shared.wire.request import BeginsRun, OfRun
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
@@ -181,8 +181,8 @@ class _Serving(Generic[R]):
         return handler
 
 
-def _holds(run: AgentRun, request: Hold, call: Call) -> Nothing:
-    return Nothing()  # the run holds the workspace from its beginning
+def _holds(run: AgentRun, request: Hold, call: Call) -> Held:
+    return Held(run.state.is_half_restored)  # the run holds the workspace from its beginning
 
 
 def _compare(run: RestoreRun, request: CheckRestore, call: Call) -> Checked:

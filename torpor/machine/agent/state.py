@@ -382,9 +382,14 @@ class WorkspaceState:
     def clear_sync_record(self) -> None:
         self._sync_record.unlink(missing_ok=True)
 
+    @property
+    def is_half_restored(self) -> bool:
+        """Whether a restore has not ended."""
+        return self.restore_journal.exists()
+
     def check_not_half_restored(self, then: str) -> None:
         """Raise WorkspaceInvalid where a restore has not ended."""
-        if self.restore_journal.exists():
+        if self.is_half_restored:
             raise WorkspaceInvalid(
                 f"workspace {self.workspace} is only half restored on this machine: a wake never "
                 f"finished. Wake it here again, which continues it{then}"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 
 
-class Hold(BeginsRun[Nothing], frozen=True):
+class Held(msgspec.Struct, frozen=True):
+    """``half_restored``: a restore has begun on the machine, and has not ended."""
+
+    half_restored: bool
+
+
+class Hold(BeginsRun[Held], frozen=True):
     """Hold the workspace. WorkspaceBusy while another run does."""
 
     op = "hold.begin"
