@@ -397,7 +397,7 @@ def receive(
     wishes: Wishes,
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
-    ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    ignored: Callable[[list[Entry]], set[str]] = lambda entries: set(),
     protected: Callable[[list[str]], set[str]] = lambda names: set(),
     names: set[str] | None = None,
     confirm: Callable[[list[str]], None] = lambda names: None,
@@ -408,7 +408,7 @@ def receive(
     target renames it. ``confirm``: raises where these names are not to be deleted, before anything
     is copied."""
     entries, failed = _listed(stream, target, wishes.modes, names)
-    left_out = ignored([entry.name for entry in entries])
+    left_out = ignored(entries)
     chosen = _chosen(entries, left_out)
     if wishes.delete and all(entries[index].kind == "d" for index in chosen):
         raise Refused("there is no file to copy, and --delete would delete all of the target")

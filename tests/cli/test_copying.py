@@ -711,11 +711,74 @@ def test_cp_brings_no_repository_that_was_not_named_and_says_so(
 ) -> None:
     written(there / "proj" / "a.py")
     written(there / "proj" / ".git" / "hooks" / "post-checkout")
+    written(there / "proj" / ".git" / "HEAD")
     assert cp("mywork:proj", "mine") == 0
     assert names_in(here) == {"mine/a.py"}
     assert "left out: mine/.git. What a machine" in capsys.readouterr().err
+    named = {f"mine/.git/{name}" for name in ("HEAD", "hooks/post-checkout", "config")}
     assert cp("mywork:proj/.git", "mine") == 0
-    assert names_in(here) == {"mine/a.py", "mine/.git/hooks/post-checkout"}
+    written(there / "proj" / ".git" / "config")
+    assert cp("mywork:proj/.git", "mine") == 0
+    assert names_in(here) == {"mine/a.py", *named}
+
+
+BARE = ("HEAD", "config", "objects/x", "refs/x")
+"""Of a directory that git takes for a repository."""
+
+
+@pytest.mark.parametrize("head", ["HEAD", "head", "H\u200cEAD", "HEAD. "])
+def test_a_copy_from_a_machine_makes_no_directory_here_that_git_takes_for_a_repository(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    for name in (*BARE[1:], head, "commondir"):
+        written(there / "here" / "ckpt" / name)
+    written(there / "here" / "model" / "head" / "weights")
+    left = {name for name in names_in(there / "here") if name != f"ckpt/{head}"}
+    assert cp("mywork:here", "mine") == 0
+    assert names_in(here / "mine") == left
+    assert f"left out: mine/ckpt/{head}. What a machine" in capsys.readouterr().err
+
+
+def test_pull_brings_no_head_and_writes_into_no_directory_that_has_one(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in BARE:
+        written(there / "here" / "ckpt" / name)
+        written(there / "here" / "mine" / name)
+    written(here / "mine" / "HEAD", "mine")
+    assert pull("mywork") == 0
+    assert names_in(here) == {"mine/HEAD", *(f"ckpt/{name}" for name in BARE[1:])}
+    said = capsys.readouterr().err
+    assert "left out: ckpt/HEAD, mine/HEAD, mine/config, mine/objects, mine/refs. What" in said
+    assert cp("mywork:here/mine", ".") == 0
+    assert names_in(here / "mine") == {"HEAD"}
+    assert cp("mywork:here/mine/HEAD", "ckpt", overwrite=True) == 0
+    assert (here / "ckpt" / "HEAD").read_text() == "text", "as it was named"
+
+
+def test_a_git_directory_of_any_name_is_neither_sent_nor_written_nor_deleted(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "--quiet", "--separate-git-dir", ".bare", "."], check=True)
+    (here / ".bare" / "worktrees" / "x").mkdir(parents=True)
+    for name in ("HEAD", "commondir"):
+        written(here / "tree" / name)
+    written(here / "a.py")
+    written(here / "model" / "HEAD")
+    assert push("mywork") == 0
+    assert names_in(there) == {"here/a.py", "here/model/HEAD"}
+    said = capsys.readouterr().err
+    assert "left out: .bare (a git directory)" in said
+    assert "left out: tree (a git directory)" in said
+    before = names_in(here)
+    written(there / "here" / ".bare" / "hooks" / "post-checkout")
+    written(there / "here" / "b.py")
+    assert pull("mywork", delete=True, yes=True) == 0
+    assert names_in(here) == before | {"b.py"}
+    assert "left out: .bare/hooks" in capsys.readouterr().err
+    (here / "b.py").unlink()
+    assert push("mywork", delete=True) == 0
+    assert names_in(there / "here") == {"a.py", "model/HEAD", ".bare/hooks/post-checkout"}
 
 
 def test_a_place_that_only_the_machine_can_name_needs_a_name_here(
