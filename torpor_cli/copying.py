@@ -34,7 +34,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.git_names import is_head, is_of_git
 from torpor.shared.plain_text import plain
-from torpor_cli import git_rules, machines, tree_copy
+from torpor_cli import git_rules, machines, programs, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
 from torpor_cli.question import confirm
@@ -698,13 +698,13 @@ def machine_side(workspace: str, machine: str) -> Side:
     from tasks.workspace_blocks import open_workspace
     from torpor_cli import logins
 
-    if not logins.has_ssh():
+    if (ssh := programs.found("ssh")) is None:
         raise InvalidInput(logins.NO_SSH)
     file = None if machine else logins.current(workspace)
     file = file or logins.refresh(workspace, machine)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
     options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
-    argv = ["ssh", "-F", str(file), *options, workspace, shlex.join(begin_argv())]
+    argv = [ssh, "-F", str(file), *options, workspace, shlex.join(begin_argv())]
     return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
 
 
