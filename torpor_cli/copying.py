@@ -34,6 +34,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.git_names import is_head, is_of_git
 from torpor.shared.plain_text import plain
+from torpor.shared.values import MachineId
 from torpor_cli import git_rules, machines, programs, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
@@ -42,7 +43,6 @@ from torpor_cli.server import connected
 from torpor_cli.tree_copy import Broken, Entry, Refused, Report, Source, Stream, Target, Wishes
 
 if TYPE_CHECKING:
-    from torpor.control.jobs.records import Job
     from torpor.control.upkeep.differences import ListedEntry
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -140,9 +140,13 @@ def cp(
     there, into = [_in_workspace(path) for path in sources], _in_workspace(target)
     names = {found[0] for found in (*there, into) if found}
     if into and not any(there):
+        from tasks.jobs import job_at
+        from tasks.workspace_blocks import open_workspace
+
         side = _writable(into[0], machine)
         with connected():
-            job = _job_at(into[0], machine)
+            at = MachineId(machine) if machine else None
+            job = job_at(open_workspace(into[0]), at)
         wishes = Wishes(overwrite=overwrite, replace=job is None)
         asked = {"do": "receive", "path": into[1], "count": len(sources), "contents": False}
         asked |= {"outside": outside, "wishes": wishes._asdict()}
@@ -344,24 +348,18 @@ def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> str:
 
 def check_no_job(workspace: str, machine: str = "") -> None:
     """WorkspaceBusy while a job of the workspace has not ended: its files would change under it.
-    With ``machine``, a job that runs on others counts for nothing. Call it inside ``connected``."""
-    if (job := _job_at(workspace, machine)) is not None:
+    One that waits for its turn counts, too. With ``machine``, one that runs on others does not.
+    Call it inside ``connected``."""
+    from tasks.jobs import job_at
+    from tasks.workspace_blocks import open_workspace
+
+    at = MachineId(machine) if machine else None
+    if (job := job_at(open_workspace(workspace), at, queued=True)) is not None:
         raise WorkspaceBusy(
             f"job {job.id} of workspace {workspace} is {job.state}, and its files would change "
             f"under it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel "
             f"{job.id}` ends it"
         )
-
-
-def _job_at(workspace: str, machine: str) -> Job | None:
-    from tasks.workspace_blocks import open_workspace
-
-    for job in open_workspace(workspace).jobs.open():
-        if not machine or job.attempt is None:
-            return job  # it may begin on any machine of the workspace
-        if machine in {job.attempt.machine, *(node.machine for node in job.others)}:
-            return job
-    return None
 
 
 # -- what a push may delete and replace

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from torpor.control.upkeep.differences import ListedEntry
@@ -86,7 +87,9 @@ def listed(path: Path) -> ListedEntry:
 
 def job_on(machine: str) -> SimpleNamespace:
     attempt = SimpleNamespace(machine=machine) if machine else None
-    return SimpleNamespace(id="3f2a9c81d04e", state="running", attempt=attempt, others=[])
+    return SimpleNamespace(
+        id="3f2a9c81d04e", state="running", attempt=attempt, others=[], driven=False
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -311,6 +314,68 @@ def test_cp_replaces_no_file_under_a_job_and_brings_new_ones(
     assert "job 3f2a9c81d04e of workspace mywork is running, and `torpor cp` replaces no" in said
     assert cp("data", "mywork:", machine="m-2") == 0
     assert (there / "data" / "a").read_text() == "text"
+
+
+@pytest.mark.parametrize(("driven", "code"), [(True, 3), (False, 0)])
+def test_cp_replaces_files_while_a_job_only_waits_for_its_run(
+    here: Path, there: Path, kept: Kept, driven: bool, code: int
+) -> None:
+    os.utime(written(there / "a", "there"), ns=(1, 1))
+    written(here / "a")
+    kept.jobs = [job_on("")]
+    kept.jobs[0].driven = driven
+    assert cp("a", "mywork:a", overwrite=True) == code
+    with pytest.raises(WorkspaceBusy):
+        push("mywork")
+
+
+@pytest.mark.parametrize("wish", ["delete", "overwrite"])
+def test_push_changes_nothing_where_a_job_has_begun_while_the_snapshot_was_taken(
+    here: Path, there: Path, kept: Kept, wish: str
+) -> None:
+    written(there / "here" / "mine")
+    os.utime(written(here / "a"), ns=(1, 1))
+    written(there / "here" / "a", "there")
+    kept.meanwhile = lambda: kept.jobs.append(job_on("m-1"))
+    with pytest.raises(WorkspaceBusy):
+        push("mywork", **{wish: True})  # type: ignore[arg-type]
+    assert (there / "here" / "a").read_text() == "there"
+    assert (there / "here" / "mine").exists()
+
+
+@pytest.mark.parametrize("wish", ["delete", "overwrite"])
+def test_push_changes_nothing_where_the_folder_has_become_another_one_meanwhile(
+    here: Path, there: Path, kept: Kept, wish: str
+) -> None:
+    os.utime(written(here / "a"), ns=(1, 1))
+    written(there / "here" / "a", "there")
+    written(there / "other" / "a", "there, too")
+
+    def meanwhile() -> None:
+        (there / "here").rename(there / "before")
+        (there / "here").symlink_to("other")
+
+    kept.meanwhile = meanwhile
+    with pytest.raises(MachineError, match=r"has become .*other: nothing was copied"):
+        push("mywork", **{wish: True})  # type: ignore[arg-type]
+    assert (there / "other" / "a").read_text() == "there, too"
+
+
+def test_push_delete_leaves_what_changed_while_the_snapshot_read_it(
+    here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "a")
+    written(there / "here" / "log")
+
+    def meanwhile() -> None:
+        kept.entries = [
+            msgspec.structs.replace(one, changed_while_read=True) for one in kept.entries
+        ]
+
+    kept.meanwhile = meanwhile
+    assert push("mywork", delete=True) == 3
+    assert (there / "here" / "log").exists()
+    assert "has another version of it: log" in capsys.readouterr().err
 
 
 def test_push_delete_leaves_what_the_snapshot_before_it_lacks_and_names_it(
