@@ -432,7 +432,10 @@ class _Stored:
         if stored.kind == "symlink":
             return (entry.kind, entry.target) == ("l", stored.target)
         if stored.kind == "hard link":  # to a file of the same directory of the workspace
-            stored = self._entries[os.path.normpath(os.path.join(root, stored.target))]
+            first = self._entries.get(os.path.normpath(os.path.join(root, stored.target)))
+            if first is None:
+                return False
+            stored = first
         same = (entry.kind, entry.size, entry.mtime_ns) == ("f", stored.bytes, stored.mtime_ns)
         return same and not stored.changed_while_read
 

@@ -366,6 +366,7 @@ def test_push_delete_leaves_what_changed_while_the_snapshot_read_it(
 ) -> None:
     written(here / "a")
     written(there / "here" / "log")
+    written(there / "here" / "same")  # of a file that the list of the snapshot lacks
 
     def meanwhile() -> None:
         kept.entries = [
@@ -374,8 +375,8 @@ def test_push_delete_leaves_what_changed_while_the_snapshot_read_it(
 
     kept.meanwhile = meanwhile
     assert push("mywork", delete=True) == 3
-    assert (there / "here" / "log").exists()
-    assert "has another version of it: log" in capsys.readouterr().err
+    assert names_in(there / "here") == {"a", "log", "same"}
+    assert "has another version of it: log, same" in capsys.readouterr().err
 
 
 def test_push_delete_leaves_what_the_snapshot_before_it_lacks_and_names_it(
