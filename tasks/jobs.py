@@ -251,14 +251,27 @@ def without_nuls(text: str) -> str:
 def check_no_job(opened: OpenWorkspace, machine: MachineId | None = None) -> None:
     """MachineInUse while a job runs on the workspace's machine, or is about to. With ``machine``,
     one that runs on another machine counts for nothing."""
+    if (job := job_at(opened, machine)) is not None:
+        raise MachineInUse(
+            f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
+            "machine when it has ended. Stop it with cancel-job, which saves its work"
+        )
+
+
+def job_at(
+    opened: OpenWorkspace, machine: MachineId | None = None, *, queued: bool = False
+) -> Job | None:
+    """A job that runs on the workspace's machine, or is about to. With ``machine``, one that runs
+    on others counts for nothing. ``queued``: one that nobody drives yet counts, too, which may
+    begin on any machine."""
     for job in opened.jobs.open():
-        at = None if job.attempt is None else job.attempt.machine
-        is_elsewhere = None not in (at, machine) and at != machine
-        if (job.driven or at is not None) and not is_elsewhere:
-            raise MachineInUse(
-                f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
-                "machine when it has ended. Stop it with cancel-job, which saves its work"
-            )
+        if not (queued or job.driven or job.attempt):
+            continue
+        if machine is None or job.attempt is None:
+            return job
+        if machine in {job.attempt.machine, *(node.machine for node in job.others)}:
+            return job
+    return None
 
 
 def check_no_other_job(opened: OpenWorkspace, machine: Machine, job: str) -> None:

@@ -32,10 +32,11 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
-from torpor.shared.format.git_names import is_of_git
+from torpor.shared.format.git_names import is_head, is_of_git
 from torpor.shared.plain_text import plain
+from torpor.shared.values import MachineId
 from torpor.shared.wire.activity import OWN_COPY
-from torpor_cli import git_rules, machines, tree_copy
+from torpor_cli import git_rules, machines, programs, tree_copy
 from torpor_cli.exit_codes import FAILED, REFUSED
 from torpor_cli.output import quiet, shown_progress
 from torpor_cli.question import confirm
@@ -43,7 +44,6 @@ from torpor_cli.server import connected
 from torpor_cli.tree_copy import Broken, Entry, Refused, Report, Source, Stream, Target, Wishes
 
 if TYPE_CHECKING:
-    from torpor.control.jobs.records import Job
     from torpor.control.upkeep.differences import ListedEntry
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -141,9 +141,13 @@ def cp(
     there, into = [_in_workspace(path) for path in sources], _in_workspace(target)
     names = {found[0] for found in (*there, into) if found}
     if into and not any(there):
+        from tasks.jobs import job_at
+        from tasks.workspace_blocks import open_workspace
+
         side = _writable(into[0], machine)
         with connected():
-            job = _job_at(into[0], machine)
+            at = MachineId(machine) if machine else None
+            job = job_at(open_workspace(into[0]), at)
         wishes = Wishes(overwrite=overwrite, replace=job is None)
         asked = {"do": "receive", "path": into[1], "count": len(sources), "contents": False}
         asked |= {"outside": outside, "wishes": wishes._asdict()}
@@ -165,7 +169,8 @@ def cp(
     ):
         asked = {"do": "send", "paths": found, "contents": False}
         called = _called(found, side.roots[0], to)
-        return _told(_get(side, to, wishes, asked, _never_below, called))
+        report = _get(side, to, wishes, asked, lambda entries: _never_below(to, entries), called)
+        return _told(report)
 
 
 def push(
@@ -278,7 +283,7 @@ def pull(
             to,
             wishes,
             asked,
-            lambda names: _left_out(path, names, everything=everything, comes=True),
+            lambda entries: _not_taken(path, entries, everything=everything),
             protected=lambda names: _left_out(path, names, everything=everything),
             confirm=agree,
         )
@@ -344,24 +349,18 @@ def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> str:
 
 def check_no_job(workspace: str, machine: str = "") -> None:
     """WorkspaceBusy while a job of the workspace has not ended: its files would change under it.
-    With ``machine``, a job that runs on others counts for nothing. Call it inside ``connected``."""
-    if (job := _job_at(workspace, machine)) is not None:
+    One that waits for its turn counts, too. With ``machine``, one that runs on others does not.
+    Call it inside ``connected``."""
+    from tasks.jobs import job_at
+    from tasks.workspace_blocks import open_workspace
+
+    at = MachineId(machine) if machine else None
+    if (job := job_at(open_workspace(workspace), at, queued=True)) is not None:
         raise WorkspaceBusy(
             f"job {job.id} of workspace {workspace} is {job.state}, and its files would change "
             f"under it: `torpor job log {job.id} -f` shows what it prints, `torpor job cancel "
             f"{job.id}` ends it"
         )
-
-
-def _job_at(workspace: str, machine: str) -> Job | None:
-    from tasks.workspace_blocks import open_workspace
-
-    for job in open_workspace(workspace).jobs.open():
-        if not machine or job.attempt is None:
-            return job  # it may begin on any machine of the workspace
-        if machine in {job.attempt.machine, *(node.machine for node in job.others)}:
-            return job
-    return None
 
 
 # -- what a push may delete and replace
@@ -434,7 +433,10 @@ class _Stored:
         if stored.kind == "symlink":
             return (entry.kind, entry.target) == ("l", stored.target)
         if stored.kind == "hard link":  # to a file of the same directory of the workspace
-            stored = self._entries[os.path.normpath(os.path.join(root, stored.target))]
+            first = self._entries.get(os.path.normpath(os.path.join(root, stored.target)))
+            if first is None:
+                return False
+            stored = first
         same = (entry.kind, entry.size, entry.mtime_ns) == ("f", stored.bytes, stored.mtime_ns)
         return same and not stored.changed_while_read
 
@@ -483,20 +485,34 @@ def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ())
     skipped: list[str] = []
     only = None if everything else git_rules.not_ignored(path, exclude, skipped)
     found = [entry for _, entry in tree_copy.found_in(Source(str(path), "", only), skipped)]
+    names = [entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name)]
+    within = _within(path, names, _is_git_directory)
+    skipped += [f"{top or '.'} (a git directory)" for top in sorted(set(within.values()))]
     for words in skipped:
         say(f"torpor: warning: left out: {plain(words)}", sys.stderr)
-    return sorted(entry.name for entry in found if entry.kind != "d" and not _is_never(entry.name))
+    return sorted(name for name in names if name not in within)
 
 
-def _left_out(path: Path, names: list[str], *, everything: bool, comes: bool = False) -> set[str]:
-    """Which names below a folder are neither copied nor deleted. ``comes``: they are those of a
-    machine, and what could make programs run here is said."""
-    never = {name for name in names if _is_never(name)}
-    if comes:
-        _say_never(never, "`torpor cp` with its name copies it all the same")
+def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
+    """Which names below a folder are neither sent nor deleted."""
+    within = _within(path, names, _is_git_directory)
+    never = {name for name in names if _is_never(name)} | {*within, *within.values()}
+    return never | _ignored(path, names, never, everything=everything)
+
+
+def _not_taken(path: Path, entries: list[Entry], *, everything: bool) -> set[str]:
+    """Which names of a machine do not come into a folder. What could make programs run here is
+    said."""
+    never = _of_git(path, entries)
+    _say_never(never, "`torpor cp` with its name copies it all the same")
+    names = [entry.name for entry in entries]
+    return never | _ignored(path, names, never, everything=everything)
+
+
+def _ignored(path: Path, names: list[str], never: set[str], *, everything: bool) -> set[str]:
     rest = [name for name in names if name not in never]
     if everything or not rest or not path.is_dir():
-        return never
+        return set()
     unread: set[str] = set()
     ignored = git_rules.ignored(path, rest, unread)
     if unread:
@@ -506,7 +522,7 @@ def _left_out(path: Path, names: list[str], *, everything: bool, comes: bool = F
             "symlink, or a submodule that git has not fetched",
             sys.stderr,
         )
-    return never | ignored
+    return ignored
 
 
 def _modes() -> int:
@@ -516,12 +532,62 @@ def _modes() -> int:
     return 0o777 & ~mask
 
 
-def _never_below(names: list[str]) -> set[str]:
+def _never_below(to: Target, entries: list[Entry]) -> set[str]:
     """Which names of a copy to this host are left out, and said: those that a machine could write
     programs into, where the user has not named them."""
-    never = {name for name in names if _is_never(name.partition("/")[2])}
+    tops = {entry.name.partition("/")[0] for entry in entries}
+    never: set[str] = set()
+    for top in tops:
+        mine = [entry for entry in entries if entry.name.startswith(f"{top}/")]
+        below = [entry._replace(name=entry.name[len(top) + 1 :]) for entry in mine]
+        found = _of_git(Path(to.base, top), below, whole=is_of_git(top))
+        never |= {f"{top}/{name}" for name in found}
     _say_never(never, "name it as a source to copy it all the same")
     return never
+
+
+def _of_git(folder: Path, entries: list[Entry], *, whole: bool = False) -> set[str]:
+    """Which names of a machine would have git run what it writes into the folder: each `.git`, and
+    each file `HEAD`, without which git takes no other directory for a repository; and all names in
+    a directory that has a `HEAD` here. ``whole``: the folder is a `.git` that the user named."""
+    never = {entry.name for entry in entries if _is_never(entry.name)}
+    if not whole:
+        never |= {entry.name for entry in entries if entry.kind != "d" and is_head(entry.name)}
+        never |= _within(folder, [entry.name for entry in entries], _has_head).keys()
+    return never
+
+
+def _within(folder: Path, names: list[str], is_one: Callable[[str], bool]) -> dict[str, str]:
+    """The names that are in such a directory here, with that directory: empty for the folder."""
+    known: dict[str, str | None] = {}
+
+    def looked_up(parts: list[str]) -> str | None:
+        for end in range(len(parts) + 1):
+            if is_one(os.path.join(folder, above := "/".join(parts[:end]))):
+                return above
+        return None
+
+    found: dict[str, str] = {}
+    for name in names:
+        above, _, _ = name.rpartition("/")
+        if above not in known:
+            known[above] = looked_up(above.split("/") if above else [])
+        if (top := known[above]) is not None:
+            found[name] = top
+    return found
+
+
+def _has_head(folder: str) -> bool:
+    head = os.path.join(folder, "HEAD")
+    return os.path.lexists(head) and (os.path.islink(head) or not os.path.isdir(head))
+
+
+def _is_git_directory(folder: str) -> bool:
+    """Whether git takes it for one, whatever its name: `git init --separate-git-dir` makes some."""
+    if not _has_head(folder):
+        return False
+    there = [os.path.lexists(os.path.join(folder, x)) for x in ("commondir", "objects", "refs")]
+    return there[0] or all(there[1:])
 
 
 def _say_never(never: set[str], advice: str) -> None:
@@ -635,20 +701,14 @@ def machine_side(workspace: str, machine: str, mark: str = "") -> Side:
     from tasks.workspace_blocks import open_workspace
     from torpor_cli import logins
 
-    if not logins.has_ssh():
+    if (ssh := programs.found("ssh")) is None:
         raise InvalidInput(logins.NO_SSH)
     file = None if machine else logins.current(workspace)
     file = file or logins.refresh(workspace, machine)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]
     options += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
-    argv = [
-        "ssh",
-        "-F",
-        str(file),
-        *options,
-        workspace,
-        shlex.join([*begin_argv(), *filter(None, [mark])]),
-    ]
+    command = [*begin_argv(), mark] if mark else begin_argv()
+    argv = [ssh, "-F", str(file), *options, workspace, shlex.join(command)]
     return Side(workspace, argv, list(open_workspace(workspace).spec.paths))
 
 
@@ -681,7 +741,7 @@ def _get(
     to: Target,
     wishes: Wishes,
     asked: dict[str, Any],
-    ignored: Callable[[list[str]], set[str]],
+    ignored: Callable[[list[Entry]], set[str]],
     names: set[str] | None = None,
     *,
     protected: Callable[[list[str]], set[str]] = lambda names: set(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal
 
 from deployments.terminal import Waiting, say
 from torpor.shared.errors import InvalidInput, MachineError, MachineUnreachable
-from torpor_cli import copying, logins
+from torpor_cli import copying, logins, programs
 from torpor_cli.server import connected
 
 TRIES: Final = 6
@@ -83,7 +82,7 @@ def open_(
         _open_jupyter(workspace, machine)
         return
     command, name, how = _EDITORS[program]
-    found = shutil.which(command)
+    found = programs.found(command)
     if found is None:
         raise InvalidInput(
             f"this host has no `{command}`, which opens {name}: in {name}, press Ctrl-Shift-P and "
@@ -217,7 +216,10 @@ def argv_of(file: Path, workspace: str, forwards: Sequence[Forward]) -> list[str
 
 def _hold(argv: list[str], lines: list[str]) -> tuple[bool, int]:
     """Run it until it ends; whether its ports stood, and its status. The lines are said then."""
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    program = programs.found(argv[0])
+    process = subprocess.Popen(
+        argv, executable=program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
     held = False
     with process:
         try:

@@ -2,13 +2,15 @@
 
 A folder may hold a repository that a machine has written: by `torpor cp`, or in a snapshot that was
 restored here. git runs programs that `.git/config` names (`core.fsmonitor`, for example), whatever
-it is asked. So git is always given a git directory of ours, which is empty but for symlinks to the
-repository's index, its own exclude patterns, and the three settings that say which names are equal.
+it is asked about files. So it is given a git directory of ours, which is empty but for symlinks to
+the repository's index and objects, and its own exclude patterns. Of the repository's settings, git
+is asked only to read them, which runs nothing; three of them, which name no program, are used.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,14 +21,18 @@ from typing import Final
 
 from torpor.shared.errors import InvalidInput
 from torpor.shared.plain_text import plain
+from torpor_cli import programs
 
+MOST_S: Final = 300.0
+"""So long git may take for one answer."""
 _MODULE: Final = b"160000 "
 """The mode of a submodule in a repository's index."""
 _NOTHING_RUNS: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 """Also where the user's own settings name such programs: no folder is worth their time here."""
-_READ: Final = r"^(core\.(excludesfile|ignorecase|precomposeunicode)|extensions\.objectformat)$"
-"""The settings of a repository that are read, none of which names a program."""
 _NAMES: Final = ("core.ignorecase", "core.precomposeunicode")
+_READ: Final = rf"^({'|'.join(map(re.escape, _NAMES))})$"
+_OF_THE_REPOSITORY: Final = ("local", "worktree")
+"""Scopes of settings, and the others are the user's own."""
 _OF_THE_USER: Final = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -37,6 +43,7 @@ def not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[
     with _git(path) as git:
         if git is None:
             return None
+        git.has_unwritten()  # which raises
         argv = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         argv += [f"--exclude={pattern}" for pattern in exclude]
         said = git.says(argv).split(b"\0")
@@ -68,7 +75,8 @@ def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
         elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
         own = [*inner, *(name for name in names if name not in elsewhere)]
         asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
-        argv = ["check-ignore", "-z", "--stdin", "--no-index"]
+        argv = ["check-ignore", "-z", "--stdin"]
+        argv += [] if git.has_unwritten() else ["--no-index"]  # which takes the time of all names
         said = git.says(argv, asked, fine=(0, 1)) if own else b""
     found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
     for name in tracked:
@@ -93,20 +101,38 @@ def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
 class _Git:
     """git, asked about a folder with a git directory of ours, which is in ``made``."""
 
-    def __init__(self, made: str, path: Path) -> None:
+    def __init__(self, program: str, made: str, path: Path) -> None:
+        self._program = program
         self._made = made
         self._path = path
-        self._begun = [*_NOTHING_RUNS, f"--git-dir={made}/.git"]
         self._settings: list[str] = []
-        _said_by_git(["init", "--quiet", "--template=", made], Path(made), path)
         found = self._repository_around()
-        if found is not None:
+        if found is None:
+            self._init("sha1")
+        else:
             self._take_over(*found)
-        self._settings += [f"--work-tree={path if found is None else found[0]}"]
+        work_tree = path if found is None else found[0]
+        self._settings += [f"--git-dir={made}/.git", f"--work-tree={work_tree}"]
 
     def says(self, argv: list[str], stdin: bytes = b"", fine: tuple[int, ...] = (0,)) -> bytes:
-        asked = [*self._begun, *self._settings, *argv]
-        return _said_by_git(asked, self._path, self._path, stdin, fine)
+        return self._run([*self._settings, *argv], self._path, stdin=stdin, fine=fine)
+
+    def has_unwritten(self) -> bool:
+        """Whether the index has .gitignore files that the folder lacks, as in a sparse checkout:
+        git reads those from the repository's objects. InvalidInput where these lack one, as in a
+        partial clone: a program that the repository names would fetch it."""
+        argv = ["ls-files", "-z", "-t", "--stage", "--", ":(top,glob)**/.gitignore"]
+        listed = [os.fsdecode(one) for one in self.says(argv).split(b"\0") if one]
+        unwritten = [one.split(" ")[2] for one in listed if one.startswith("S ")]
+        if unwritten:
+            said = self.says(["cat-file", "--batch-check"], "\n".join(unwritten).encode() + b"\n")
+            if b" missing\n" in said:
+                raise InvalidInput(
+                    f"the repository of {plain(str(self._path))} has a .gitignore that is neither "
+                    "checked out nor fetched, and may name what is not copied: `git "
+                    "sparse-checkout disable` brings it, or add --everything"
+                )
+        return bool(unwritten)
 
     def is_repository(self, folder: Path) -> bool:
         """Whether git takes the folder for a repository, or for another work tree of one."""
@@ -132,47 +158,87 @@ class _Git:
     def _resolved(self, folder: Path) -> Path | None:
         if not os.path.lexists(folder / ".git"):
             return None
-        asked = [*self._begun, "rev-parse", "--resolve-git-dir", str(folder / ".git")]
-        said = _said_by_git(asked, Path(self._made), folder, fine=(0, 1, 128))
+        asked = ["rev-parse", "--resolve-git-dir", str(folder / ".git")]
+        said = self._run(asked, about=folder, fine=(0, 1, 128))
         return folder / os.fsdecode(said[:-1]) if said else None
 
     def _take_over(self, top: Path, found: Path) -> None:
         """Have of the repository what says which files are tracked and which are ignored."""
+        said = self._read(found, ["rev-parse", "--show-object-format", "--git-common-dir"])
+        kind, _, common_dir = os.fsdecode(said).rstrip("\n").partition("\n")
+        common = Path(self._made) / common_dir
+        self._init(kind)
         ours = Path(self._made) / ".git"
-        common = found / os.fsdecode(_content(found / "commondir").rstrip(b"\n"))
-        config = self._config_of(common)
-        if (kind := config.get("extensions.objectformat", "sha1")) != "sha1":
-            shutil.rmtree(ours)
-            argv = ["init", "--quiet", "--template=", f"--object-format={kind}", self._made]
-            _said_by_git(argv, Path(self._made), self._path)
-        for name in _NAMES:
-            if name in config:
-                self._settings += ["-c", f"{name}={config[name]}"]
         for one in found.iterdir():
             if (one.name == "index" or one.name.startswith("sharedindex.")) and one.is_file():
                 (ours / one.name).symlink_to(one)
-        patterns = _content(common / "info" / "exclude")
-        if file := config.get("core.excludesfile"):
-            patterns = _content(top / os.path.expanduser(file)) + b"\n" + patterns
+        shutil.rmtree(ours / "objects")
+        (ours / "objects").symlink_to(common / "objects")
+        patterns = self._take_excludes(top, found) + _content(common / "info" / "exclude")
         (ours / "info").mkdir(exist_ok=True)
         (ours / "info" / "exclude").write_bytes(patterns)
-
-    def _config_of(self, common: Path) -> dict[str, str]:
-        """Those of its settings that are read, as the file has them: nothing that it includes."""
-        if not (common / "config").is_file():
-            return {}
-        argv = [*self._begun, "config", "--no-includes", "--file", str(common / "config")]
-        argv += ["--null", "--get-regexp", _READ]
-        said = _said_by_git(argv, Path(self._made), self._path, fine=(0, 1))
+        said = self._read(found, ["config", "--null", "--get-regexp", _READ], fine=(0, 1))
         pairs = [os.fsdecode(one).partition("\n") for one in said.split(b"\0") if one]
-        return {name: value if newline else "true" for name, newline, value in pairs}
+        for name, newline, value in pairs:  # of a name, git takes the last
+            self._settings += ["-c", f"{name}={value if newline else 'true'}"]
+
+    def _take_excludes(self, top: Path, found: Path) -> bytes:
+        """Have what `core.excludesFile` is in the user's own settings, which may be of the files
+        that they include for this repository; returns what the repository's own file says."""
+        asked = ["config", "--null", "--show-scope", "--type=path", "--get-all"]
+        said = self._read(found, [*asked, "core.excludesFile"], fine=(0, 1)).split(b"\0")
+        files = {
+            os.fsdecode(scope) in _OF_THE_REPOSITORY: top / os.fsdecode(file)
+            for scope, file in zip(said[::2], said[1::2], strict=False)
+        }
+        if mine := files.get(False):
+            self._settings += ["-c", f"core.excludesFile={mine if mine.is_file() else os.devnull}"]
+        return _content(files[True]) + b"\n" if True in files else b""
+
+    def _init(self, kind: str) -> None:
+        argv = ["init", "--quiet", "--template=", f"--object-format={kind}", self._made]
+        self._run(argv)
+
+    def _read(self, found: Path, argv: list[str], fine: tuple[int, ...] = (0,)) -> bytes:
+        """What git says of the settings of a repository, the user's own ones for it among them."""
+        asked = [f"--git-dir={found}", "--no-pager", *argv]
+        return self._run(asked, fine=fine)
+
+    def _run(
+        self,
+        argv: list[str],
+        at: Path | None = None,
+        about: Path | None = None,
+        stdin: bytes = b"",
+        fine: tuple[int, ...] = (0,),
+    ) -> bytes:
+        named = plain(str(self._path if about is None else about))
+        try:
+            done = subprocess.run(
+                [self._program, *_NOTHING_RUNS, *argv],
+                cwd=self._made if at is None else at,
+                env=_plain_environment(),
+                input=stdin,
+                capture_output=True,
+                check=False,
+                timeout=MOST_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise InvalidInput(
+                f"git does not read {named}: no answer within {MOST_S:.0f} s. It waits for ever "
+                "where a pipe is in the place of a file, such as .gitignore or .git/HEAD"
+            ) from None
+        if done.returncode not in fine:
+            words = done.stderr.decode(errors="replace").strip()
+            raise InvalidInput(f"git does not read {named}: {plain(words)}")
+        return done.stdout
 
 
 @contextmanager
 def _git(path: Path) -> Iterator[_Git | None]:
     """git, for a folder that may be in no repository. None where this host has no git and the
     folder needs none."""
-    if shutil.which("git") is None:
+    if (program := programs.found("git")) is None:
         if found := next(path.rglob(".gitignore"), None):
             raise InvalidInput(
                 f"{plain(str(found))} says what is not copied, and this host has no `git`, which "
@@ -181,7 +247,7 @@ def _git(path: Path) -> Iterator[_Git | None]:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="torpor-git-") as made:
-        yield _Git(made, path)
+        yield _Git(program, made, path)
 
 
 def _apart(
@@ -219,27 +285,6 @@ def _is_folder(path: Path) -> bool:
 def _content(file: Path) -> bytes:
     """What a file holds; nothing where it is none. A pipe in its place would be waited for."""
     return file.read_bytes().removeprefix(_BOM) if file.is_file() else b""
-
-
-def _said_by_git(
-    argv: list[str],
-    at: Path,
-    about: Path,
-    stdin: bytes = b"",
-    fine: tuple[int, ...] = (0,),
-) -> bytes:
-    done = subprocess.run(
-        ["git", *argv],
-        cwd=at,
-        env=_plain_environment(),
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode not in fine:
-        words = done.stderr.decode(errors="replace").strip()
-        raise InvalidInput(f"git does not read {plain(str(about))}: {plain(words)}")
-    return done.stdout
 
 
 def _plain_environment() -> dict[str, str]:

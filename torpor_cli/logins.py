@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -28,7 +27,7 @@ from torpor.shared.errors import (
     WorkspaceAsleep,
 )
 from torpor.shared.values import Endpoint, Machine
-from torpor_cli import login_check
+from torpor_cli import login_check, programs
 
 NO_SSH: Final = (
     "this host has no `ssh`, which logs in to machines: as root, run `apt-get install "
@@ -84,7 +83,7 @@ def set_up() -> None:
 
 def has_ssh() -> bool:
     """Whether this host has OpenSSH's client."""
-    return shutil.which("ssh") is not None
+    return programs.found("ssh") is not None
 
 
 def is_set_up() -> bool:
@@ -275,9 +274,9 @@ def _is_new_openssh() -> bool:
     """Whether it is 8.5 or newer, which KnownHostsCommand came with: an option that it does not
     know would end each `ssh` of its user. Before, a shared connection kept standard error open when
     its first `ssh` had ended: whoever read that waited for five minutes."""
-    if not has_ssh():
+    if (ssh := programs.found("ssh")) is None:
         return False
-    asked = ["ssh", "-F", "none", "-G", "-o", "KnownHostsCommand=none", "localhost"]
+    asked = [ssh, "-F", "none", "-G", "-o", "KnownHostsCommand=none", "localhost"]
     return not subprocess.run(asked, capture_output=True, check=False).returncode
 
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from deployments.terminal import say
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WantChange
-from torpor_cli import sleeping
+from torpor_cli import programs, sleeping
 from torpor_cli.flow_runs import Format, Options, run
 from torpor_cli.output import print_report, print_rows, quiet
 from torpor_cli.question import ask_to_rent, offers_of
@@ -196,10 +196,11 @@ def ssh(
     """
     from torpor_cli import logins
 
-    if not (setup or refresh or logins.has_ssh()):
+    program = programs.found("ssh") or ""
+    if not (setup or refresh or program):
         raise InvalidInput(logins.NO_SSH)
     if workspace and not (setup or refresh or machine) and (file := logins.current(workspace)):
-        _log_in(file, workspace, command)
+        _log_in(program, file, workspace, command)
     with connected():
         if setup:
             logins.set_up()
@@ -210,13 +211,13 @@ def ssh(
             logins.refresh_quietly(workspace)
             return
         file = logins.refresh(workspace, machine)
-    _log_in(file, workspace, command)
+    _log_in(program, file, workspace, command)
 
 
-def _log_in(file: Path, workspace: str, command: Sequence[str]) -> NoReturn:
+def _log_in(program: str, file: Path, workspace: str, command: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     argv = ["ssh", "-F", str(file), workspace, *command]
-    os.execvp("ssh", argv)  # noqa: S606 - the user's own OpenSSH takes over, terminal and all
+    os.execv(program, argv)  # noqa: S606 - the user's own OpenSSH takes over, terminal and all
 
 
 def deploy(

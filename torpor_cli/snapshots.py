@@ -65,7 +65,7 @@ def restore(
     snapshot: str = "newest",
     machine: str = "here",
     move_aside: Flag = False,
-    leave_git: Flag = False,
+    leave_git: Annotated[bool | None, Parameter(negative="--with-git")] = None,
     options: Options | None = None,
 ) -> None:
     """Restore one file or directory of a snapshot, to this host unless a machine is named.
@@ -77,8 +77,12 @@ def restore(
         snapshot: The snapshot.
         machine: here, the id of the workspace's machine, or user@host:port.
         move_aside: Rename what is in the way.
-        leave_git: Leave out each .git below the path: git would run what a machine wrote there.
+        leave_git: Leave out each .git below the path, and each file HEAD, and name them: git would
+            run here what a machine wrote there. To this host they are left out unless --with-git
+            is given.
     """
+    if leave_git is None:
+        leave_git = machine.strip() == "here"
     run(
         "restore_path",
         options,

@@ -397,7 +397,7 @@ def receive(
     wishes: Wishes,
     *,
     moved: Callable[[int, int], None] = lambda done, total: None,
-    ignored: Callable[[list[str]], set[str]] = lambda names: set(),
+    ignored: Callable[[list[Entry]], set[str]] = lambda entries: set(),
     protected: Callable[[list[str]], set[str]] = lambda names: set(),
     names: set[str] | None = None,
     confirm: Callable[[list[str]], None] = lambda names: None,
@@ -408,7 +408,7 @@ def receive(
     target renames it. ``confirm``: raises where these names are not to be deleted, before anything
     is copied."""
     entries, failed = _listed(stream, target, wishes.modes, names)
-    left_out = ignored([entry.name for entry in entries])
+    left_out = ignored(entries)
     chosen = _chosen(entries, left_out)
     if wishes.delete and all(entries[index].kind == "d" for index in chosen):
         raise Refused("there is no file to copy, and --delete would delete all of the target")
@@ -630,6 +630,8 @@ class _Disk:
         self._fd = -1
         self._above: str | None = None
         self._above_fd = -1
+        self._unlinked: set[tuple[int, int]] = set()
+        """Files that lost a name here, which is a change of their other names, too."""
         self.failed = failed
 
     def __enter__(self) -> _Disk:
@@ -795,11 +797,16 @@ class _Disk:
                 return False
             os.fchmod(fd, entry.mode)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-            os.rename(_part_of(entry), last, src_dir_fd=folder, dst_dir_fd=folder)
+            self._rename(_part_of(entry), last, folder, before)
         except OSError as error:
             self.fails(entry.name, error)
             return False
         return True
+
+    def _rename(self, part: str, last: str, folder: int, before: os.stat_result | None) -> None:
+        os.rename(part, last, src_dir_fd=folder, dst_dir_fd=folder)
+        if before is not None:
+            self._unlinked.add((before.st_dev, before.st_ino))
 
     def _changed(self, name: str, before: os.stat_result | None) -> bool:
         now = self.look(name)
@@ -824,7 +831,7 @@ class _Disk:
             os.symlink(entry.target, part, dir_fd=folder)
             times = (entry.mtime_ns, entry.mtime_ns)
             os.utime(part, ns=times, dir_fd=folder, follow_symlinks=False)
-            os.rename(part, last, src_dir_fd=folder, dst_dir_fd=folder)
+            self._rename(part, last, folder, before)
         except OSError as error:
             self.fails(entry.name, error)
             return False
@@ -851,14 +858,13 @@ class _Disk:
         """Delete them; returns those that went. A directory in which something stays, stays. What
         was changed since it was listed, or at ``before_ns`` or later, is added to ``kept``."""
         gone = []
-        unlinked: set[tuple[int, int]] = set()  # this, too, is a change of a file's other names
         for entry in entries:
             name = entry.name
             try:
                 folder, last = self._at(name)
                 info = os.stat(last, dir_fd=folder, follow_symlinks=False)
                 file = (info.st_dev, info.st_ino)
-                young = before_ns and file not in unlinked and _is_young(info, before_ns)
+                young = before_ns and file not in self._unlinked and _is_young(info, before_ns)
                 if entry.kind != "d" and (young or not self.has(entry, info)):
                     kept.append(f"{name} ({_YOUNG})")
                     continue
@@ -868,8 +874,7 @@ class _Disk:
                     os.rmdir(last, dir_fd=folder)
                 else:
                     os.unlink(last, dir_fd=folder)
-                    if info.st_nlink > 1:
-                        unlinked.add(file)
+                    self._unlinked.add(file)
                 gone.append(name)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from torpor.control.upkeep.differences import ListedEntry
@@ -86,7 +87,9 @@ def listed(path: Path) -> ListedEntry:
 
 def job_on(machine: str) -> SimpleNamespace:
     attempt = SimpleNamespace(machine=machine) if machine else None
-    return SimpleNamespace(id="3f2a9c81d04e", state="running", attempt=attempt, others=[])
+    return SimpleNamespace(
+        id="3f2a9c81d04e", state="running", attempt=attempt, others=[], driven=False
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -311,6 +314,69 @@ def test_cp_replaces_no_file_under_a_job_and_brings_new_ones(
     assert "job 3f2a9c81d04e of workspace mywork is running, and `torpor cp` replaces no" in said
     assert cp("data", "mywork:", machine="m-2") == 0
     assert (there / "data" / "a").read_text() == "text"
+
+
+@pytest.mark.parametrize(("driven", "code"), [(True, 3), (False, 0)])
+def test_cp_replaces_files_while_a_job_only_waits_for_its_run(
+    here: Path, there: Path, kept: Kept, driven: bool, code: int
+) -> None:
+    os.utime(written(there / "a", "there"), ns=(1, 1))
+    written(here / "a")
+    kept.jobs = [job_on("")]
+    kept.jobs[0].driven = driven
+    assert cp("a", "mywork:a", overwrite=True) == code
+    with pytest.raises(WorkspaceBusy):
+        push("mywork")
+
+
+@pytest.mark.parametrize("wish", ["delete", "overwrite"])
+def test_push_changes_nothing_where_a_job_has_begun_while_the_snapshot_was_taken(
+    here: Path, there: Path, kept: Kept, wish: str
+) -> None:
+    written(there / "here" / "mine")
+    os.utime(written(here / "a"), ns=(1, 1))
+    written(there / "here" / "a", "there")
+    kept.meanwhile = lambda: kept.jobs.append(job_on("m-1"))
+    with pytest.raises(WorkspaceBusy):
+        push("mywork", **{wish: True})  # type: ignore[arg-type]
+    assert (there / "here" / "a").read_text() == "there"
+    assert (there / "here" / "mine").exists()
+
+
+@pytest.mark.parametrize("wish", ["delete", "overwrite"])
+def test_push_changes_nothing_where_the_folder_has_become_another_one_meanwhile(
+    here: Path, there: Path, kept: Kept, wish: str
+) -> None:
+    os.utime(written(here / "a"), ns=(1, 1))
+    written(there / "here" / "a", "there")
+    written(there / "other" / "a", "there, too")
+
+    def meanwhile() -> None:
+        (there / "here").rename(there / "before")
+        (there / "here").symlink_to("other")
+
+    kept.meanwhile = meanwhile
+    with pytest.raises(MachineError, match=r"has become .*other: nothing was copied"):
+        push("mywork", **{wish: True})  # type: ignore[arg-type]
+    assert (there / "other" / "a").read_text() == "there, too"
+
+
+def test_push_delete_leaves_what_changed_while_the_snapshot_read_it(
+    here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(here / "a")
+    written(there / "here" / "log")
+    written(there / "here" / "same")  # of a file that the list of the snapshot lacks
+
+    def meanwhile() -> None:
+        kept.entries = [
+            msgspec.structs.replace(one, changed_while_read=True) for one in kept.entries
+        ]
+
+    kept.meanwhile = meanwhile
+    assert push("mywork", delete=True) == 3
+    assert names_in(there / "here") == {"a", "log", "same"}
+    assert "has another version of it: log, same" in capsys.readouterr().err
 
 
 def test_push_delete_leaves_what_the_snapshot_before_it_lacks_and_names_it(
@@ -711,11 +777,74 @@ def test_cp_brings_no_repository_that_was_not_named_and_says_so(
 ) -> None:
     written(there / "proj" / "a.py")
     written(there / "proj" / ".git" / "hooks" / "post-checkout")
+    written(there / "proj" / ".git" / "HEAD")
     assert cp("mywork:proj", "mine") == 0
     assert names_in(here) == {"mine/a.py"}
     assert "left out: mine/.git. What a machine" in capsys.readouterr().err
+    named = {f"mine/.git/{name}" for name in ("HEAD", "hooks/post-checkout", "config")}
     assert cp("mywork:proj/.git", "mine") == 0
-    assert names_in(here) == {"mine/a.py", "mine/.git/hooks/post-checkout"}
+    written(there / "proj" / ".git" / "config")
+    assert cp("mywork:proj/.git", "mine") == 0
+    assert names_in(here) == {"mine/a.py", *named}
+
+
+BARE = ("HEAD", "config", "objects/x", "refs/x")
+"""Of a directory that git takes for a repository."""
+
+
+@pytest.mark.parametrize("head", ["HEAD", "head", "H\u200cEAD", "HEAD. "])
+def test_a_copy_from_a_machine_makes_no_directory_here_that_git_takes_for_a_repository(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    for name in (*BARE[1:], head, "commondir"):
+        written(there / "here" / "ckpt" / name)
+    written(there / "here" / "model" / "head" / "weights")
+    left = {name for name in names_in(there / "here") if name != f"ckpt/{head}"}
+    assert cp("mywork:here", "mine") == 0
+    assert names_in(here / "mine") == left
+    assert f"left out: mine/ckpt/{head}. What a machine" in capsys.readouterr().err
+
+
+def test_pull_brings_no_head_and_writes_into_no_directory_that_has_one(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in BARE:
+        written(there / "here" / "ckpt" / name)
+        written(there / "here" / "mine" / name)
+    written(here / "mine" / "HEAD", "mine")
+    assert pull("mywork") == 0
+    assert names_in(here) == {"mine/HEAD", *(f"ckpt/{name}" for name in BARE[1:])}
+    said = capsys.readouterr().err
+    assert "left out: ckpt/HEAD, mine/HEAD, mine/config, mine/objects, mine/refs. What" in said
+    assert cp("mywork:here/mine", ".") == 0
+    assert names_in(here / "mine") == {"HEAD"}
+    assert cp("mywork:here/mine/HEAD", "ckpt", overwrite=True) == 0
+    assert (here / "ckpt" / "HEAD").read_text() == "text", "as it was named"
+
+
+def test_a_git_directory_of_any_name_is_neither_sent_nor_written_nor_deleted(
+    here: Path, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "--quiet", "--separate-git-dir", ".bare", "."], check=True)
+    (here / ".bare" / "worktrees" / "x").mkdir(parents=True)
+    for name in ("HEAD", "commondir"):
+        written(here / "tree" / name)
+    written(here / "a.py")
+    written(here / "model" / "HEAD")
+    assert push("mywork") == 0
+    assert names_in(there) == {"here/a.py", "here/model/HEAD"}
+    said = capsys.readouterr().err
+    assert "left out: .bare (a git directory)" in said
+    assert "left out: tree (a git directory)" in said
+    before = names_in(here)
+    written(there / "here" / ".bare" / "hooks" / "post-checkout")
+    written(there / "here" / "b.py")
+    assert pull("mywork", delete=True, yes=True) == 0
+    assert names_in(here) == before | {"b.py"}
+    assert "left out: .bare/hooks" in capsys.readouterr().err
+    (here / "b.py").unlink()
+    assert push("mywork", delete=True) == 0
+    assert names_in(there / "here") == {"a.py", "model/HEAD", ".bare/hooks/post-checkout"}
 
 
 def test_a_place_that_only_the_machine_can_name_needs_a_name_here(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 from contextlib import nullcontext
@@ -49,6 +51,19 @@ def test_a_folder_goes_to_a_machine_and_comes_back(awake: Path, tmp_path: Path) 
         if (here / name).is_file():
             assert (here / "back" / name).read_bytes() == (here / name).read_bytes()
     assert awake.is_dir()
+
+
+def test_no_ssh_of_the_folder_runs_where_path_has_a_relative_directory(
+    awake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "here" / "bin" / "ssh"
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\nexec {shutil.which("ssh")} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", f"bin::./bin:{os.environ['PATH']}")
+    assert cp("bin", "mywork:") == 0
+    assert (awake / "bin" / "ssh").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_run_of_a_folder_whose_files_are_all_ignored_sends_nothing(

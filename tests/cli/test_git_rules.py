@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from torpor.shared.errors import InvalidInput
+from torpor_cli import git_rules
 from torpor_cli.git_rules import ignored, not_ignored
 
 
@@ -73,6 +76,7 @@ def test_no_program_that_a_repository_names_runs(folder: Path, tmp_path: Path, w
         config.write(
             f"[include]\n\tpath = {included}\n[core]\n\tfsmonitor = {program}\n"
             f"\thooksPath = {tmp_path}\n\tsshCommand = {program}\n\tpager = {program}\n"
+            f"[pager]\n\tconfig = {program}\n\trev-parse = {program}\n"
             f"[alias]\n\tls-files = !{program}\n"
             f'[filter "x"]\n\tclean = {program}\n\tsmudge = {program}\n'
         )
@@ -102,6 +106,13 @@ def sparse_index(folder: Path) -> None:
     git(folder, "sparse-checkout", "set", "--cone", "--sparse-index", "in")
 
 
+def without_gitignore(folder: Path) -> None:
+    """A sparse checkout that lacks the file that names `b.log`."""
+    repository(folder)
+    git(folder, "sparse-checkout", "set", "--no-cone", "/a.py", "/kept.log")
+    assert not (folder / ".gitignore").exists()
+
+
 def sha_256(folder: Path) -> None:
     repository(folder, "--object-format=sha256")
 
@@ -121,7 +132,8 @@ def submodule(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [repository, split_index, sparse_index, sha_256, work_tree, submodule]
+    "make",
+    [repository, split_index, sparse_index, without_gitignore, sha_256, work_tree, submodule],
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_what_a_repository_of_any_kind_tracks_is_sent_and_what_it_ignores_is_not(
@@ -154,6 +166,95 @@ def test_what_the_user_and_the_repository_ignore_beside_gitignore_stays_ignored(
     assert {name for name in sent if name.startswith("sub/")} == {"sub/kept.there"}
     assert found == {"b.log", *(f"sub/{name}" for name in hidden)}
     assert names_of(folder / "sub") == ({"kept.there"}, hidden)
+
+
+def test_a_gitignore_that_is_neither_checked_out_nor_fetched_is_no_empty_one(folder: Path) -> None:
+    without_gitignore(folder)
+    for one in (folder / ".git" / "objects").glob("??/*"):
+        one.unlink()
+    with pytest.raises(InvalidInput, match="neither checked out nor fetched"):
+        not_ignored(folder, [], [])
+    with pytest.raises(InvalidInput, match="neither checked out nor fetched"):
+        ignored(folder, ["b.log"], set())
+
+
+@pytest.mark.parametrize("kind", ["gitdir", "onbranch"])
+def test_files_that_git_includes_for_a_repository_say_what_is_ignored(
+    folder: Path, home: Path, kind: str
+) -> None:
+    repository(folder, "--initial-branch=mine")
+    condition = {"gitdir": f"{folder.parent}/", "onbranch": "mine"}[kind]
+    (home / "there").write_text("*.there\n")
+    (home / "work").write_text("[core]\n\texcludesFile = ~/there\n")
+    (home / ".gitconfig").write_text(f'[includeIf "{kind}:{condition}"]\n\tpath = work\n')
+    (folder / ".git" / "more").write_text("[core]\n\texcludesFile = .names\n")
+    (folder / ".names").write_text("*.more\n")
+    git(folder, "config", "include.path", "more")
+    for name in ("x.there", "x.more"):
+        (folder / name).write_text("text")
+    sent, found = names_of(folder)
+    assert sent == {".gitignore", "a.py", "kept.log", ".names"}
+    assert found == {"b.log", "x.there", "x.more"}
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A directory that is first in PATH, with a `git` that is this script and then git."""
+    real = shutil.which("git")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "git").write_text(f'#!/bin/sh\n{script}\nexec {real} "$@"\n')
+    (folder / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("default", ["sha1", "sha256"])
+def test_a_repository_is_read_whatever_hash_git_gives_new_ones(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str
+) -> None:
+    repository(folder)
+    repository(folder / "other", "--object-format=sha256")
+    programs(tmp_path / "bin", monkeypatch, f"export GIT_DEFAULT_HASH={default}")
+    sent, found = names_of(folder)
+    names = {".gitignore", "a.py", "kept.log"}
+    assert sent == names | {f"other/{name}" for name in names}
+    assert found == {"b.log", "other/b.log"}
+
+
+def test_no_git_of_the_folder_runs_where_path_has_a_relative_directory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository(folder)
+    before = os.environ["PATH"]
+    programs(folder / "bin", monkeypatch, f"touch {tmp_path}/ran")
+    monkeypatch.setenv("PATH", f"bin::./bin:{before}")
+    monkeypatch.chdir(folder)
+    assert "a.py" in names_of(folder)[0]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_users_own_monitor_of_files_does_not_run(
+    folder: Path, home: Path, tmp_path: Path
+) -> None:
+    repository(folder)
+    git(folder, "update-index", "--untracked-cache")
+    git(folder, "-c", "core.fsmonitor=true", "update-index", "--fsmonitor")
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    (home / ".gitconfig").write_text(f"[core]\n\tfsmonitor = {program}\n")
+    names_of(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("pipe", [".git/HEAD", ".git/commondir", ".git/config", ".gitignore"])
+def test_a_pipe_in_the_place_of_a_file_of_git_is_not_waited_for_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pipe: str
+) -> None:
+    repository(folder)
+    (folder / pipe).unlink(missing_ok=True)
+    os.mkfifo(folder / pipe)
+    monkeypatch.setattr(git_rules, "MOST_S", 0.3)
+    with pytest.raises(InvalidInput, match=f"git does not read {folder}: "):
+        not_ignored(folder, [], [])
 
 
 def test_a_repository_that_git_cannot_read_is_named(folder: Path) -> None:

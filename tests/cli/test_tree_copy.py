@@ -446,6 +446,22 @@ def test_delete_takes_what_was_not_sent_and_leaves_what_is_protected(
     assert names_in(target) == names_in(source) | {"results", "results/kept"}
 
 
+def test_delete_takes_the_other_name_of_a_file_that_the_same_copy_replaced(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    target.mkdir()
+    (target / "link").write_text("there")
+    os.utime(target / "link", ns=(1, 1))
+    os.link(target / "link", target / "z")
+    before_ns = (target / "z").stat().st_ctime_ns + 1
+    clock = tmp_path / "clock"
+    while not clock.exists() or clock.stat().st_ctime_ns < before_ns:
+        clock.write_text("the clock of the file system goes in steps")
+    report = copied(source, target, Wishes(delete=True, before_ns=before_ns))
+    assert (report.kept, report.gone) == ([], ["z"])
+    assert (target / "link").read_text() == "hello"
+
+
 def test_delete_does_nothing_where_nothing_is_sent_or_something_fails(
     source: Path, target: Path, tmp_path: Path
 ) -> None:

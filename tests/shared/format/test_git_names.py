@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torpor.shared.format.git_names import is_of_git
+from torpor.shared.format.git_names import is_head, is_of_git
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,23 @@ def test_what_git_may_take_for_its_directory_is_known(path: str) -> None:
 @pytest.mark.parametrize("path", [".gitignore", ".github/x", "git", "a.git", "git~10", ".git-x"])
 def test_other_names_are_not(path: str) -> None:
     assert not is_of_git(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"),
+    [
+        ("HEAD", True),
+        ("a/head", True),
+        ("a\\HEAD", True),
+        ("HE\u200dAD", True),
+        ("HEAD .", True),
+        ("HEAD:$DATA", True),
+        ("HEAD/a", False),
+        ("HEAD.pt", False),
+        ("FETCH_HEAD", False),
+    ],
+)
+def test_the_file_without_which_git_takes_no_directory_for_a_repository_is_known(
+    path: str, is_one: bool
+) -> None:
+    assert is_head(path) is is_one

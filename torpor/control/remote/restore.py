@@ -88,7 +88,8 @@ class RemoteRestore(RemoteRun):
         warnings += [f"what the image had there is {name} now" for name in plan.moved_aside]
         warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
         warnings += [
-            f"{name} was left out, as git runs what a machine writes there"
+            f"{name} was left out, as git runs what a machine writes there: name its own path to "
+            "restore it"
             for name in plan.left_out
         ]
         return msgspec.structs.replace(finished, warnings=[*warnings, *finished.warnings])

@@ -27,8 +27,8 @@ from torpor.machine.tree.naming import take_name
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
-from torpor.shared.format.git_names import is_of_git
-from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.git_names import is_head, is_of_git
+from torpor.shared.format.manifest import DIRECTORY, Manifest
 from torpor.shared.format.selection import select
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import BeginPath, Checked, CheckRestore, RestorePlan
@@ -84,7 +84,7 @@ class PathRun(RestoreRun):
         manifest, name = select(wanted.manifest, request.root_number, path)
         left_out: list[str] = []
         if request.leave_git:
-            manifest, left_out = _without_git(manifest)
+            manifest, left_out = _without_git(manifest, whole=is_of_git(os.fsdecode(name)))
         check_manifest(manifest, f"what was chosen of snapshot {request.snapshot}")
         into = os.fsencode(absolute_root(request.into))
         own = blake3(self.id.encode()).hexdigest(8).encode()
@@ -121,14 +121,18 @@ class PathRun(RestoreRun):
         super()._give_back()
 
 
-def _without_git(manifest: Manifest) -> tuple[Manifest, list[str]]:
-    """The manifest without what git may take for its own directory, but for what was chosen, and
-    the names of that."""
+def _without_git(manifest: Manifest, *, whole: bool) -> tuple[Manifest, list[str]]:
+    """The manifest without what has git take a directory for a repository, but for what was chosen,
+    and the names of that: each `.git`, and each file `HEAD`. ``whole``: a `.git` was chosen, which
+    keeps its `HEAD`."""
     left_out: list[str] = []
+    folders = {entry.path for entry in manifest.entries if entry.kind == DIRECTORY}
 
     def is_out(root: int, path: bytes) -> bool:
         _, slash, last = path.rpartition(b"/")
-        if is_out := bool(slash) and is_of_git(os.fsdecode(last)):
+        name = os.fsdecode(last)
+        makes_one = is_head(name) and path not in folders and not whole
+        if is_out := bool(slash) and (is_of_git(name) or makes_one):
             left_out.append(shown(path))
         return is_out
 

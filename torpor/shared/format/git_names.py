@@ -1,5 +1,9 @@
-"""Names that git takes for its own directory, on any file system: git runs what a machine writes
-there."""
+"""Names that git takes for its own, on any file system.
+
+git runs what a machine writes into a directory called `.git`, and into any directory that has what
+`.git` has: the file `HEAD` beside `objects` and `refs`, or beside `commondir`. Without its `HEAD`,
+git takes no such directory for a repository.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,19 @@ _UNSEEN: Final = dict.fromkeys(
 _OF_GIT: Final = re.compile(r"(\.git|git~1)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
 """NTFS drops spaces and points at the end, has `git~1` as a short name of `.git`, and opens a
 stream of a file by `.git:NAME`."""
+_HEAD: Final = re.compile(r"HEAD[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
 
 
 def is_of_git(path: str) -> bool:
     """Whether a part of the path is `.git`, or would be on HFS+ or NTFS: `.GIT`, `git~1`, `.git. `.
     A backslash parts names on NTFS."""
-    return any(_OF_GIT.fullmatch(part.translate(_UNSEEN)) for part in re.split(r"[/\\]", path))
+    return any(_OF_GIT.fullmatch(part) for part in _parts(path))
+
+
+def is_head(path: str) -> bool:
+    """Whether the last part of the path is `HEAD`, or would be on HFS+ or NTFS: `head`, `HEAD.`."""
+    return _HEAD.fullmatch(_parts(path)[-1]) is not None
+
+
+def _parts(path: str) -> list[str]:
+    return re.split(r"[/\\]", path.translate(_UNSEEN))
