@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blocks import Workspace
     from tasks.runs_of_block import RunsOfBlock
     from tasks.workspace import OpenWorkspace
+    from torpor.control.store.block_records import Settings
 
 
 def name_of(block: Workspace) -> str:
@@ -73,6 +74,16 @@ def check_unchanged(block: Workspace, done: str) -> None:
         )
 
 
+def settings_before(block: Workspace) -> Settings | None:
+    """The settings of a block that is about to change, as its record has them; None where a block
+    that it names is missing."""
+    from blocks.settings import settings_of
+
+    with suppress(TorporError):
+        return settings_of(block, sealed=block.store_key() is not None)
+    return None
+
+
 def check_can_be_put_back(block: Workspace, done: str) -> None:
     """InvalidInput for a block that ``put_back`` could not save."""
     try:
@@ -103,11 +114,13 @@ def _saved_again(block: Workspace, overwrite: bool, lost: str) -> str:
     """Save the block; what became of it, in words."""
     from blocks import Workspace
     from blocks.reference import saved_names
+    from torpor_cli import setup
 
     workspace = name_of(block)
     try:
         if overwrite or workspace not in saved_names(Workspace):
             block.save(workspace, overwrite=overwrite)
+            setup.keep_on_record(workspace)
         elif Workspace.of(workspace)._block_document_id != block._block_document_id:
             return "was saved anew by somebody meanwhile, and stays so"
     except BaseException as error:  # noqa: BLE001 - the first error is raised

@@ -62,6 +62,7 @@ def delete(
     """
     with connected():
         from blocks import Workspace
+        from tasks.block_record import forget_settings
         from tasks.runs_of_block import delete_schedule
 
         block = Workspace.of(workspace)
@@ -86,6 +87,9 @@ def delete(
         with put_back(block, lost=_lost(found, snapshots=snapshots)):
             for schedule in found.uses.schedules:
                 delete_schedule(schedule)
+            forget_settings(
+                opened, workspace
+            )  # first: a kill leaves a block, which the next flow records
             _delete_block(block)  # no wake begins with a snapshot that is to go
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)

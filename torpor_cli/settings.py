@@ -16,6 +16,7 @@ from torpor_cli.asleep import (
     check_unchanged,
     name_of,
     put_back,
+    settings_before,
 )
 from torpor_cli.output import print_rows
 from torpor_cli.server import connected
@@ -44,6 +45,8 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
     """
     with connected():
         from blocks import Workspace
+        from tasks.block_record import forget_settings
+        from tasks.workspace_blocks import open_workspace
         from torpor_cli import setup
 
         old = Workspace.of(workspace)
@@ -75,12 +78,17 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
         for provider in {new.provider, *new.more_providers} - {old.provider, *old.more_providers}:
             setup.try_market(provider)
         check_unchanged(old, "changed")
+        opened = open_workspace(old) if finds else None
+        was = settings_before(old)
         if not finds:
             new.save(workspace, overwrite=True)
         else:
             with put_back(old, overwrite=True):
+                if opened is not None and "store" in changed:  # else a host finds it in both
+                    forget_settings(opened, workspace)
                 new.save(workspace, overwrite=True)
                 check_asleep(old, "changed")  # a run may have read the old ones
+        setup.keep_on_record(workspace, was)
         print_rows(rows, f"workspace {workspace} is changed", wide=wide)
         if changed & {"sleep_minutes", "when_idle"} and new.when_idle == "hibernate":
             say_where_it_stays_awake(workspace)

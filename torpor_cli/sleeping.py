@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from deployments.terminal import say
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor_cli.asleep import check_unchanged, name_of
+from torpor_cli.asleep import check_unchanged, name_of, settings_before
 from torpor_cli.question import agrees
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def sleep_after(workspace: str, after: timedelta | None, *, asks: bool) -> Calla
     def save() -> None:
         if new.model_dump() != old.model_dump():
             check_unchanged(old, "changed")
+            was = settings_before(old)
             new.save(name, overwrite=True)
+            setup.keep_on_record(name, was)
         say(
             f"{name} sleeps after {minutes} min without work, now and after each wake: "
             f"`torpor edit {name} sleep_minutes=` gives the idle rules of its block back",

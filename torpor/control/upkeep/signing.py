@@ -18,7 +18,7 @@ from torpor.shared.errors import ObjectChanged, StoreCorrupt, StoreMissing
 from torpor.shared.values import MIB, ObjectKey, WorkspaceName
 
 _KINDS: Final = frozenset(
-    {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "holds", "claim"}
+    {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "holds", "claim", "blocks"}
 )
 """What is signed of a workspace, by the word after its name (``workspaces/NAME/KIND``)."""
 _OF_ALL: Final = ("canaries/",)
