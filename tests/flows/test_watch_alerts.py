@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import html
 import os
 import sys
 import time
@@ -70,7 +69,7 @@ class _Runs(PlainRunner):
         return "run one"
 
     def front_page(self, markdown: str) -> None:
-        self.front = html.unescape(markdown)
+        self.front = markdown
 
     def table(self, key: str, rows: Any, description: str) -> None:
         self.tables[key], self.rows[key] = description, list(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,8 +23,9 @@ _NEXT: Final = {
     "awake": "torpor hibernate {}",
     "not finished": "torpor top",
 }
-_PLAIN: Final = frozenset(" ,;()'$%-")
-"""With letters and digits, what means nothing in Markdown and makes no link."""
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|#~&])")
+_ADDRESS: Final = re.compile(r"(:(?=//)|www(?=\.)|@)", re.IGNORECASE)
+"""Where Markdown makes a link of a bare address; a space of no width keeps it from that."""
 
 _LINKS: Final = """## Links
 
@@ -131,6 +133,6 @@ def _table(rows: Sequence[Row], code: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Words that Markdown shows as they are: each other character is written by its number."""
-    shown = " ".join(short(words).split())[:_MOST]
-    return "".join(c if c.isalnum() or c in _PLAIN else f"&#{ord(c)};" for c in shown)
+    """Words that Markdown shows as they are, without a link."""
+    shown = _SPECIAL.sub(r"\\\1", " ".join(short(words).split())[:_MOST])
+    return _ADDRESS.sub("\\1\u200b", shown)
