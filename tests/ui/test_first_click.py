@@ -43,14 +43,10 @@ def test_the_first_click(
     expect(page.get_by_text("Invalid credentials")).to_be_visible(timeout=WAIT_MS)
     prompt.fill(newcomer.login.strip())
     page.get_by_role("button", name="Login").click()
-    expect(page.get_by_role("link", name="Deployments")).to_be_visible(timeout=WAIT_MS)
-    _see_torpors_page(newcomer, page, "torpor is up")
-    picture("2-page")
-    link = page.get_by_role("link", name="Deployments").last
-    expect(link).to_have_attribute("href", "../../deployments")  # opens another tab
-    page.goto(f"{newcomer.ui}/deployments", wait_until="commit")
+    page.get_by_role("link", name="Deployments").click()
     expect(page.get_by_role("link", name="backup").first).to_be_visible(timeout=WAIT_MS)
-    picture("3-deployments")
+    picture("2-deployments")
+    _see_torpors_page(newcomer, page, "torpor is up")
 
     (folder,) = newcomer.state.glob(WORKSPACE)
     before = inventory_of(folder)
@@ -61,7 +57,6 @@ def test_the_first_click(
     if user == USERS[0]:
         _switch_watch_on(newcomer, page, picture)
         _see_torpors_page(newcomer, page, "1 of 1 awake")
-        picture("7-page")
     page.close()  # the graph of a run is drawn on and on, by the processor
     (woken,) = newcomer.state.glob(WORKSPACE)
     assert woken != folder
@@ -82,11 +77,13 @@ def test_the_first_click(
 
 
 def _see_torpors_page(newcomer: Newcomer, page: Page, title: str) -> None:
-    """At the address that `up` names first."""
+    """At the address that `up` names first, in a tab of its own."""
     (address,) = re.findall(r"^  page +(\S+)$", newcomer.printed, re.MULTILINE)
-    page.goto(address, wait_until="commit")
-    expect(page.get_by_role("heading", name=title)).to_be_visible(timeout=WAIT_MS)
-    expect(page.get_by_role("cell", name="demo", exact=True)).to_be_visible(timeout=WAIT_MS)
+    tab = page.context.new_page()
+    tab.goto(address, wait_until="commit")
+    expect(tab.get_by_role("heading", name=title)).to_be_visible(timeout=WAIT_MS)
+    expect(tab.get_by_role("cell", name="demo", exact=True)).to_be_visible(timeout=WAIT_MS)
+    tab.close()
 
 
 def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken: Path) -> None:
