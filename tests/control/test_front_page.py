@@ -63,4 +63,4 @@ def test_what_a_machine_or_a_market_says_makes_no_link_no_cell_and_no_page_of_it
     (line,) = [line for line in page.splitlines() if "evil" in line]
     cell = line.split(" | ")[-1].removesuffix(" |")
     assert re.sub(r"\\(.)|\u200b", r"\1", cell) == hostile.replace("\n", " ")
-    assert not re.search(r"://|www\.|@e|(?<!\\)[`*_<>|#~&\[\]]", cell)  # no address, tag or mark
+    assert not re.search(r"://|www\.|(?<!\\)[`*_<>|#~&\[\]]", cell)  # no address, tag or mark

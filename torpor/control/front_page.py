@@ -24,8 +24,9 @@ _NEXT: Final = {
     "not finished": "torpor top",
 }
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|#~&])")
-_ADDRESS: Final = re.compile(r"(:(?=//)|www(?=\.)|@)", re.IGNORECASE)
-"""Where Markdown makes a link of a bare address; a space of no width keeps it from that."""
+_ADDRESS: Final = re.compile(r"(:(?=//)|www(?=\.))", re.IGNORECASE)
+"""Where Markdown makes a link of a page's bare address; a space of no width keeps it from that. Not
+at ``@``: commands with USER@HOST are copied from here, and a mail's address opens no page."""
 
 _LINKS: Final = """## Links
 
@@ -45,7 +46,7 @@ def front_page(
     sure: bool = True,
 ) -> str:
     """The page in Markdown. ``sure``: all was looked at. What machines and markets have named is
-    shown as it is written, and links nowhere."""
+    shown as it is written, and links to no page."""
     watching = _text(seen.watching.replace("`", ""))
     head = (
         f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {watching}\n\n"
@@ -133,6 +134,6 @@ def _table(rows: Sequence[Row], code: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Words that Markdown shows as they are, without a link."""
+    """Words that Markdown shows as they are, without a link to a page."""
     shown = _SPECIAL.sub(r"\\\1", " ".join(short(words).split())[:_MOST])
     return _ADDRESS.sub("\\1\u200b", shown)
