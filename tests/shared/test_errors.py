@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -79,3 +80,12 @@ def test_an_error_that_no_agent_raises_is_the_machine_s(wire: dict[str, str]) ->
     assert type(back) is MachineError
     assert not back.retryable
     assert str(back) == wire.get("message", "no message")
+
+
+def test_a_message_with_a_file_name_that_is_no_text_fits_into_a_record() -> None:
+    """Before, the end of such a job could not be written: its run died with UnicodeEncodeError."""
+    name = b"caf\xe9\x1b[2J".decode(errors="surrogateescape")
+    error = errors.SnapshotDamaged(f"{name} differs")
+    assert json.loads(json.dumps(str(error), ensure_ascii=False).encode()) == (
+        "caf\\udce9\\x1b[2J differs"
+    )

@@ -79,9 +79,13 @@ from torpor.shared.plain_text import plain
 
 
 class TorporError(Exception):
-    """Base of the tree. ``retryable`` says whether the same call may succeed later."""
+    """Base of the tree. ``retryable`` says whether the same call may succeed later. A message is
+    ``plain``: it may quote a machine's file names, and records and terminals must hold it."""
 
     retryable: ClassVar[bool] = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(plain(arg) if isinstance(arg, str) else arg for arg in args))
 
     def to_wire(self) -> dict[str, str]:
         """The error as JSON for the agent's protocol: class name and message."""
@@ -356,7 +360,7 @@ def from_wire(wire: dict[str, str]) -> TorporError:
     market's, becomes a plain MachineError: no machine says what happened on the control side."""
     known = {cls.__name__: cls for of in _OF_AN_AGENT for cls in _descendants(of)}
     known |= {cls.__name__: cls for cls in (InvalidInput, WorkspaceInvalid, RunCancelled)}
-    message = plain(wire.get("message", "no message")[:_LONGEST])
+    message = wire.get("message", "no message")[:_LONGEST]
     return known.get(wire.get("type", ""), MachineError)(message)
 
 
