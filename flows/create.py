@@ -27,6 +27,7 @@ def create(
     regions: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     job: str = "",
     most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> CreateReport:
     """Rent an empty machine for a workspace, to log in and work on. The workspace's directories are
     made there.
@@ -40,8 +41,10 @@ def create(
             nothing has run on, if that job never began. Empty: it is rented for a person.
         most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
             but the budgets of the workspace.
+        max_price_usd_h: What the machine may cost by the hour this time, in USD. Empty: the limit
+            of the block.
     """
-    change = WantChange(gpu=gpu.strip(), regions=regions)
+    change = WantChange(gpu=gpu.strip(), regions=regions, max_price_usd_h=max_price_usd_h)
     opened = for_job(open_workspace(workspace).wanting(change), job, most_usd).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()

@@ -21,6 +21,7 @@ from torpor.control.deploy.stack import Stack as OpenStack
 from torpor.control.deploy.stack import StrategyName, strategy_named
 from torpor.control.store.manifests import newest_snapshot
 from torpor.shared.errors import InvalidInput, RestoreUnfinished, StartedTooEarly
+from torpor.shared.values import WantChange
 
 
 @flow("deploy")
@@ -32,6 +33,7 @@ def deploy(
     full_check: bool = True,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> DeployReport:
     """Start a server on the workspace's machine, or on a new one, until it has answered a request.
 
@@ -49,9 +51,12 @@ def deploy(
         environment_days: Delete stored environments that no deploy has used for so many days.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
+        max_price_usd_h: What a new machine may cost by the hour, in USD. Empty: the limit of the
+            block.
     """
     with phase_named_in_errors("the deploy failed"):
         opened = open_workspace(workspace).accepting(accept_paths)
+        opened = opened.wanting(WantChange(max_price_usd_h=max_price_usd_h))
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)

@@ -58,6 +58,7 @@ def job(
     nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
     gpu: str = "",
     image: str = "",
+    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
     most_hours: Annotated[float, Field(ge=0, le=24 * 366)] = 0.0,
     most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
     job: str = "",
@@ -91,6 +92,8 @@ def job(
         gpu: The GPUs to rent for it, in order of preference, as in the Workspace block. Empty:
             those of the block.
         image: The image of the machines that are rented for it. Empty: that of the block.
+        max_price_usd_h: What each machine that is rented for it may cost by the hour, in USD. The
+            job waits while none costs so little. Empty: the limit of the block.
         most_hours: How long the command may run, in all attempts together. Then it is stopped, and
             its work stored. 0: no limit.
         most_usd: What its machines may cost. The command is stopped in time to store its work. 0:
@@ -123,6 +126,7 @@ def job(
             nodes=nodes,
             gpu=gpu.strip(),
             image=image.strip(),
+            max_price_usd_h=max_price_usd_h,
             most_hours=most_hours,
             most_usd=most_usd,
             created_unix=time.time(),

@@ -46,6 +46,7 @@ def wake(
     regions: list[str] = [],  # noqa: B006
     job: str = "",
     most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
@@ -66,8 +67,10 @@ def wake(
             nothing has run on, if that job never began. Empty: it is rented for a person.
         most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
             but the budgets of the workspace.
+        max_price_usd_h: What the machine may cost by the hour this time, in USD. Empty: the limit
+            of the block.
     """
-    change = WantChange(gpu=gpu.strip(), regions=regions)
+    change = WantChange(gpu=gpu.strip(), regions=regions, max_price_usd_h=max_price_usd_h)
     if machine and (change != WantChange() or job):
         raise InvalidInput(
             f"a wake on {machine} rents nothing: leave `gpu`, `regions` and `job` empty, or "

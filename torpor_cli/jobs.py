@@ -90,9 +90,12 @@ def run_(
         yes: Do not ask.
     """
     hours, usd = limits(max_hours, max_usd)
+    agreed_usd_h = None
     if not yes:
         change = WantChange(gpu, [], spot, image)
-        _ask(workspace, nodes, usd, change, wide=options is not None and options.wide)
+        agreed_usd_h = _ask(
+            workspace, nodes, usd, change, wide=options is not None and options.wide
+        )
     run(
         "job",
         options,
@@ -113,6 +116,7 @@ def run_(
         nodes=nodes,
         gpu=gpu,
         image=image,
+        max_price_usd_h=agreed_usd_h,
         most_hours=hours,
         most_usd=usd,
     )
@@ -129,18 +133,19 @@ def limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, f
     return hours, usd
 
 
-def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> None:
-    """Ask before a job that needs a machine of its own, or ends the one that is there."""
+def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> float | None:
+    """Ask before a job that needs a machine of its own, or ends the one that is there; returns
+    what a machine may cost by the hour, in USD, where one is to be rented."""
     with connected():
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
             say_awake(workspace, change)
             ask_on_awake(workspace)
-            return
+            return None
         try:
             after = ", and another one whenever one is lost"
-            ask_to_rent(
+            return ask_to_rent(
                 workspace,
                 "newest",
                 nodes,

@@ -90,15 +90,19 @@ def wake(
         )
     if machine and sleep_after is not None:
         raise InvalidInput("--sleep-after is for a rented machine: torpor ends none of your own")
+    agreed_usd_h = None
     if sleep_after is not None or not (machine or yes):
         with connected():
             saves = sleeping.sleep_after(workspace, sleep_after, asks=not yes)
             if not yes:
                 change = WantChange(gpu, region or [])
                 wide = _wide(options)
-                ask_to_rent(workspace, snapshot, count, starts=count == 1, change=change, wide=wide)
+                agreed_usd_h = ask_to_rent(
+                    workspace, snapshot, count, starts=count == 1, change=change, wide=wide
+                )
             saves()
     given: dict[str, Any] = {"workspace": workspace, "snapshot": snapshot}
+    given |= {"max_price_usd_h": agreed_usd_h}
     given |= {"accept_paths": accept_path or [], "gpu": gpu, "regions": region or []}
     if count == 1:
         report = run("wake", options, machine=machine, **given)
@@ -127,14 +131,24 @@ def create(
             each wake. The schedule of watch does it; where that is off, you are asked.
         yes: Do not ask.
     """
+    agreed_usd_h = None
     if sleep_after is not None or not yes:
         with connected():
             saves = sleeping.sleep_after(workspace, sleep_after, asks=not yes)
             if not yes:
                 change = WantChange(gpu, region or [])
-                ask_to_rent(workspace, "newest", 1, starts=True, change=change, wide=_wide(options))
+                agreed_usd_h = ask_to_rent(
+                    workspace, "newest", 1, starts=True, change=change, wide=_wide(options)
+                )
             saves()
-    report = run("create", options, workspace=workspace, gpu=gpu, regions=region or [])
+    report = run(
+        "create",
+        options,
+        workspace=workspace,
+        gpu=gpu,
+        regions=region or [],
+        max_price_usd_h=agreed_usd_h,
+    )
     _say_login(report, workspace, options)
 
 
@@ -239,12 +253,15 @@ def deploy(
         snapshot: The snapshot for a new machine.
         yes: Rent a new machine without a question.
     """
+    agreed_usd_h = None
     if not yes:
         with connected():
             from flows.procedures.listing import list_logins
 
             if not list_logins(workspace):  # the flow looks for the same
-                ask_to_rent(workspace, snapshot, 1, starts=False, wide=_wide(options))
+                agreed_usd_h = ask_to_rent(
+                    workspace, snapshot, 1, starts=False, wide=_wide(options)
+                )
     run(
         "deploy",
         options,
@@ -252,6 +269,7 @@ def deploy(
         stack=stack,
         strategy=strategy,
         snapshot=snapshot,
+        max_price_usd_h=agreed_usd_h,
     )
 
 

@@ -89,8 +89,9 @@ def ask_to_rent(
     wide: bool = False,
     most_usd: float = 0.0,
     together: bool = False,
-) -> None:
-    """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
+) -> float:
+    """Show the best offers, and ask; returns what a machine may cost by the hour after a yes, in
+    USD. InvalidInput if nobody can answer, RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``after``: what else may be
     rented after a yes. ``most_usd``: what a job may cost; 0 for no limit. ``together``: the
     machines are the nodes of a job."""
@@ -104,13 +105,14 @@ def ask_to_rent(
         )
     with _seen():
         print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
-    tried = [one.offer.bound_usd_h * count for one in found.fitting[:MOST_ATTEMPTS]]
-    price, most = tried[0], max(tried)
+    tried: list[float] = [one.offer.bound_usd_h for one in found.fitting[:MOST_ATTEMPTS]]
+    price, most = tried[0] * count, max(tried) * count
     machines = "a machine" if count == 1 else f"{count} machines"
     asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day"
     if most > price:
         asked += f" (up to {most:.3f} $/h where the first offers fail)"
     confirm(f"{asked}{after}?", "nothing was rented")
+    return max(tried)
 
 
 def offers_of(

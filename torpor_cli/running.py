@@ -165,6 +165,7 @@ def run(
                     spot=block.spot,
                     retries=again,
                     gpu=wanted,
+                    max_price_usd_h=awake.agreed_usd_h,
                     most_hours=hours,
                     most_usd=usd,
                     job=job,
@@ -372,13 +373,15 @@ class _Awake:
     """The machine that this command has rented for its job, or has found awake; ``machine`` is
     empty before. ``price_usd_h``: 0 where it is not known. ``since_unix``: when this command began
     to rent one, which may be handed over although nothing was returned yet; 0 where it rents none.
-    ``job_may_begin``: the job was called."""
+    ``agreed_usd_h``: what a person agreed that a machine may cost by the hour; None: nobody was
+    asked. ``job_may_begin``: the job was called."""
 
     name: str
     job: str
     options: Options
     machine: str = ""
     price_usd_h: float = 0.0
+    agreed_usd_h: float | None = None
     since_unix: float = 0.0
     job_may_begin: bool = False
 
@@ -541,7 +544,7 @@ def _wake(
         elif logins and not yes:
             jobs.ask_on_awake(name, given)
         elif not yes:
-            ask_to_rent(
+            awake.agreed_usd_h = ask_to_rent(
                 name,
                 "newest",
                 1,
@@ -558,6 +561,7 @@ def _wake(
         back_up(name, as_json=options.json)
         return agreed
     wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "most_usd": usd}
+    wanted["max_price_usd_h"] = awake.agreed_usd_h
     awake.since_unix = time.time()
     with quiet(options.json):
         if list_snapshots(name):

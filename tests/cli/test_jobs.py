@@ -71,6 +71,7 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     assert job["command"] == ["echo", "--spot", "never"]
     assert (job["spot"], job["save_minutes"], job["nodes"]) == ("allowed", 5.0, 2)
     assert (job["most_hours"], job["most_usd"]) == (1.5, 5.0)
+    assert job["max_price_usd_h"] == 0.5  # of each machine, as the question named it
     assert job["save"] == ["bash", "-lc", "sync.sh now"]
     assert (job["on_cancel"], job["gpu"], job["image"]) == ("keep", "H100:8", "")
 

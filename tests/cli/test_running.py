@@ -204,7 +204,9 @@ def test_a_first_run_makes_a_workspace_rents_sends_stores_and_runs(
         "gpu": "RTX 4090",
         "job": here.given["job"]["job"],
         "most_usd": 0.0,
+        "max_price_usd_h": 0.5,  # as the question named it
     }
+    assert here.given["job"]["max_price_usd_h"] == 0.5
     assert is_job_id(here.given["job"]["job"])
     assert (here.sent, here.given["send"]["into"]) == (("data.csv", "train.py"), "/workspace")
     job = here.given["job"]

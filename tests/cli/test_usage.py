@@ -332,7 +332,7 @@ def test_an_unattended_init_names_the_option_of_the_highest_price(
     assert saved == []
 
 
-def test_the_question_names_what_a_dearer_offer_would_cost(
+def test_the_question_names_what_a_dearer_offer_would_cost_and_a_yes_holds_for_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A wish of several GPUs ranks by preference first."""
@@ -345,6 +345,8 @@ def test_the_question_names_what_a_dearer_offer_would_cost(
     with pytest.raises(RunCancelled):
         ask_to_rent("mywork", "newest", 2, starts=True)
     assert "at 0.800 $/h, 19.20 $ a day (up to 60.000 $/h where the first offers fail)?" in asked[0]
+    monkeypatch.setattr("builtins.input", lambda question: "yes")
+    assert ask_to_rent("mywork", "newest", 2, starts=True) == 30.0
 
 
 def _saved_by_init(

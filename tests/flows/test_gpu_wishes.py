@@ -83,6 +83,35 @@ def test_what_is_not_understood_or_would_be_ignored_is_refused_before_anything_i
     assert opened.jobs.open() == []
 
 
+def test_no_machine_is_dearer_than_what_a_person_agreed_to(lab_of_gpus: Lab) -> None:
+    """Before, a price that rose between question and rental was paid."""
+    agreed, lab_of_gpus.market.on_sale = (
+        4.0,
+        [
+            msgspec.structs.replace(one, price_usd_h=one.price_usd_h + 0.01)
+            for one in lab_of_gpus.market.on_sale
+        ],
+    )
+    fresh = lab_of_gpus.named("fresh")
+    for rents in (
+        lambda: wake_plainly(lab_of_gpus.opened, max_price_usd_h=agreed),
+        lambda: replicate_plainly(lab_of_gpus.opened, max_price_usd_h=agreed),
+        lambda: run_plainly(fresh.opened, create, max_price_usd_h=agreed),
+    ):
+        with pytest.raises(NoOffer, match=r"it costs 4.01 \$/h, the limit is 4 \$/h"):
+            rents()
+    assert _ordered(lab_of_gpus) == []
+    wake_plainly(lab_of_gpus.opened, max_price_usd_h=4.01)
+    assert _ordered(lab_of_gpus) == ["1"]
+
+
+def test_what_a_person_agrees_to_raises_no_limit_of_the_block(lab: Lab) -> None:
+    opened = lab.wanting(want=Want(max_price_usd_h=3.0))
+    for agreed, limit in ((None, 3.0), (2.0, 2.0), (5.0, 3.0)):
+        want = opened.wanting(WantChange(max_price_usd_h=agreed)).spec.want
+        assert want.max_price_usd_h == limit
+
+
 def test_a_job_rents_what_it_is_told_in_place_of_what_its_block_says(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,9 +125,11 @@ def test_a_job_rents_what_it_is_told_in_place_of_what_its_block_says(
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
     drive_job(lab, left_job(lab))
     drive_job(lab, left_job(lab, "3f2a9c81d04f", gpu="L40S:2", image="own", spot="only"))
+    drive_job(lab, left_job(lab, "3f2a9c81d050", max_price_usd_h=0.5))
     assert wanted == [
         Want(gpu="H100", image="usual", disk_gib=7.0),
         Want(gpu="L40S:2", image="own", spot="only", disk_gib=7.0),
+        Want(gpu="H100", image="usual", disk_gib=7.0, max_price_usd_h=0.5),
     ]
 
 

@@ -270,10 +270,14 @@ class WantChange(msgspec.Struct, frozen=True):
     regions: list[str] = []
     spot: Literal["", "never", "allowed", "only"] = ""
     image: str = ""
+    max_price_usd_h: float | None = None  # what a person has agreed to, at most the workspace's
 
     def of(self, want: Want) -> Want:
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
-        return msgspec.structs.replace(want, **given)
+        limits = [of.max_price_usd_h for of in (want, self) if of.max_price_usd_h is not None]
+        return msgspec.structs.replace(
+            want, **given | {"max_price_usd_h": min(limits, default=None)}
+        )
 
 
 _DRIVERS: Final = (

@@ -498,7 +498,8 @@ class Driver:
                 return None
         self.end_others()
         job = self.job
-        opened = self.opened.wanting(WantChange(gpu=job.gpu, image=job.image, spot=spot_for(job)))
+        change = WantChange(job.gpu, [], spot_for(job), job.image, job.max_price_usd_h)
+        opened = self.opened.wanting(change)
         spec = msgspec.structs.replace(opened.spec, programs=[])  # nothing else runs there
         thaws = self.job.frozen is not None
         beside = frozenset(self._beside)

@@ -109,6 +109,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1  # machines at the same time
     gpu: str = ""  # of what is rented for it, in place of its workspace's
     image: str = ""  # the same
+    max_price_usd_h: float | None = None  # of each of those machines; None: its workspace's
     most_hours: float = 0.0  # that its command may run, in all attempts; 0 for no limit
     most_usd: float = 0.0  # that it may cost; 0 for no limit
     past_budgets: bool = False  # a person lets it go on, up to ``most_usd``, where those are spent
