@@ -1,5 +1,5 @@
-"""Backup: a snapshot on a schedule that keeps the machine, then retention; and a check that it
-ran. Both are of one workspace, or of all."""
+"""Backup: a snapshot on a schedule that keeps the machine, then retention; of one workspace, or of
+all. `watch` alerts of a backup that does not come."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def backup(
     A snapshot stays if any rule keeps it. The rules look at the workspace, and at each line of
     snapshots that go on from one another alone. The newest and all pinned snapshots stay. With all
     numbers at 0, nothing is deleted. Nothing is deleted before the new snapshot is verified.
-    For all workspaces, a run of its own backs up each one that has a rented machine.
+    For all workspaces, a run of its own backs up each rented machine.
 
     Args:
         workspace: The Workspace block to back up, its name, or `all workspaces`.
