@@ -26,7 +26,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceAsleep,
 )
-from torpor.shared.values import Endpoint, Machine
+from torpor.shared.values import HOST_KEY_SIGNATURES, Endpoint, Machine
 from torpor_cli import login_check, programs
 
 NO_SSH: Final = (
@@ -47,15 +47,6 @@ _KEPT_S: Final = 300
 to be at work on a machine because of it."""
 _LONGEST_SOCKET: Final = 90
 """Of 107 bytes; OpenSSH adds 17 while it makes one."""
-_SIGNED_BY: Final = {
-    "ssh-ed25519": "ssh-ed25519",
-    "ecdsa-sha2-nistp256": "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384": "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521": "ecdsa-sha2-nistp521",
-    "ssh-rsa": "rsa-sha2-512,rsa-sha2-256",
-}
-"""The signatures of a host key. A word that OpenSSH does not know would end each `ssh` of its
-user, to whatever host."""
 
 
 def set_up() -> None:
@@ -259,8 +250,9 @@ def _shared_connection(machine: Machine, endpoint: Endpoint) -> str:
 
 
 def _algorithms(way: Endpoint) -> str:
-    signed = _SIGNED_BY.get((way.host_key or "").partition(" ")[0])
-    return f"    HostKeyAlgorithms {signed}\n" if signed else ""
+    # a word that OpenSSH does not know would end each `ssh` of its user, to whatever host
+    signed = HOST_KEY_SIGNATURES.get((way.host_key or "").partition(" ")[0], ())
+    return f"    HostKeyAlgorithms {','.join(signed)}\n" if signed else ""
 
 
 def _check() -> list[str]:

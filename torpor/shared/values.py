@@ -304,6 +304,17 @@ def driver_version(text: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in found[0].split(".")) if found else None
 
 
+HOST_KEY_SIGNATURES: Final = {
+    "ssh-ed25519": ("ssh-ed25519",),
+    "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
+    "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
+    "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
+    "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
+}
+"""By the kind of a host key that torpor accepts, the algorithms that sign with it, the best first
+(RFC 8332: an RSA key signs with SHA-2)."""
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """Where SSH answers. ``host_key`` is an OpenSSH public key line, or None until pinned.
     ``jump``: the SSH server that forwards to it, whose host key is known; None: it is reached

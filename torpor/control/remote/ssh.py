@@ -23,7 +23,7 @@ from torpor.shared.errors import (
     MachineUnreachable,
 )
 from torpor.shared.plain_text import plain
-from torpor.shared.values import KIB, Endpoint
+from torpor.shared.values import HOST_KEY_SIGNATURES, KIB, Endpoint
 
 CONNECT_S: Final = 20.0
 LOGIN_S: Final = 30.0
@@ -56,14 +56,6 @@ LOGIN_FILES: Final = (
     "the login's shell there, its files (~/.bashrc, ~/.profile, ~/.zshenv, ~/.cshrc, ~/.ssh/rc), "
     "and command= in authorized_keys or ForceCommand in sshd_config"
 )
-
-_KEY_ALGS: Final = {
-    "ssh-ed25519": ["ssh-ed25519"],
-    "ecdsa-sha2-nistp256": ["ecdsa-sha2-nistp256"],
-    "ecdsa-sha2-nistp384": ["ecdsa-sha2-nistp384"],
-    "ecdsa-sha2-nistp521": ["ecdsa-sha2-nistp521"],
-    "ssh-rsa": ["rsa-sha2-512", "rsa-sha2-256"],
-}
 
 
 @dataclass(frozen=True)
@@ -404,10 +396,10 @@ def _pinned(endpoint: Endpoint) -> asyncssh.SSHKey | None:
 def _algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
     # The pinned key's kind first, so that a server with several keys shows that one. The others
     # stay on the list, so that a server without it shows another one, which is then refused.
-    kinds = list(_KEY_ALGS)
+    kinds = list(HOST_KEY_SIGNATURES)
     if pinned is not None:
         kinds.sort(key=lambda kind: kind != pinned.get_algorithm())
-    return [algorithm for kind in kinds for algorithm in _KEY_ALGS[kind]]
+    return [algorithm for kind in kinds for algorithm in HOST_KEY_SIGNATURES[kind]]
 
 
 def _denied(where: str, user: str, key: asyncssh.SSHKey, guard: _Client) -> MachineError:
