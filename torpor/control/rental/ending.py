@@ -36,7 +36,7 @@ ABSENCES: Final = 3
 keeps no proof of it: each at least as long after the one before as the provider takes to settle."""
 NOTES: Final = 4
 """How often it is recorded that a machine shows, in the time after which its provider forgets."""
-_FIRST_POLL_S: Final = 0.1
+FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
 
@@ -168,7 +168,7 @@ def wait_until_shown(
     """Wait for machines that were made a moment ago, for all at once, until their providers show
     them or have settled. A provider that does not answer is asked again; one that refuses, or that
     no block is for, is not waited for."""
-    began_unix, wait_s = time.time(), _FIRST_POLL_S
+    began_unix, wait_s = time.time(), FIRST_POLL_S
     left = []
     for rental in late:
         try:
@@ -242,7 +242,7 @@ def destroy(
     request; ``accepts`` is called once the provider has accepted the end.
     """
     asked = _Request(provider, machine, warrant, rental, within_s, check, accepts)
-    wait_s = _FIRST_POLL_S
+    wait_s = FIRST_POLL_S
     while True:
         fault: TorporError | None = None
         try:

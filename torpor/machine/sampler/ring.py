@@ -33,6 +33,7 @@ _HEADER: Final = struct.Struct("<16sIII")
 _BODY: Final = struct.Struct("<Qd16sBBhiiiiiBxhi4x")
 _CRC: Final = struct.Struct("<I")
 RECORD_BYTES: Final = _BODY.size + _CRC.size
+_NUMBER: Final = struct.Struct(f"<Q{RECORD_BYTES - 8}x")
 
 
 def boot_id() -> str:
@@ -75,8 +76,11 @@ def read(path: Path) -> list[Sample]:
     if not _is_ring(path):
         return []
     data = memoryview(path.read_bytes())[RECORD_BYTES:]
-    ends = range(RECORD_BYTES, len(data) + 1, RECORD_BYTES)
-    found = [unpack(data[end - RECORD_BYTES : end]) for end in ends]
+    found = [
+        unpack(data[RECORD_BYTES * record : RECORD_BYTES * (record + 1)])
+        for record, (number,) in enumerate(_NUMBER.iter_unpack(data))
+        if number  # of a young machine, most were never written
+    ]
     return sorted(
         (sample for sample in found if sample is not None), key=lambda sample: sample.number
     )
