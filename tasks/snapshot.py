@@ -23,7 +23,7 @@ from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, ObjectKey, StoredSnapshot, WorkspaceName
 from torpor.shared.wire.request import Event
-from torpor.shared.wire.snapshot import Committed, Stored
+from torpor.shared.wire.snapshot import Committed, PassesOutcome
 
 begin_snapshot = step("begin snapshot", retries=WHILE_BUSY, says="beginning a snapshot")(
     RemoteSnapshot.begin
@@ -37,7 +37,9 @@ preview_snapshot = step(
 
 
 @step("store", run_name="store from pass {number}")
-def store(snapshot: RemoteSnapshot, number: int, passes: int, lost: Sequence[ObjectKey]) -> Stored:
+def store(
+    snapshot: RemoteSnapshot, number: int, passes: int, lost: Sequence[ObjectKey]
+) -> PassesOutcome:
     """Have the machine look for what is new and store it, until it is at rest, in up to ``passes``
     passes. The first is pass ``number`` of the snapshot. ``lost`` packs are stored again."""
     with _Shown(snapshot.spec.name, number) as shown:

@@ -50,7 +50,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, Missed, OwnFiles, Stored
+from torpor.shared.wire.snapshot import Committed, Missed, OwnFiles, PassesOutcome
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
@@ -145,7 +145,7 @@ class Snapshot:
         self._freezes = self._ends and workspace.spec.freezes
         self._hook = bool(workspace.spec.quiesce)  # which runs once
         self._new_bytes = self._stored_bytes = 0
-        self._last: Stored
+        self._last: PassesOutcome
         self._stored: StoredSnapshot
         self._committed: Committed
         self._verified: Verified | None = None
@@ -399,7 +399,7 @@ class Snapshot:
         own = OwnFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
         return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
 
-    def _store(self, passes: int, lost: Sequence[ObjectKey]) -> Stored:
+    def _store(self, passes: int, lost: Sequence[ObjectKey]) -> PassesOutcome:
         began_unix = time.time()
         seen = store(self._remote, self._passes + 1, passes, lost)
         self._read_unix = max(began_unix, time.time() - max(0.0, seen.ago_s))

@@ -39,7 +39,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.values import MachineId, WorkspaceName
 from torpor.shared.wire.losses import LookAtHomes, Losses
-from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Store
+from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, StorePasses
 from torpor_cli.output import quiet
 
 HOME = WorkspaceName("home--demo")
@@ -739,7 +739,7 @@ def test_a_file_that_cannot_be_read_keeps_the_machine_and_the_workspace_is_store
     def refuse(number: int, request: Any) -> None:
         if isinstance(request, BeginSnapshot) and request.own is not None:
             own.append(request.run)
-        if isinstance(request, Store) and request.run in own:
+        if isinstance(request, StorePasses) and request.run in own:
             raise MachineError("near: /root/proj/a cannot be read: Permission denied")
 
     _before_each_call(monkeypatch, refuse)

@@ -41,11 +41,11 @@ from torpor.shared.wire.snapshot import (
     ListPacks,
     OwnFiles,
     PackClaim,
+    PassesOutcome,
     Program,
     Quiesce,
     RereadPacks,
-    Store,
-    Stored,
+    StorePasses,
 )
 
 KNOWN_SNAPSHOTS: Final = 8
@@ -148,13 +148,13 @@ class RemoteSnapshot(RemoteRun):
         )
         self._resumed = self._still_there(begun.resumable)
 
-    def walk(self) -> Stored:
+    def walk(self) -> PassesOutcome:
         """Have the machine look for what is new, and store nothing."""
         return self._held(self._store_request(1))
 
     def store(
         self, passes: int, lost: Sequence[ObjectKey] = (), on_event: OnEvent = None
-    ) -> Stored:
+    ) -> PassesOutcome:
         """Have the machine make up to ``passes`` passes, with new grants whenever it needs more;
         ``lost`` packs must be stored again. Idempotent."""
         self._leave = None
@@ -247,7 +247,9 @@ class RemoteSnapshot(RemoteRun):
         resumes what the hook stopped if the machine is ``kept``. Returns what went wrong there."""
         return self._call(EndSnapshot(self.run, committed, kept)).resume_error
 
-    def _store_passes(self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent) -> Stored:
+    def _store_passes(
+        self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent
+    ) -> PassesOutcome:
         """Ask for ``passes`` passes, and go on with new grants each time that the machine needs
         more. A hostile machine may ask for grants at any time: see ``_PackGrants``."""
         made, grants = 0, _PackGrants(self.machine, passes)
@@ -268,7 +270,7 @@ class RemoteSnapshot(RemoteRun):
             f"machine {self.machine} has asked {MOST_REQUESTS} times for more grants for packs"
         )
 
-    def _in_all(self, seen: Stored, made: int) -> Stored:
+    def _in_all(self, seen: PassesOutcome, made: int) -> PassesOutcome:
         """The last answer, with the passes and bytes of all requests and agents."""
         return msgspec.structs.replace(
             seen,
@@ -279,8 +281,8 @@ class RemoteSnapshot(RemoteRun):
 
     def _store_request(
         self, passes: int, packs: Sequence[Grant] = (), lost: Sequence[ObjectKey] = ()
-    ) -> Store:
-        return Store(
+    ) -> StorePasses:
+        return StorePasses(
             self.run,
             passes,
             list(packs),
@@ -304,7 +306,7 @@ class RemoteSnapshot(RemoteRun):
             grants.append(self._grant("PUT", key, count * PACK_BYTES) if grant.once else grant)
         return grants
 
-    def _count(self, seen: Stored) -> None:
+    def _count(self, seen: PassesOutcome) -> None:
         """Take up what the run has stored so far; a new agent counts from 0."""
         if seen.new_bytes < self._counted.new:
             self._before = _Bytes(*map(sum, zip(self._before, self._counted, strict=True)))

@@ -64,7 +64,7 @@ from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
     Program,
-    Store,
+    StorePasses,
 )
 
 MOST_PASSES: Final = 3
@@ -399,7 +399,7 @@ class Rescue:
     def _store(self, run: SnapshotRun) -> None:
         """Store what is new, until nothing is, or the time or the passes are used up."""
         book, began = self._book, time.monotonic()
-        request = Store(
+        request = StorePasses(
             run.id, MOST_PASSES, book.packs, self._resumed, self._lost, book.accepted, []
         )
         workers = Workers(workers_in(room()), lambda check: nullcontext())

@@ -94,6 +94,7 @@ from torpor.shared.wire.snapshot import (
     Missed,
     PackClaim,
     Packs,
+    PassesOutcome,
     Program,
     Quiesce,
     Quiesced,
@@ -101,8 +102,7 @@ from torpor.shared.wire.snapshot import (
     RereadPacks,
     SnapshotBegun,
     SnapshotEnded,
-    Store,
-    Stored,
+    StorePasses,
     Vanished,
 )
 
@@ -259,13 +259,13 @@ class SnapshotRun(AgentRun):
 
     def store(
         self,
-        request: Store,
+        request: StorePasses,
         call: Call,
         workers: Workers,
         *,
         goes_on: Callable[[float], bool] = lambda began: True,
         asks: bool = True,
-    ) -> Stored:
+    ) -> PassesOutcome:
         """Make passes. ``goes_on``: whether there is time for one more, where the last one began at
         that moment. GrantExpired where grants run out and it does not ``ask`` for more."""
         self._has_begun().known.take_up(request.resumed)
@@ -501,7 +501,7 @@ class SnapshotRun(AgentRun):
             run.own.look(check)
         return walk(run.roots, run.known.held, run.excluded, check)
 
-    def _next_pass(self, request: Store, lost: Sequence[ObjectKey], call: Call) -> Pass:
+    def _next_pass(self, request: StorePasses, lost: Sequence[ObjectKey], call: Call) -> Pass:
         """Walk the roots, and find out what to read."""
         run, began_s = self._has_begun(), time.monotonic()
         run.known.lose(lost)
@@ -535,13 +535,13 @@ class SnapshotRun(AgentRun):
         self._pass = Pass(seen, source, jobs, self._found(run, seen, request), began_s)
         return self._pass
 
-    def _found(self, run: _Begun, seen: Walk, request: Store) -> Stored:
+    def _found(self, run: _Begun, seen: Walk, request: StorePasses) -> PassesOutcome:
         """What to answer of a walk."""
         left, count = seen.unread.paths(), len(seen.unread)
         if request.accepted:
             names, _ = _split(left, request.accepted)
             left, count = iter(names), len(names)
-        return Stored(
+        return PassesOutcome(
             passes=0,
             new_bytes=0,
             stored_bytes=0,
@@ -570,16 +570,16 @@ class SnapshotRun(AgentRun):
             )
         )
 
-    def _ask(self, last: Pass, made: int, stored: str = "", why: str = "") -> Stored:
+    def _ask(self, last: Pass, made: int, stored: str = "", why: str = "") -> PassesOutcome:
         """Answer that the rest of this pass needs more grants."""
         self._asking = last
         answer = self._answer(made)
         return msgspec.structs.replace(answer, packs=last.packs, stored=stored, why=why)
 
-    def _stored(self, made: int) -> Stored:
+    def _stored(self, made: int) -> PassesOutcome:
         return msgspec.structs.replace(self._answer(made), unchanged=self.is_unchanged())
 
-    def _answer(self, made: int) -> Stored:
+    def _answer(self, made: int) -> PassesOutcome:
         self._take_stored()
         last = self._has_scanned()
         return msgspec.structs.replace(

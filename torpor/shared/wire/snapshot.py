@@ -81,7 +81,7 @@ class Missed(msgspec.Struct, frozen=True):
     disks: Names = []
 
 
-class Stored(msgspec.Struct, frozen=True):
+class PassesOutcome(msgspec.Struct, frozen=True):
     """What came of some passes. ``passes``: those that this request has ended. ``new_bytes`` and
     ``stored_bytes``: of the chunks that the run has stored since it began, plain and stored.
     ``unchanged``: the tree is equal to the snapshot that it goes on from.
@@ -113,7 +113,7 @@ class Stored(msgspec.Struct, frozen=True):
     why: Words = ""
 
 
-class Store(OfRun[Stored], frozen=True):
+class StorePasses(OfRun[PassesOutcome], frozen=True):
     """Walk the workspace and store what is new, until a pass finds nothing unaccepted: the journal
     then holds everything that is on the disk. At most ``passes`` of them. A request without
     ``packs`` stores nothing: it ends where grants are needed, as one does whose grants are used up
