@@ -26,7 +26,7 @@ from torpor.control.alerts.watch import of_lost
 from torpor.control.idleness import (
     OWN_WORK,
     Verdict,
-    idle_in_s,
+    forecast_idleness,
     judge_idleness,
     sampler_fault,
 )
@@ -251,12 +251,11 @@ def look_at(
             over.start()
             try:
                 activity = _read(opened, session)
-                verdict = _judged(opened, activity, rental)
-                left_s = idle_in_s(activity, _rules(opened, rental), _gpus(rental))
+                of = forecast_idleness(activity, _rules(opened, rental), _gpus(rental))
                 return MachineLook(
-                    verdict,
+                    of.verdict,
                     renew_autosave(saves, session, machine) if saves else NO_SAVES,
-                    None if left_s is None else time.time() + left_s,
+                    None if of.idle_in_s is None else time.time() + of.idle_in_s,
                 )
             finally:
                 over.cancel()
@@ -283,7 +282,7 @@ def check_idle(
     ends_s = time.monotonic() + OWN_WORK_S
     while True:
         activity = _read(opened, session)
-        verdict = _judged(opened, activity, rental, since_s)
+        verdict = judge_idleness(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
         if verdict.reason != OWN_WORK or time.monotonic() > ends_s:
             break
         time.sleep(OWN_WORK_POLL_S)
@@ -412,12 +411,6 @@ def newest_made_unix(opened: OpenWorkspace) -> float | None:
 
 def _read(opened: OpenWorkspace, session: Agent) -> Activity:
     return read_activity(session, opened.spec.idle.minutes * 60)
-
-
-def _judged(
-    opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
-) -> Verdict:
-    return judge_idleness(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
 
 
 def _rules(opened: OpenWorkspace, rental: Rental | None) -> IdleRules:
