@@ -26,7 +26,7 @@ def create(
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     job: str = "",
-    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    max_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
 ) -> CreateReport:
     """Rent an empty machine for a workspace, to log in and work on. The workspace's directories are
     made there.
@@ -38,11 +38,11 @@ def create(
         regions: The regions to rent in this time. Empty: those of the block.
         job: The id of the job that begins on the machine next. `watch` hibernates a machine that
             nothing has run on, if that job never began. Empty: it is rented for a person.
-        most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
+        max_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
             but the budgets of the workspace.
     """
     change = WantChange(gpu=gpu.strip(), regions=regions)
-    opened = for_job(open_workspace(workspace).wanting(change), job, most_usd).freezing
+    opened = for_job(open_workspace(workspace).wanting(change), job, max_usd).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []

@@ -45,7 +45,7 @@ def wake(
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006
     job: str = "",
-    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    max_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
@@ -64,7 +64,7 @@ def wake(
         regions: The regions to rent in this time. Empty: those of the block.
         job: The id of the job that begins on the machine next. `watch` hibernates a machine that
             nothing has run on, if that job never began. Empty: it is rented for a person.
-        most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
+        max_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
             but the budgets of the workspace.
     """
     change = WantChange(gpu=gpu.strip(), regions=regions)
@@ -74,7 +74,7 @@ def wake(
             "`machine`"
         )
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
-    opened = for_job(opened, job, most_usd)
+    opened = for_job(opened, job, max_usd)
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)

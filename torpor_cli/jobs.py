@@ -113,8 +113,8 @@ def run_(
         nodes=nodes,
         gpu=gpu,
         image=image,
-        most_hours=hours,
-        most_usd=usd,
+        max_hours=hours,
+        max_usd=usd,
     )
 
 
@@ -148,7 +148,7 @@ def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bo
                 change=change,
                 after=after,
                 wide=wide,
-                most_usd=usd,
+                max_usd=usd,
                 together=True,
             )
         except NoOffer as error:
@@ -283,7 +283,7 @@ def approve(
         from torpor.control.jobs.report import allowed
 
         approval = Approval(
-            most_hours=hours, most_usd=usd, past_budgets=past_budgets, approved_unix=time.time()
+            max_hours=hours, max_usd=usd, past_budgets=past_budgets, approved_unix=time.time()
         )
         opened = open_workspace(workspace)
         record, _ = found_job(opened, workspace, job)

@@ -87,12 +87,12 @@ def ask_to_rent(
     change: WantChange = WantChange(),  # noqa: B008 - it is never changed
     after: str = "",
     wide: bool = False,
-    most_usd: float = 0.0,
+    max_usd: float = 0.0,
     together: bool = False,
 ) -> None:
     """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``after``: what else may be
-    rented after a yes. ``most_usd``: what a job may cost; 0 for no limit. ``together``: the
+    rented after a yes. ``max_usd``: what a job may cost; 0 for no limit. ``together``: the
     machines are the nodes of a job."""
     from tasks.progress import doing
     from torpor.control.rental.renting import MOST_ATTEMPTS
@@ -100,7 +100,7 @@ def ask_to_rent(
     with shown_progress(), doing("asking the markets for machines"):
         nodes = count if together else 1
         found = offers_of(
-            workspace, snapshot, starts=starts, change=change, nodes=nodes, most_usd=most_usd
+            workspace, snapshot, starts=starts, change=change, nodes=nodes, max_usd=max_usd
         )
     with _seen():
         print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
@@ -120,8 +120,8 @@ def offers_of(
     starts: bool = True,
     change: WantChange = WantChange(),  # noqa: B008
     nodes: int = 1,
-    most_usd: float = 0.0,
+    max_usd: float = 0.0,
 ) -> Any:
     from flows.procedures.listing import list_offers
 
-    return list_offers(workspace, snapshot, starts, change, nodes=nodes, most_usd=most_usd)
+    return list_offers(workspace, snapshot, starts, change, nodes=nodes, max_usd=max_usd)

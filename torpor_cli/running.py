@@ -165,8 +165,8 @@ def run(
                     spot=block.spot,
                     retries=again,
                     gpu=wanted,
-                    most_hours=hours,
-                    most_usd=usd,
+                    max_hours=hours,
+                    max_usd=usd,
                     job=job,
                 )
         except TorporError as error:
@@ -337,7 +337,7 @@ def _show(
             "newest",
             starts=False,
             change=WantChange(gpu),
-            most_usd=usd,
+            max_usd=usd,
         )
     if options.json:
         print_report(
@@ -549,7 +549,7 @@ def _wake(
                 change=change,
                 after=f", and another one whenever one is lost{given}",
                 wide=options.wide,
-                most_usd=usd,
+                max_usd=usd,
             )
         undo.pop_all()  # from here on something may stand that the block finds
     if logins:
@@ -557,7 +557,7 @@ def _wake(
         # What was changed there and is replaced by this folder's files.
         back_up(name, as_json=options.json)
         return agreed
-    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "most_usd": usd}
+    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "max_usd": usd}
     awake.since_unix = time.time()
     with quiet(options.json):
         if list_snapshots(name):

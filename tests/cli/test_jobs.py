@@ -70,7 +70,7 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     (job,) = begun
     assert job["command"] == ["echo", "--spot", "never"]
     assert (job["spot"], job["save_minutes"], job["nodes"]) == ("allowed", 5.0, 2)
-    assert (job["most_hours"], job["most_usd"]) == (1.5, 5.0)
+    assert (job["max_hours"], job["max_usd"]) == (1.5, 5.0)
     assert job["save"] == ["bash", "-lc", "sync.sh now"]
     assert (job["on_cancel"], job["gpu"], job["image"]) == ("keep", "H100:8", "")
 
@@ -81,7 +81,7 @@ def test_a_job_has_limits_of_hours_and_dollars(
 ) -> None:
     _run([*SPOT, "--yes", "--max-hours", given, "--max-usd", "20", "--", "true"])
     (job,) = begun
-    assert (job["most_hours"], job["most_usd"]) == (hours, 20.0)
+    assert (job["max_hours"], job["max_usd"]) == (hours, 20.0)
 
 
 @pytest.mark.parametrize("given", ["nan", "inf", "soon"])
@@ -121,7 +121,7 @@ def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
             "newest",
             False,
             WantChange("L40S, 24GB+", [], "allowed", "ours:1"),
-            {"nodes": 2, "most_usd": 5.0},
+            {"nodes": 2, "max_usd": 5.0},
         )
     ]
     assert begun == []
@@ -281,11 +281,11 @@ def approvals(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     let: list[Any] = []
     record = Job(
         id=JOB, workspace=WorkspaceName("mywork"), block="mywork", command=["a"], created_unix=1.0,
-        most_usd=20.0,
+        max_usd=20.0,
     )  # fmt: skip
 
     def approve(opened: Any, job: Job, approval: Approval) -> Job:
-        let.append((opened, approval.most_hours, approval.most_usd, approval.past_budgets))
+        let.append((opened, approval.max_hours, approval.max_usd, approval.past_budgets))
         return msgspec.structs.replace(job, **approval.changes(job))
 
     monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)

@@ -212,9 +212,11 @@ def test_each_retry_of_a_run_begins_a_job_of_its_own(jobs: Jobs) -> None:
 
 
 def test_a_record_of_an_earlier_version_is_read(jobs: Jobs, memory_store: MemoryStore) -> None:
-    """As it was written before a job knew of stopped machines and of its saves."""
-    taken = jobs.take(made(saves=3), "one")
+    """As it was written before a job knew of stopped machines and of its saves. Its limits have
+    the names that they had then: a job that runs while torpor is upgraded keeps them."""
+    taken = jobs.take(made(saves=3, max_hours=2.0, max_usd=5.0), "one")
     written = msgspec.to_builtins(taken)
+    assert (written["most_hours"], written["most_usd"]) == (2.0, 5.0)
     for later in ("stopped", "kept_saves", "driven_for", "begun_by"):
         del written[later]
     key = ObjectKey(f"workspaces/demo/jobs/open/{_ID}")

@@ -109,9 +109,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1  # machines at the same time
     gpu: str = ""  # of what is rented for it, in place of its workspace's
     image: str = ""  # the same
-    most_hours: float = 0.0  # that its command may run, in all attempts; 0 for no limit
-    most_usd: float = 0.0  # that it may cost; 0 for no limit
-    past_budgets: bool = False  # a person lets it go on, up to ``most_usd``, where those are spent
+    # Both by their names in records that exist: how long its command may run, in all attempts, and
+    # what the job may cost. 0 for no limit.
+    max_hours: float = msgspec.field(name="most_hours", default=0.0)
+    max_usd: float = msgspec.field(name="most_usd", default=0.0)
+    past_budgets: bool = False  # a person lets it go on, up to ``max_usd``, where those are spent
     created_unix: float
     state: State = "waiting"
     begun_by: str = ""  # the flow run that began it; empty in older records
@@ -197,16 +199,16 @@ class Stop(msgspec.Struct, frozen=True):
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A person's word that a job may use more than it was submitted with. 0: as before."""
 
-    most_hours: float = 0.0
-    most_usd: float = 0.0
+    max_hours: float = msgspec.field(name="most_hours", default=0.0)
+    max_usd: float = msgspec.field(name="most_usd", default=0.0)
     past_budgets: bool = False
     approved_unix: float
 
     def changes(self, job: Job) -> dict[str, Any]:
         """What of the job's record is other than was approved."""
         wanted = {
-            "most_hours": self.most_hours or job.most_hours,
-            "most_usd": self.most_usd or job.most_usd,
+            "max_hours": self.max_hours or job.max_hours,
+            "max_usd": self.max_usd or job.max_usd,
             "past_budgets": self.past_budgets or job.past_budgets,
         }
         return {name: value for name, value in wanted.items() if getattr(job, name) != value}
