@@ -189,7 +189,7 @@ def _wait_for_turn(driver: Driver) -> None:
     """Jobs of one workspace run one after the other. This run drives one that nobody drives."""
     first = driver.wait_for_turn()
     if first is not None:
-        with driver.standing_in_for(first):
+        with driver.driving_for(first):
             drive(open_workspace(first.block), first, driven_for=driver.job.id)
 
 

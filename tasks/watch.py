@@ -15,9 +15,9 @@ from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, AutosaveSummary, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import renter, session_with
+from tasks.market_look import look_at_markets
 from tasks.retries import ONCE
 from tasks.runner import StepFuture, runner
-from tasks.standing import what_stands
 from tasks.step import step
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
@@ -128,7 +128,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
                 closed[reference] = str(one)
             else:
                 known[one.identity] = one
-    seen = what_stands(workspaces, [*known.values()])
+    seen = look_at_markets(workspaces, [*known.values()])
     unread = {name: str(error) for name, error in seen.away.items()}
     unread |= {name: named(refused) for name, refused in seen.refused.items()}
     unknown = {name for one in seen.away for name in names_of(one)}
@@ -144,7 +144,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
 
 
 def close_gone(
-    standing: AllMachines,
+    at_markets: AllMachines,
     workspaces: Sequence[OpenWorkspace],
     newest: Mapping[WorkspaceName, float | None],
 ) -> AllMachines:
@@ -154,12 +154,12 @@ def close_gone(
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
     left: list[Finding] = []
     lost: list[Alert] = []
-    for finding in standing.findings:
+    for finding in at_markets.findings:
         closed, alerts = _close(of, finding, newest)
         lost += alerts
         if not closed:
             left.append(finding)
-    return msgspec.structs.replace(standing, findings=left, lost=lost)
+    return msgspec.structs.replace(at_markets, findings=left, lost=lost)
 
 
 def _close(

@@ -267,7 +267,7 @@ class Driver:
         return first
 
     @contextmanager
-    def standing_in_for(self, first: Job) -> Iterator[None]:
+    def driving_for(self, first: Job) -> Iterator[None]:
         """Let this run drive another job. A request to stop this one still ends it."""
         try:
             with self._driven.while_others_run(self._stop_untouched):

@@ -81,18 +81,18 @@ def in_use(
 
 
 def not_there(
-    standing: AllMachines,
+    at_markets: AllMachines,
     opened: dict[WorkspaceName, OpenWorkspace],
     newest: dict[WorkspaceName, float | None],
     over: dict[Label, str],
 ) -> list[Watched]:
     """A row for each machine that was handed over and that its provider does not show."""
     rows = []
-    for finding in standing.findings:
+    for finding in at_markets.findings:
         rental, name = finding.rental, WorkspaceName(finding.workspace)
         if not is_missing(finding) or rental is None or name not in opened:
             continue
-        reason = standing.silent.get(rental.provider, "") or f"its machine is {finding.kind}"
+        reason = at_markets.silent.get(rental.provider, "") or f"its machine is {finding.kind}"
         if why := over.get(rental.label, ""):
             reason += f"; {why}, and it cannot be hibernated now"
         rows.append(
