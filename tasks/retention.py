@@ -14,7 +14,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
-from torpor.control.upkeep.deletion import delete_snapshot, record_lost
+from torpor.control.upkeep.deletion import delete_snapshot, record_missing
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.pins import pin, pinned, unpin
@@ -120,7 +120,7 @@ def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: Snapsho
             opened.store, opened.spec.name, snapshot, even_newest=even_newest, named=True
         )
     except SnapshotMissing:
-        record_lost(opened.store, opened.spec.name, snapshot, named_by_records(opened))
+        record_missing(opened.store, opened.spec.name, snapshot, named_by_records(opened))
     tell_of_deletion(opened, snapshot, "asked for")
 
 

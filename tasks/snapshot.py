@@ -38,12 +38,12 @@ preview_snapshot = step(
 
 @step("store", run_name="store from pass {number}")
 def store(
-    snapshot: RemoteSnapshot, number: int, passes: int, lost: Sequence[ObjectKey]
+    snapshot: RemoteSnapshot, number: int, passes: int, unusable: Sequence[ObjectKey]
 ) -> PassesOutcome:
     """Have the machine look for what is new and store it, until it is at rest, in up to ``passes``
-    passes. The first is pass ``number`` of the snapshot. ``lost`` packs are stored again."""
+    passes. The first is pass ``number`` of the snapshot. ``unusable`` packs are stored again."""
     with _Shown(snapshot.spec.name, number) as shown:
-        return snapshot.store(passes, lost, shown.event)
+        return snapshot.store(passes, unusable, shown.event)
 
 
 class _Shown:
@@ -113,7 +113,7 @@ def log_stored(machine: Machine, lines: Sequence[str]) -> None:
 
 
 compare_packs = step("compare packs", says="comparing packs with the store")(
-    RemoteSnapshot.lost_packs
+    RemoteSnapshot.unusable_packs
 )
 
 

@@ -187,14 +187,14 @@ class Snapshot:
         waits = self._adopted or self._workspace.spec.left_behind == "refuse"
         if self._ends and self._looks and not waits:  # else what comes meanwhile counts, too
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
-        lost: list[ObjectKey] = []
+        unusable: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
         rested = not (self._hook or self._freezes)  # an earlier round's programs may run again
         last = self._passes + (left if self._ends else min(left, KEPT_PASSES))
         while self._passes < last:
             left = last - self._passes
-            seen = self._store(left if rested else min(left, BEFORE_QUIET), lost)
-            lost, self._restless = [], seen.unaccepted
+            seen = self._store(left if rested else min(left, BEFORE_QUIET), unusable)
+            unusable, self._restless = [], seen.unaccepted
             if not rested:
                 check_guards(self._guards, EndingMachine(self._machine, self._lost))
                 self._quiet = quiesce(
@@ -212,13 +212,13 @@ class Snapshot:
                 self._look_for_losses(wait_s=LOSSES_TO_REFUSE_S if waits else LOSSES_S)
                 if self._home is not None and with_missed(self._lost, seen.missed).storable:
                     self._store_beside(self._home)
-            lost = compare_packs(self._remote)
-            if not lost:
+            unusable = compare_packs(self._remote)
+            if not unusable:
                 self._last = seen
                 return
             runner().log.warning(
                 "%d packs are missing in the store or marked by prune: storing their chunks again",
-                len(lost),
+                len(unusable),
             )
         raise StillChanging(
             f"workspace {self._workspace.spec.name} on machine {self._machine.id} did not come to "
@@ -399,9 +399,9 @@ class Snapshot:
         own = OwnFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
         return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
 
-    def _store(self, passes: int, lost: Sequence[ObjectKey]) -> PassesOutcome:
+    def _store(self, passes: int, unusable: Sequence[ObjectKey]) -> PassesOutcome:
         began_unix = time.time()
-        seen = store(self._remote, self._passes + 1, passes, lost)
+        seen = store(self._remote, self._passes + 1, passes, unusable)
         self._read_unix = max(began_unix, time.time() - max(0.0, seen.ago_s))
         self._passes += seen.passes
         self._new_bytes, self._stored_bytes = seen.new_bytes, seen.stored_bytes

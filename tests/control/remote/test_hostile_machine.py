@@ -246,7 +246,7 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
     with pytest.raises(MachineError, match="no pack of demo"):
         RemoteRestore(agent, memory_store, WANTED, None, "run").begin()
     with pytest.raises(MachineError, match="none of workspace demo"):
-        RemoteSnapshot(agent, memory_store, SPEC, None, "run").lost_packs()
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").unusable_packs()
     assert [type(asked) for asked in agent.asked] == [BeginRestore, ListPacks]
 
 
@@ -273,7 +273,7 @@ def test_a_pack_whose_md5_the_store_hides_is_not_stored_again(
     run = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
     run.begin()
     run.walk()
-    assert run.lost_packs() == [changed]
+    assert run.unusable_packs() == [changed]
     (store,) = [asked for asked in agent.asked if isinstance(asked, StorePasses)]
     assert store.resumed == [key]
 

@@ -46,7 +46,7 @@ def test_a_request_parses_and_hides_its_arguments() -> None:
     assert isinstance(envelope, Envelope)
     assert (envelope.id, envelope.op, envelope.args) == ("r1", "snapshot.store", args)
     request = parse_request(StorePasses, envelope.args)
-    assert (request.run, request.passes, request.lost) == ("r", 2, ["packs/0"])
+    assert (request.run, request.passes, request.unusable) == ("r", 2, ["packs/0"])
     assert request.packs[0].url == _GRANT["url"]
     for shown in (repr(envelope), repr(request), repr(request.packs)):
         assert "s3.example" not in shown

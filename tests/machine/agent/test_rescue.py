@@ -152,7 +152,7 @@ def test_a_save_command_that_fails_is_named_and_stops_nothing(
 def test_packs_that_must_not_be_named_are_stored_again(saver: Saver) -> None:
     before, book = packs_of(saver.engine), saver.book()
     saver.change()
-    save = saver.saved(msgspec.structs.replace(book, lost=sorted(before)))
+    save = saver.saved(msgspec.structs.replace(book, unusable=sorted(before)))
     saver.engine.store.delete(before)
     saver.whole(save)
 

@@ -163,7 +163,7 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
             packs_given = 1 if killed_after == "first pack" else seen.packs
             stored = store_rest(engine, run, seen, packs_given)
     if killed_after in ("packs", "commit"):
-        run.lost_packs()
+        run.unusable_packs()
     if killed_after == "commit":
         run.commit({})
     packs = packs_of(engine)
@@ -358,7 +358,7 @@ def test_a_pack_that_is_lost_is_stored_again(
     assert (seen.new_bytes == 0) is (knows != "this run's")
     lost, *rest = sorted(packs_of(engine))
     engine.store.delete([lost])
-    assert run.lost_packs() == [lost]
+    assert run.unusable_packs() == [lost]
     before = seen.new_bytes
     seen = run.store(1, [lost])
     assert 0 < seen.unaccepted_count < WIDE_FILES

@@ -304,7 +304,7 @@ class Jobs:
         found = self._records.read(key)
         now = job if found is None else found[0]
         if now.ended:
-            raise self._lost(job)
+            raise self._driven_elsewhere(job)
         if now.driver != driver and found is not None and _writer(now) != _writer(job):
             raise self._busy(now)
         if now.version < job.version:  # a write that arrived late
@@ -321,7 +321,7 @@ class Jobs:
             if found is not None:
                 self._records.replace(key, taken, found[1])
             elif job.driver:
-                raise self._lost(job)
+                raise self._driven_elsewhere(job)
             else:
                 self._records.create(key, taken)
         except (ObjectChanged, ObjectExists):
@@ -386,11 +386,11 @@ class Jobs:
                 None if self._records.read(self._key("ended", job.id)) else self._records.read(key)
             )
             if found is None or found[0].ended:
-                raise self._lost(job)
+                raise self._driven_elsewhere(job)
             now, version = found
             mine = (now.driver, now.process) == (job.driver, job.process)
             if not mine and now.version >= job.version:
-                raise self._lost(job, now)
+                raise self._driven_elsewhere(job, now)
             then = msgspec.structs.replace(
                 job,
                 driven_unix=time.time(),
@@ -415,7 +415,7 @@ class Jobs:
             f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
         )
 
-    def _lost(self, job: Job, now: Job | None = None) -> HandedOver:
+    def _driven_elsewhere(self, job: Job, now: Job | None = None) -> HandedOver:
         by = "has ended" if now is None else f"is driven by flow run {now.driver}"
         return HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
 

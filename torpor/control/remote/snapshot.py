@@ -153,16 +153,16 @@ class RemoteSnapshot(RemoteRun):
         return self._held(self._store_request(1))
 
     def store(
-        self, passes: int, lost: Sequence[ObjectKey] = (), on_event: OnEvent = None
+        self, passes: int, unusable: Sequence[ObjectKey] = (), on_event: OnEvent = None
     ) -> PassesOutcome:
         """Have the machine make up to ``passes`` passes, with new grants whenever it needs more;
-        ``lost`` packs must be stored again. Idempotent."""
+        ``unusable`` packs must be stored again. Idempotent."""
         self._leave = None
         try:
-            return self._store_passes(passes, lost, on_event)
+            return self._store_passes(passes, unusable, on_event)
         except AgentLost:
             self._begin_again()
-            return self._store_passes(passes, lost, on_event)
+            return self._store_passes(passes, unusable, on_event)
 
     def quiesce(
         self, programs: Sequence[Program] = (), criu: str = "", *, hook: bool = True
@@ -183,7 +183,7 @@ class RemoteSnapshot(RemoteRun):
             raise hostile(self.machine, "names other programs than it was asked to freeze")
         return froze
 
-    def lost_packs(self) -> list[ObjectKey]:
+    def unusable_packs(self) -> list[ObjectKey]:
         """Packs that the manifest must not name. The grant for the manifest is signed first: see
         ``UsablePacks``."""
         claims = self._held(ListPacks(self.run)).packs
@@ -193,13 +193,13 @@ class RemoteSnapshot(RemoteRun):
                 "do not trust its host, and rent elsewhere"
             )
         self._leave = self._new_leave()
-        return UsablePacks.read(self._store, self.spec.name).lost(claims)
+        return UsablePacks.read(self._store, self.spec.name).unusable(claims)
 
     def commit(self, statistics: dict[str, int]) -> tuple[StoredSnapshot, Committed]:
-        """Write the manifest with the grant that ``lost_packs`` signed, and only after it returned
-        no pack. GrantExpired if that was too long ago."""
+        """Write the manifest with the grant that ``unusable_packs`` signed, and only after it
+        returned no pack. GrantExpired if that was too long ago."""
         if self._leave is None:
-            raise RuntimeError("commit comes after lost_packs, and nothing between them")
+            raise RuntimeError("commit comes after unusable_packs, and nothing between them")
         leave = self._leave
         self._tried = leave.snapshot
         committed = self._held(
@@ -248,13 +248,13 @@ class RemoteSnapshot(RemoteRun):
         return self._call(EndSnapshot(self.run, committed, kept)).resume_error
 
     def _store_passes(
-        self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent
+        self, passes: int, unusable: Sequence[ObjectKey], on_event: OnEvent
     ) -> PassesOutcome:
         """Ask for ``passes`` passes, and go on with new grants each time that the machine needs
         more. A hostile machine may ask for grants at any time: see ``_PackGrants``."""
         made, grants = 0, _PackGrants(self.machine, passes)
         for _ in range(MOST_REQUESTS):
-            request = self._store_request(passes - made, grants.newest, lost)
+            request = self._store_request(passes - made, grants.newest, unusable)
             seen = self._call(request, _counted_from(made, passes, on_event))
             made += seen.passes
             self._count(seen)
@@ -265,7 +265,7 @@ class RemoteSnapshot(RemoteRun):
             if not self._has_stored_one_of(grants.newest, seen.stored):
                 grants.ask_without_use(seen.why)
             grants.replace(self._pack_grants(min(seen.packs, PACKS_AT_ONCE)))
-            lost = ()
+            unusable = ()
         raise GrantExpired(
             f"machine {self.machine} has asked {MOST_REQUESTS} times for more grants for packs"
         )
@@ -280,14 +280,14 @@ class RemoteSnapshot(RemoteRun):
         )
 
     def _store_request(
-        self, passes: int, packs: Sequence[Grant] = (), lost: Sequence[ObjectKey] = ()
+        self, passes: int, packs: Sequence[Grant] = (), unusable: Sequence[ObjectKey] = ()
     ) -> StorePasses:
         return StorePasses(
             self.run,
             passes,
             list(packs),
             self._resumed,
-            list(lost),
+            list(unusable),
             self.spec.may_change,
             self.spec.accept_lost,
         )

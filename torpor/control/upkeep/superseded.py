@@ -202,10 +202,10 @@ class Succession:
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
     ) -> list[PinnedSnapshot]:
         """Pin ``before`` for what ``other`` misses. SnapshotMissing where it is gone."""
-        lost = self._missed(before, other, newest)
-        if lost is None or before in self._holds:
+        files = self._missed(before, other, newest)
+        if files is None or before in self._holds:
             return []
-        return [self._pin(before, _words(lost), other)]
+        return [self._pin(before, _words(files), other)]
 
     def _pin(self, snapshot: SnapshotId, reason: str, missed_in: SnapshotId) -> PinnedSnapshot:
         made = hold(self._store, self._workspace, snapshot, reason, missed_in)
@@ -227,16 +227,16 @@ class Succession:
         """What ``other`` misses of what ``before`` holds, where none of the ``newest`` has that
         again. One that is equal to ``before`` is no later state, and no wake names it. What cannot
         be read holds nothing, and shows nothing."""
-        lost = None
+        files = None
         with suppress(SnapshotError):
-            lost = missed(self._tree(before), self._tree(other))
-            for one in newest if lost is not None else ():
+            files = missed(self._tree(before), self._tree(other))
+            for one in newest if files is not None else ():
                 is_other = one != other and not self.lines.are_equal(one, before)
                 if is_other and self._is_whole(one):
-                    lost = missed(self._tree(before), self._tree(other), self._tree(one))
-                if lost is None:
+                    files = missed(self._tree(before), self._tree(other), self._tree(one))
+                if files is None:
                     return None
-        return lost
+        return files
 
     def _newest_heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
         """The verified snapshots that go on from it and from which no other verified one goes on;
@@ -306,7 +306,7 @@ class Succession:
         self._trees[snapshot] = tree
 
 
-def _words(lost: MissedFiles) -> str:
-    files = f"{lost.files:,} file{'' if lost.files == 1 else 's'} ({size(lost.size)})"
-    names = ", ".join(clean(name)[-_MOST_NAME:] for name in lost.names)
+def _words(missed: MissedFiles) -> str:
+    files = f"{missed.files:,} file{'' if missed.files == 1 else 's'} ({size(missed.size)})"
+    names = ", ".join(clean(name)[-_MOST_NAME:] for name in missed.names)
     return f"it alone holds {files} that a later snapshot missed and nobody deleted: {names}"

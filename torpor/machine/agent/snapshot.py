@@ -269,13 +269,13 @@ class SnapshotRun(AgentRun):
         """Make passes. ``goes_on``: whether there is time for one more, where the last one began at
         that moment. GrantExpired where grants run out and it does not ``ask`` for more."""
         self._has_begun().known.take_up(request.resumed)
-        last = self._asking if request.packs and not request.lost else None
-        lost, made, self._asking = request.lost, 0, None
+        last = self._asking if request.packs and not request.unusable else None
+        unusable, made, self._asking = request.unusable, 0, None
         while True:
             began = time.monotonic()
             if last is None:
                 call.say(Event(0, pass_number=made + 1))
-                last, lost = self._next_pass(request, lost, call), []
+                last, unusable = self._next_pass(request, unusable, call), []
             if last.packs and asks and not request.packs:
                 return self._ask(last, made)
             try:
@@ -501,10 +501,10 @@ class SnapshotRun(AgentRun):
             run.own.look(check)
         return walk(run.roots, run.known.held, run.excluded, check)
 
-    def _next_pass(self, request: StorePasses, lost: Sequence[ObjectKey], call: Call) -> Pass:
+    def _next_pass(self, request: StorePasses, unusable: Sequence[ObjectKey], call: Call) -> Pass:
         """Walk the roots, and find out what to read."""
         run, began_s = self._has_begun(), time.monotonic()
-        run.known.lose(lost)
+        run.known.lose(unusable)
         seen = self._walk(run, call)
         self._had_a_file |= len(seen.names) > len(run.roots)
         if run.equality is not None:

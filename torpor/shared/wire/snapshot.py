@@ -119,15 +119,15 @@ class StorePasses(OfRun[PassesOutcome], frozen=True):
     ``packs`` stores nothing: it ends where grants are needed, as one does whose grants are used up
     or have ended. The next one that has some goes on with that pass.
 
-    ``resumed``: the resumable packs that the store still has; ``lost``: packs that are gone from
-    the store, which begins a pass; ``accepted``: patterns of files that may change;
+    ``resumed``: the resumable packs that the store still has; ``unusable``: packs that a
+    manifest must not name, which begins a pass; ``accepted``: patterns of files that may change;
     ``accept_lost``: directories that count as kept, which may begin with ~/."""
 
     op = "snapshot.store"
     passes: int
     packs: list[Grant]
     resumed: list[ObjectKey]
-    lost: list[ObjectKey]
+    unusable: list[ObjectKey] = msgspec.field(name="lost")
     accepted: list[str]
     accept_lost: list[str]
 

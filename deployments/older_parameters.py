@@ -19,7 +19,7 @@ RENAMED: Final = {"most_hours": "max_hours", "most_usd": "max_usd"}
 """A job that waits for its turn must not lose what it may cost."""
 
 
-def remove_lost_parameters(
+def renew_parameters(
     client: SyncPrefectClient, schemas: Mapping[str, dict[str, Any]]
 ) -> Iterator[str]:
     """Remove them from the deployments of torpor's flows, also the user's own ones, from their
@@ -32,23 +32,23 @@ def remove_lost_parameters(
         if schema is None:
             continue
         names = schema.get("properties", {}).keys()
-        lost: set[str] = set()
+        older: set[str] = set()
         for run in waiting:
             if run.deployment_id == there.id and run.parameters.keys() - names:
-                lost |= run.parameters.keys() - names
+                older |= run.parameters.keys() - names
                 client.update_flow_run(run.id, parameters=_kept(run.parameters, names))
         for one in there.schedules:
             if one.parameters.keys() - names:
-                lost |= one.parameters.keys() - names
+                older |= one.parameters.keys() - names
                 kept = _kept(one.parameters, names)
                 client.update_deployment_schedule(there.id, one.id, parameters=kept)
-        lost |= there.parameters.keys() - names
-        if lost or (there.parameter_openapi_schema or {}).get("properties", {}).keys() - names:
+        older |= there.parameters.keys() - names
+        if older or (there.parameter_openapi_schema or {}).get("properties", {}).keys() - names:
             kept = _kept(there.parameters, names)
             changes = DeploymentUpdate(parameters=kept, parameter_openapi_schema=schema)
             client.update_deployment(there.id, changes)  # and with it, runs of its schedules
-        if lost:
-            yield from _in_words(there, lost, names)
+        if older:
+            yield from _in_words(there, older, names)
 
 
 def _kept(given: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
@@ -61,12 +61,17 @@ def _is_renamed(name: str, names: Set[str]) -> bool:
     return name not in names and RENAMED.get(name) in names
 
 
-def _in_words(there: DeploymentResponse, lost: Set[str], names: Set[str]) -> Iterator[str]:
+def _in_words(there: DeploymentResponse, older: Set[str], names: Set[str]) -> Iterator[str]:
     what = f"deployment {there.name} of {(there.entrypoint or '').rpartition(':')[2]}"
-    where = "its parameters, and in those of its runs that wait (see CHANGELOG.md)"
-    renamed = sorted(name for name in lost if _is_renamed(name, names))
+    renamed = sorted(name for name in older if _is_renamed(name, names))
     if renamed:
         words = ", ".join(f"{name} is {RENAMED[name]}" for name in renamed)
-        yield f"{what}: in this version {words}: renamed in {where}"
-    if removed := sorted(lost - set(renamed)):
-        yield f"{what}: this version has no {', '.join(removed)}: removed in {where}"
+        yield (
+            f"{what}: in this version {words}: renamed in its parameters, and in those of its runs "
+            "that wait (see CHANGELOG.md)"
+        )
+    if removed := sorted(older - set(renamed)):
+        yield (
+            f"{what}: this version has no {', '.join(removed)}: removed from its parameters, and "
+            "from those of its runs that wait (see CHANGELOG.md)"
+        )
